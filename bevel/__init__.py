@@ -1,0 +1,17 @@
+"""bevel: train JAX models with differential privacy, on any mesh, in mixed precision.
+
+The public names, in the order in which data flows. A user of JAX Privacy can write
+`import bevel as jax_privacy` and carry on.
+"""
+
+from bevel import clipping as clipping
+from bevel import errors as errors
+from bevel import precision as precision
+from bevel.clipping import AuxiliaryOutput as AuxiliaryOutput
+from bevel.clipping import BoundedSensitivityCallable as BoundedSensitivityCallable
+from bevel.clipping import clip_and_round_to_grid as clip_and_round_to_grid
+from bevel.clipping import clip_pytree as clip_pytree
+from bevel.clipping import clipped_fun as clipped_fun
+from bevel.clipping import clipped_grad as clipped_grad
+
+__version__ = "0.1.0"

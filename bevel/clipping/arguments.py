@@ -1,0 +1,198 @@
+"""Split a call into what is differentiated, what is batched, what is random and what is constant."""
+
+import dataclasses
+import enum
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevel.errors import FixArgumentsError
+
+PyTree = Any
+
+
+class Role(enum.Enum):
+    PARAM = "differentiated"
+    BATCH = "one slice per example"
+    KEY = "one key per example"
+    CONSTANT = "the same array for every example"
+    STATIC = "a Python value"
+
+
+class Leaves(NamedTuple):
+    """The arrays of a call, by role."""
+
+    params: list[Any]
+    batch: list[Any]
+    keys: list[Any]
+    constants: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ByIdentity:
+    """Makes a value that has no hash usable in a cache key."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The structure of a call: everything but its arrays. Hashable."""
+
+    treedef: Any
+    roles: tuple[Role, ...]
+    statics: tuple[Any, ...]
+    param_paths: tuple[str, ...]
+    result: Any  # treedef of the gradient
+
+    def arguments(self, leaves: Leaves) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Puts arrays back into the structure of the call: `(args, kwargs)`."""
+        by_role = {
+            Role.PARAM: iter(leaves.params),
+            Role.BATCH: iter(leaves.batch),
+            Role.KEY: iter(leaves.keys),
+            Role.CONSTANT: iter(leaves.constants),
+            Role.STATIC: (s.value if isinstance(s, ByIdentity) else s for s in self.statics),
+        }
+        return jax.tree.unflatten(self.treedef, [next(by_role[role]) for role in self.roles])
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is traced. Bools, strings and objects stay what they are, as in plain Python."""
+    if isinstance(leaf, bool):
+        return False
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex)
+
+
+def positions(argnums: int | Sequence[int], name: str, count: int) -> tuple[int, ...]:
+    """Argument numbers as a tuple of non-negative ints, checked against the call."""
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for number in numbers:
+        if not -count <= number < count:
+            raise FixArgumentsError(
+                f"{name}={argnums} names argument {number}, but the call has {count} positional "
+                "arguments. Pass that argument by position, or correct the number."
+            )
+    return tuple(number % count for number in numbers)
+
+
+def split_call(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    argnums: int | Sequence[int] | None,
+    batch_argnums: int | Sequence[int],
+    prng_argnum: int | None,
+) -> tuple[Call, Leaves]:
+    """Checks a call and splits it by role. `argnums=None` differentiates nothing (clipped_fun)."""
+    diff = positions(argnums, "argnums", len(args)) if argnums is not None else ()
+    batch = positions(batch_argnums, "batch_argnums", len(args))
+    prng = positions(prng_argnum, "prng_argnum", len(args)) if prng_argnum is not None else ()
+    check_disjoint(argnums=diff, batch_argnums=batch, prng_argnum=prng)
+    role_of = dict.fromkeys(diff, Role.PARAM) | dict.fromkeys(batch, Role.BATCH)
+    role_of |= dict.fromkeys(prng, Role.KEY)
+
+    paths, treedef = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    roles, statics, param_paths = [], [], []
+    leaves = Leaves([], [], [], [])
+    for path, leaf in paths:
+        positional = path[0].idx == 0
+        role = role_of.get(path[1].idx, Role.CONSTANT) if positional else Role.CONSTANT
+        where = f"argument {path[1].idx}{jax.tree_util.keystr(path[2:])}" if positional else ""
+        if role is Role.CONSTANT and not is_array(leaf):
+            role = Role.STATIC
+        roles.append(role)
+        if role is Role.PARAM:
+            check_param(leaf, where)
+            leaves.params.append(leaf)
+            param_paths.append(where)
+        elif role is Role.BATCH:
+            check_batch_leaf(leaf, where)
+            leaves.batch.append(leaf)
+        elif role is Role.KEY:
+            leaves.keys.append(leaf)
+        elif role is Role.CONSTANT:
+            leaves.constants.append(leaf)
+        else:
+            statics.append(leaf if hashable(leaf) else ByIdentity(leaf))
+
+    differentiated = tuple(args[i] for i in diff)
+    result = differentiated[0] if isinstance(argnums, int) else differentiated
+    call = Call(
+        treedef, tuple(roles), tuple(statics), tuple(param_paths), jax.tree.structure(result)
+    )
+    return call, leaves
+
+
+def check_disjoint(**groups: tuple[int, ...]) -> None:
+    """Raises if two groups of argument numbers overlap."""
+    for (name, one), (other, two) in itertools.combinations(groups.items(), 2):
+        shared = sorted(set(one) & set(two))
+        if shared:
+            raise FixArgumentsError(
+                f"{name} and {other} both name argument {shared[0]}: an argument is "
+                "differentiated, or cut into examples, or a random key. Give each its own number."
+            )
+
+
+def check_param(leaf: Any, where: str) -> None:
+    """Raises unless a differentiated leaf is a real float array."""
+    if not is_array(leaf):
+        raise FixArgumentsError(
+            f"{where} is a {type(leaf).__name__}, which has no gradient. Split the model and pass "
+            "what is not trained as an argument outside argnums."
+        )
+    dtype = jax.typeof(leaf).dtype
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise FixArgumentsError(
+            f"{where} has dtype {dtype}, which has no real gradient. Cast it to a float dtype, or "
+            "pass it as an argument outside argnums."
+        )
+
+
+def check_batch_leaf(leaf: Any, where: str) -> None:
+    """Raises unless a batch leaf has a leading axis."""
+    if not is_array(leaf) or np.ndim(leaf) == 0:
+        raise FixArgumentsError(
+            f"{where} is cut into examples, but {leaf!r:.60} has no leading axis. Pass an array "
+            "with one row per example, or take this argument out of batch_argnums."
+        )
+
+
+def batch_size(batch: Sequence[Any], mask: Any) -> int:
+    """The common leading size of the batch, checked against the padding mask."""
+    if not batch:
+        raise FixArgumentsError(
+            "the arguments in batch_argnums hold no arrays, so there are no examples to clip. "
+            "Point batch_argnums at the data."
+        )
+    sizes = sorted({int(leaf.shape[0]) for leaf in batch})
+    if len(sizes) > 1:
+        raise FixArgumentsError(
+            f"batch arrays have different leading sizes {sizes}: give every array one row per "
+            "example, or pass arrays that are not per example outside batch_argnums."
+        )
+    if mask is not None and (np.shape(mask) != (sizes[0],) or jnp.result_type(mask) != bool):
+        raise FixArgumentsError(
+            f"is_padding_example has shape {np.shape(mask)} and dtype {jnp.result_type(mask)}; "
+            f"pass a bool array of shape ({sizes[0]},), True where a row is padding."
+        )
+    return sizes[0]
+
+
+def hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,153 @@
+"""Run the program of one example over a batch, with its sharding constraints moved.
+
+A constraint that the user wrote for the batch names the axes that carry the batch on some dimension
+of the value. For one example that dimension holds no batch; the example axis that `vmap` adds does.
+So each constraint becomes a marker whose batching rule moves those axes there, and leaves the example
+axis to the compiler where the constraint names none of them. This happens after differentiation,
+so constraints that appear in backward passes and custom rules are moved as well.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from bevel.clipping.equations import bind, body_of_call, evaluate
+from bevel.sharding.axes import (
+    SHARDING_PARAMS,
+    Layout,
+    asked_sharding,
+    constraints,
+    subprograms,
+)
+from bevel.sharding.types import spec_axes
+
+# Equations whose bodies are rewritten; others with a body keep JAX's own batching.
+BODIES = {"scan", "while", "cond", "remat2", "checkpoint"}
+CUSTOM_CALLS = {"custom_jvp_call", "custom_vjp_call"}
+
+
+def over_examples(program: ClosedJaxpr, layout: Layout) -> Callable[..., list[Any]]:
+    """`f(consts, params, examples, constants)`: the program for every row of `examples`, batched."""
+
+    def one(consts: Any, params: Any, examples: Any, constants: Any) -> list[Any]:
+        inputs = (*params, *examples, *constants)
+        if layout.manual:
+            # Constraints here can only name other axes than the manual ones: JAX's rule is right.
+            return jax.core.eval_jaxpr(program.jaxpr, consts, *inputs)
+        return replay(program.jaxpr, consts, inputs, layout)
+
+    spmd = () if layout.manual or names_batch_axes(program, layout) else layout.batch_axes
+    return jax.vmap(one, in_axes=(None, None, 0, None), spmd_axis_name=spmd or None)
+
+
+def names_batch_axes(program: ClosedJaxpr, layout: Layout) -> bool:
+    """Whether an inner shard_map names a batch axis itself: JAX then wants no spmd_axis_name."""
+    found = list(program.jaxpr.eqns)
+    while found:
+        eqn = found.pop()
+        for inner in subprograms(eqn.params):
+            found += inner.eqns
+        if eqn.primitive.name == "shard_map":
+            specs = jax.tree.leaves(
+                (eqn.params["in_specs"], eqn.params["out_specs"]),
+                is_leaf=lambda s: isinstance(s, PartitionSpec),
+            )
+            named = {axis for spec in specs for entry in spec for axis in spec_axes(entry)}
+            if named & set(layout.batch_axes):
+                return True
+    return False
+
+
+def replay(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], layout: Layout) -> list[Any]:
+    """Evaluates a program with its sharding requests turned into markers."""
+    explicit = layout.explicit_mesh is not None
+
+    def handle(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        name = eqn.primitive.name
+        asked = asked_sharding(eqn)
+        if name in ("sharding_constraint", "reshard") and asked is not None:
+            return [marked(inputs[0], asked, layout)]
+        if name in ("reshard", "mesh_cast"):
+            return inputs
+        body = body_of_call(eqn)
+        if body is None and name in CUSTOM_CALLS:
+            body = eqn.params["call_jaxpr"]
+        if body is not None:
+            return evaluate(body.jaxpr, body.consts, inputs, handle)
+        changed: dict[str, Any] = {}
+        if asked is not None or explicit:
+            changed = {p: None for p in SHARDING_PARAMS if p in eqn.params}
+        if name in BODIES and (explicit or any(map(constraints, subprograms(eqn.params)))):
+            changed |= {
+                key: rewritten(value, layout)
+                for key, value in eqn.params.items()
+                if subprograms({key: value})
+            }
+        if name == "shard_map" and explicit:
+            changed["mesh"] = jax.sharding.get_abstract_mesh()
+        outputs = bind(eqn, inputs, in_its_context=not explicit, **changed)
+        if asked is not None:
+            outputs = [marked(x, asked, layout) for x in outputs]
+        return outputs
+
+    return evaluate(jaxpr, consts, args, handle)
+
+
+def rewritten(body: Any, layout: Layout) -> Any:
+    """A loop body, branch or tuple of branches, traced anew with markers."""
+    if isinstance(body, tuple | list):
+        return type(body)(rewritten(branch, layout) for branch in body)
+    closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+    inputs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+        for a in closed.in_avals
+    ]
+    new = jax.make_jaxpr(lambda *args: replay(closed.jaxpr, closed.consts, args, layout))(*inputs)
+    return new if isinstance(body, ClosedJaxpr) else new.jaxpr
+
+
+def marked(x: Any, sharding: NamedSharding, layout: Layout) -> Any:
+    """`x`, constrained as asked, batch axes on the example axis once there is one."""
+    free = PartitionSpec.UNCONSTRAINED
+    # On a mesh of Explicit and Auto axes, a type says nothing about the Auto ones.
+    half_known = layout.explicit_mesh is not None and not sharding.mesh.are_all_axes_explicit
+    unnamed = free if half_known else None
+    spec = (*sharding.spec, *(None,) * (x.ndim - len(sharding.spec)))
+    entries = [unnamed if entry is None else entry for entry in spec]
+    named = [axis for entry in entries for axis in spec_axes(entry)]
+    moved = tuple(axis for axis in layout.batch_axes if axis in named)
+
+    def constrain(y: jax.Array, spec: Sequence[Any]) -> jax.Array:
+        if layout.explicit_mesh is not None or isinstance(sharding.mesh, AbstractMesh):
+            return jax.lax.with_sharding_constraint(y, PartitionSpec(*spec))
+        placed = NamedSharding(
+            sharding.mesh, PartitionSpec(*spec), memory_kind=sharding.memory_kind
+        )
+        return jax.lax.with_sharding_constraint(y, placed)
+
+    def without_batch(entry: Any) -> Any:
+        left = tuple(axis for axis in spec_axes(entry) if axis not in moved)
+        return free if entry is free else (left or unnamed)
+
+    @jax.custom_batching.custom_vmap
+    def marker(y: jax.Array) -> jax.Array:
+        # Not batched: a parameter or a constant, which keeps what the user asked where it divides.
+        sizes = sharding.mesh.shape
+        spec = [
+            entry
+            if y.shape[d] % math.prod(sizes[a] for a in spec_axes(entry)) == 0
+            else without_batch(entry)
+            for d, entry in enumerate(entries)
+        ]
+        return constrain(y, spec)
+
+    @marker.def_vmap
+    def _(axis_size: int, batched: Sequence[bool], y: jax.Array) -> tuple[jax.Array, bool]:
+        del axis_size, batched
+        return constrain(y, [moved or free, *map(without_batch, entries)]), True
+
+    return marker(x)

@@ -1,0 +1,205 @@
+"""`clipped_grad` and `clipped_fun`: the sum over a batch of per-example clipped contributions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+
+from bevel.clipping.arguments import PyTree, split_call
+from bevel.clipping.bounded import BoundedSensitivityCallable
+from bevel.clipping.engine import Task, clipped_sum
+from bevel.clipping.options import Clip
+from bevel.errors import FixArgumentsError
+from bevel.sharding.axes import axes_of_arguments
+
+Axes = str | Sequence[str] | None
+
+
+def identity(tree: PyTree) -> PyTree:
+    """The default of `pre_clipping_transform`."""
+    return tree
+
+
+def clipped_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    l2_clip_norm: float | PyTree,
+    rescale_to_unit_norm: bool = False,
+    normalize_by: float = 1.0,
+    batch_argnums: int | Sequence[int] = 1,
+    keep_batch_dim: bool = True,
+    return_values: bool = False,
+    return_grad_norms: bool = False,
+    pre_clipping_transform: Callable[[PyTree], PyTree] = identity,
+    microbatch_size: int | None = None,
+    nan_safe: bool = True,
+    dtype: jax.typing.DTypeLike | None = None,
+    prng_argnum: int | None = None,
+    spmd_axis_name: str | None = None,
+    grid_scale: int | None = None,
+    automatic_gamma: float | None = None,
+    engine: Literal["auto", "vmap"] = "auto",
+    batch_axes: Axes = None,
+    reduce_axes: Axes = None,
+) -> BoundedSensitivityCallable:
+    """The gradient of a loss, clipped per example and summed over the batch.
+
+    The result equals `sum_i clip(jax.grad(fun)(params, batch[i:i+1]))`, whatever `fun` computes for
+    a whole batch: a loss that couples examples (batch normalisation) is evaluated on one at a time.
+    `fun` may hold sharding constraints, jit, scan, cond, remat and custom rules, on any mesh.
+
+    Changes the privacy guarantee:
+      l2_clip_norm: one number, or a tree of numbers that is a prefix of the parameters (each
+        subtree is then clipped by itself). May be traced with `rescale_to_unit_norm=True`.
+      rescale_to_unit_norm: divide by the clip norm, so that the bound is 1 (per group).
+      normalize_by: divide the sum by this, usually the expected batch size.
+      automatic_gamma: scale by `l2_clip_norm / (norm + gamma)` instead of clipping (AUTO-S).
+      pre_clipping_transform: applied to each example's gradient; the norm is that of the result.
+      grid_scale: round contributions to multiples of 1 / grid_scale and sum them as int64, exactly.
+      nan_safe: examples whose gradient is not finite contribute zero.
+      keep_batch_dim: True hands `fun` one example with a batch dimension of size 1. False removes
+        that dimension: with data of shape (users, examples, ...) this clips per user.
+
+    Changes outputs:
+      argnums, has_aux: as in `jax.grad`.
+      batch_argnums: arguments that are cut into examples; trees of arrays with one leading size.
+      prng_argnum: an argument that is a key; example i gets it folded with i.
+      return_values, return_grad_norms: give `(grad, Aux(values, grad_norms, aux))`.
+      dtype: of the result. The sum is taken in float32 or wider in any case.
+
+    Changes speed only:
+      microbatch_size: so many examples at a time; pieces that are all padding are skipped.
+      engine: 'auto', or 'vmap' for the plain `jax.vmap(jax.grad(fun))`, kept as a reference.
+      batch_axes: mesh axes that carry the batch; found from the arguments and constraints if None.
+      spmd_axis_name: accepted for compatibility; not needed.
+
+    Inside `jax.shard_map`: norms, values and aux are those of the shard's own examples, and the sum
+    is over the shard's own examples, typed as varying over the batch axes. `reduce_axes=('data',)`
+    gives the global sum instead, reduced once and the same on every shard.
+
+    Returns:
+      A `BoundedSensitivityCallable`. Called with `is_padding_example=mask`, rows where the
+      mask is True contribute zero and have zero per-example outputs. Gradients have the tree and
+      sharding of their parameters, in float32 for parameters of lower precision.
+    """
+    del spmd_axis_name
+    clip = Clip.checked(
+        l2_clip_norm,
+        rescale_to_unit_norm=rescale_to_unit_norm,
+        automatic_gamma=automatic_gamma,
+        normalize_by=normalize_by,
+        grid_scale=grid_scale,
+        nan_safe=nan_safe,
+    )
+    task = Task(
+        fun,
+        clip,
+        argnums,
+        batch_argnums,
+        has_aux=has_aux,
+        prng_argnum=prng_argnum,
+        keep_batch_dim=keep_batch_dim,
+        transform=None if pre_clipping_transform is identity else pre_clipping_transform,
+        microbatch_size=microbatch_size,
+        dtype=dtype,
+        engine=checked_engine(engine),
+        batch_axes=axis_names(batch_axes),
+        reduce_axes=axis_names(reduce_axes) or (),
+        return_values=return_values,
+        return_norms=return_grad_norms,
+    )
+    return bounded(task)
+
+
+def clipped_fun(
+    fun: Callable[..., Any],
+    has_aux: bool = False,
+    *,
+    batch_argnums: int | Sequence[int] = 0,
+    keep_batch_dim: bool = True,
+    l2_clip_norm: float | PyTree = 1.0,
+    rescale_to_unit_norm: bool = False,
+    normalize_by: float = 1.0,
+    return_norms: bool = False,
+    microbatch_size: int | None = None,
+    nan_safe: bool = True,
+    dtype: jax.typing.DTypeLike | None = None,
+    prng_argnum: int | None = None,
+    spmd_axis_name: str | None = None,
+    grid_scale: int | None = None,
+    automatic_gamma: float | None = None,
+    engine: Literal["auto", "vmap"] = "auto",
+    batch_axes: Axes = None,
+    reduce_axes: Axes = None,
+) -> BoundedSensitivityCallable:
+    """The output of a function, clipped per example and summed over the batch.
+
+    Options are those of `clipped_grad`; `return_norms=True` gives `(sum, Aux)` with `grad_norms`
+    holding the norms of the outputs.
+    """
+    del spmd_axis_name
+    clip = Clip.checked(
+        l2_clip_norm,
+        rescale_to_unit_norm=rescale_to_unit_norm,
+        automatic_gamma=automatic_gamma,
+        normalize_by=normalize_by,
+        grid_scale=grid_scale,
+        nan_safe=nan_safe,
+    )
+    task = Task(
+        fun,
+        clip,
+        None,
+        batch_argnums,
+        has_aux=has_aux,
+        prng_argnum=prng_argnum,
+        keep_batch_dim=keep_batch_dim,
+        microbatch_size=microbatch_size,
+        dtype=dtype,
+        engine=checked_engine(engine),
+        batch_axes=axis_names(batch_axes),
+        reduce_axes=axis_names(reduce_axes) or (),
+        return_norms=return_norms,
+    )
+    return bounded(task)
+
+
+def bounded(task: Task) -> BoundedSensitivityCallable:
+    """The callable of a task. Calls on arrays are compiled once per types, shardings and statics."""
+
+    def traced(call: Any, leaves: Any, padding: Any, known_axes: Any) -> Any:
+        return clipped_sum(task, call, leaves, padding, known_axes)
+
+    compiled = jax.jit(traced, static_argnums=(0, 3))
+
+    def run(*args: Any, is_padding_example: Any = None, **kwargs: Any) -> Any:
+        call, leaves = split_call(
+            args,
+            kwargs,
+            argnums=task.argnums,
+            batch_argnums=task.batch_argnums,
+            prng_argnum=task.prng_argnum,
+        )
+        known_axes = axes_of_arguments(leaves.batch)
+        arrays = jax.tree.leaves((leaves, is_padding_example))
+        in_a_trace = task.clip.traced or any(isinstance(x, jax.core.Tracer) for x in arrays)
+        step = traced if in_a_trace else compiled
+        return step(call, leaves, is_padding_example, known_axes)
+
+    has_aux = task.has_aux or task.return_values or task.return_norms
+    exact = task.clip.grid_scale is not None
+    return BoundedSensitivityCallable(run, task.clip.l2_norm_bound, has_aux, task.dtype, exact)
+
+
+def checked_engine(engine: str) -> str:
+    if engine not in ("auto", "vmap"):
+        raise FixArgumentsError(f"engine={engine!r}: write 'auto', or 'vmap' for the reference.")
+    return engine
+
+
+def axis_names(axes: Axes) -> tuple[str, ...] | None:
+    if axes is None:
+        return None
+    return (axes,) if isinstance(axes, str) else tuple(axes)

@@ -1,0 +1,185 @@
+"""One clipped sum: trace one example, tap, differentiate, batch, norms, combine."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevel.clipping.arguments import Call, Leaves, PyTree, batch_size
+from bevel.clipping.batch import over_examples
+from bevel.clipping.bounded import Aux
+from bevel.clipping.combine import Outputs, Shares, combine, finish, group_by_clip_norm
+from bevel.clipping.example import Example, Program, check_scalar_loss, trace_gradient, trace_loss
+from bevel.clipping.meshes import (
+    batch_layout,
+    check_divides,
+    example_keys,
+    in_auto_axes,
+    on_mesh,
+    refuse_collectives,
+)
+from bevel.clipping.microbatches import in_microbatches
+from bevel.clipping.options import Clip
+from bevel.clipping.taps import differentiate, find_taps
+from bevel.sharding.axes import Layout
+from bevel.sharding.types import zeros_of_type
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a clipped function was asked to do."""
+
+    fun: Callable[..., Any]
+    clip: Clip
+    argnums: int | Sequence[int] | None  # None: clip the output of fun, not its gradient
+    batch_argnums: int | Sequence[int]
+    has_aux: bool = False
+    prng_argnum: int | None = None
+    keep_batch_dim: bool = True
+    transform: Callable[[PyTree], PyTree] | None = None
+    microbatch_size: int | None = None
+    dtype: Any = None
+    engine: str = "auto"
+    batch_axes: tuple[str, ...] | None = None
+    reduce_axes: tuple[str, ...] = ()
+    return_values: bool = False
+    return_norms: bool = False
+
+    @property
+    def gradient(self) -> bool:
+        return self.argnums is not None
+
+
+Runner = Callable[[Sequence[Any], Any, Any, Any], Outputs]
+
+
+def clipped_sum(
+    task: Task, call: Call, leaves: Leaves, padding: Any, known_axes: tuple[str, ...]
+) -> Any:
+    """The clipped sum of a call, with its per-example outputs where asked for.
+
+    `known_axes`: the axes that carry the batch as far as the caller can see them on the arrays.
+    """
+    leaves = Leaves(*([jnp.asarray(x) for x in group] for group in leaves))
+    size = batch_size(leaves.batch, padding)
+    example = Example(task.fun, call, task.has_aux, task.keep_batch_dim)
+    layout, leaves = on_mesh(task, leaves, known_axes)
+    arguments = example.types(leaves)
+    loss = trace_loss(example, arguments)
+    layout, spread = batch_layout(task, layout, example, leaves, loss)
+    check_divides(size, task.microbatch_size, layout, spread)
+    program, one, shares = share_out(task, example, arguments, loss, layout)
+    run = runner(task, one, program, layout)
+
+    def compute(
+        params: Any, constants: Any, consts: Any, batch: Any, keys: Any, padding: Any
+    ) -> tuple[list[Any], list[Any]]:
+        def chunk(batch: Any, keys: Any, padding: Any) -> tuple[list[Any], list[Any]]:
+            if task.keep_batch_dim:
+                batch = [jnp.expand_dims(x, 1) for x in batch]
+            outputs = run(consts, params, (batch, keys), constants)
+            return combine(task, shares, layout, outputs, padding)
+
+        sums, rows = in_microbatches(chunk, size, task.microbatch_size, batch, keys, padding)
+        return finish(task, shares, layout, sums, params), rows
+
+    keys = [example_keys(key, size, layout, task) for key in leaves.keys]
+    arrays = (leaves.params, leaves.constants, program.jaxpr.consts, leaves.batch, keys, padding)
+    if size == 0:
+        sums, rows = nothing(compute, arrays)
+    elif layout.explicit_mesh is not None and task.engine == "auto":
+        specs = leaves.params if shares.like_params else None
+        sums, rows = in_auto_axes(compute, layout, specs, arrays)
+    else:
+        sums, rows = compute(*arrays)
+    result = jax.tree.unflatten(shares.out_tree, sums)
+    if not (task.has_aux or task.return_values or task.return_norms):
+        return result
+    values = rows.pop(0) if task.return_values else None
+    norms = rows.pop(0) if task.return_norms else None
+    aux = jax.tree.unflatten(shares.aux_tree, rows) if task.has_aux else None
+    return result, Aux(values, norms, aux)
+
+
+def share_out(
+    task: Task, example: Example, arguments: Leaves, loss: Program, layout: Layout
+) -> tuple[Program, Callable[[Leaves], Outputs], Shares]:
+    """The differentiated program of one example, and how its outputs make up the result."""
+    refuse_collectives(loss.jaxpr, layout)
+    count = len(arguments.params)
+    like_params = task.gradient and task.transform is None
+    whole = not like_params or task.clip.grid_scale is not None or task.engine == "vmap"
+    taps = [] if whole else find_taps(loss.jaxpr, count)
+    value, aux = jax.tree.unflatten(loss.out_tree, loss.jaxpr.out_avals)
+    if task.gradient:
+        check_scalar_loss(value)
+
+    def one(leaves: Leaves) -> Outputs:
+        if not task.gradient:
+            value, aux = example(leaves)
+            return Outputs(None, jax.tree.leaves(aux), value, [], [])
+        if task.engine == "vmap":
+            loss_of = lambda params: example(leaves._replace(params=params))  # noqa: E731
+            (value, aux), kept = jax.value_and_grad(loss_of, has_aux=True)(leaves.params)
+            others, cotangents = [], []
+        else:
+            rest = [*leaves.batch, *leaves.keys, *leaves.constants]
+            flat, kept, others, cotangents = differentiate(loss.jaxpr, taps, leaves.params, rest)
+            value, aux = jax.tree.unflatten(loss.out_tree, flat)
+        contribution: Any = kept
+        if task.transform is not None:
+            contribution = task.transform(jax.tree.unflatten(example.call.result, kept))
+        return Outputs(value, jax.tree.leaves(aux), contribution, others, cotangents)
+
+    program = trace_gradient(one, arguments, loss, example.call)
+    refuse_collectives(program.jaxpr, layout)
+    outputs = jax.tree.unflatten(program.out_tree, program.jaxpr.out_avals)
+    tapped = {tap.param for tap in taps}
+    out_tree = example.call.result if like_params else jax.tree.structure(outputs.contribution)
+    shares = Shares(
+        taps=taps,
+        kept=[i for i in range(out_tree.num_leaves) if i not in tapped],
+        out_tree=out_tree,
+        aux_tree=jax.tree.structure(aux),
+        like_params=like_params,
+        groups=group_by_clip_norm(task.clip, out_tree),
+    )
+    return program, one, shares
+
+
+def runner(
+    task: Task, one: Callable[[Leaves], Outputs], program: Program, layout: Layout
+) -> Runner:
+    """`run(consts, params, (batch, keys), constants)`: every example at once."""
+    if task.engine == "vmap":
+
+        def plain(consts: Any, params: Any, examples: Any, constants: Any) -> Outputs:
+            del consts
+            return one(Leaves(params, *examples, constants))
+
+        return jax.vmap(plain, in_axes=(None, None, 0, None))
+    batched = over_examples(program.jaxpr, layout)
+
+    def run(consts: Any, params: Any, examples: Any, constants: Any) -> Outputs:
+        batch, keys = examples
+        flat = batched(consts, params, [*batch, *keys], constants)
+        return jax.tree.unflatten(program.out_tree, flat)
+
+    return run
+
+
+def nothing(compute: Callable[..., Any], arrays: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    """The result for a batch of size 0: zeros, and per-example outputs of length 0."""
+    params, constants, consts, batch, keys, padding = arrays
+
+    def one_row(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
+
+    padding = None if padding is None else jax.ShapeDtypeStruct((1,), np.dtype(bool))
+    rows = jax.tree.map(one_row, (batch, keys))
+    sums, outputs = jax.eval_shape(compute, params, constants, consts, *rows, padding)
+    empty = [jnp.zeros((0, *x.shape[1:]), x.dtype) for x in outputs]
+    return [zeros_of_type(x) for x in sums], empty

@@ -1,0 +1,73 @@
+"""Evaluate the equations of a traced program one by one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.sharding import Sharding
+
+Handler = Callable[[JaxprEqn, list[Any]], Sequence[Any]]
+
+# Calls whose body may be evaluated in place, and the parameter that holds the body.
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+
+
+def evaluate(
+    jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], handle: Handler
+) -> list[Any]:
+    """Runs `jaxpr` with `handle(equation, inputs) -> outputs` in charge of every equation."""
+    env: dict[Any, Any] = dict(
+        zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
+    )
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, handle(eqn, [read(v) for v in eqn.invars]), strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def bind(eqn: JaxprEqn, inputs: Sequence[Any], in_its_context: bool = True, **changed: Any) -> list:
+    """Applies one equation to new inputs, some parameters `changed`.
+
+    `in_its_context` restores the mesh and the compute placement that the equation was traced under.
+    """
+    params = eqn.primitive.get_bind_params(eqn.params | changed)
+    if in_its_context:
+        with eqn.ctx.manager:
+            outputs = eqn.primitive.bind(*inputs, **params)
+    else:
+        outputs = eqn.primitive.bind(*inputs, **params)
+    return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+def body_of_call(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The body of a nested jit, or None for other equations."""
+    name = CALLS.get(eqn.primitive.name)
+    body = eqn.params.get(name) if name else None
+    return ClosedJaxpr(body, []) if isinstance(body, Jaxpr) else body
+
+
+def inline_calls(program: ClosedJaxpr, args: Sequence[Any]) -> ClosedJaxpr:
+    """The same program without nested jits; their in- and out-shardings become constraints."""
+
+    def constrain(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+        pairs = zip(values, shardings or (None,) * len(values), strict=True)
+        return [
+            jax.lax.with_sharding_constraint(x, s) if isinstance(s, Sharding) else x
+            for x, s in pairs
+        ]
+
+    def handle(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        body = body_of_call(eqn)
+        if body is None:
+            return bind(eqn, inputs)
+        inputs = constrain(inputs, eqn.params.get("in_shardings", ()))
+        outputs = evaluate(body.jaxpr, body.consts, inputs, handle)
+        return constrain(outputs, eqn.params.get("out_shardings", ()))
+
+    if not any(body_of_call(eqn) for eqn in program.eqns):
+        return program
+    return jax.make_jaxpr(lambda *a: evaluate(program.jaxpr, program.consts, a, handle))(*args)

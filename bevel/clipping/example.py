@@ -1,0 +1,160 @@
+"""The program of one example: traced, with nested jits opened, and errors that name the user's line."""
+
+import dataclasses
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Var
+
+from bevel import errors
+from bevel.clipping.arguments import Call, Leaves
+from bevel.clipping.equations import inline_calls
+from bevel.errors import BevelError, FixLossError
+from bevel.sharding import types
+from bevel.sharding.uneven import one_example_may_be_smaller_than_the_mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """How one example is cut from the batch and handed to the user's function."""
+
+    fun: Callable[..., Any]
+    call: Call
+    has_aux: bool
+    keep_batch_dim: bool
+
+    def __call__(self, leaves: Leaves) -> tuple[Any, Any]:
+        """`(value, aux)` of the user's function."""
+        args, kwargs = self.call.arguments(leaves)
+        result = self.fun(*args, **kwargs)
+        if not self.has_aux:
+            return result, None
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise FixLossError(
+                "has_aux=True, but the function returned "
+                f"{type(result).__name__}: return (value, aux)."
+            )
+        return result
+
+    def types(self, leaves: Leaves, times: int = 1) -> Leaves:
+        """The types of one example's arguments; `times` lengthens the batch dimension it sees."""
+
+        def one(leaf: Any) -> jax.ShapeDtypeStruct:
+            shape = tuple(leaf.shape[1:])
+            if self.keep_batch_dim:
+                return types.example_type(leaf, (times, *shape), 0)
+            return types.example_type(leaf, (*(times * n for n in shape[:1]), *shape[1:]), 1)
+
+        keys = [jax.eval_shape(lambda k: jax.random.fold_in(k, 0), key) for key in leaves.keys]
+        return Leaves(leaves.params, [one(x) for x in leaves.batch], keys, leaves.constants)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A traced function of one example: flat inputs in the order of `Leaves`, flat outputs."""
+
+    jaxpr: ClosedJaxpr
+    out_tree: Any
+
+
+def trace(function: Callable[[Leaves], Any], arguments: Leaves) -> Program:
+    """Traces `function` at one example. Nothing is run, so no dimension has to divide the mesh."""
+    flat, in_tree = jax.tree.flatten(arguments)
+    trees = []
+
+    def flat_function(*inputs: Any) -> list[Any]:
+        outputs, tree = jax.tree.flatten(function(jax.tree.unflatten(in_tree, inputs)))
+        trees.append(tree)
+        return outputs
+
+    with one_example_may_be_smaller_than_the_mesh():
+        jaxpr = inline_calls(jax.make_jaxpr(flat_function)(*flat), flat)
+    return Program(jaxpr, trees[0])
+
+
+def trace_loss(example: Example, arguments: Leaves) -> Program:
+    """Traces the user's function, and says what to change where that is not possible."""
+    size = "of batch size 1" if example.keep_batch_dim else "without its batch dimension"
+    try:
+        program = trace(example, arguments)
+    except BevelError:
+        raise
+    except Exception as error:
+        raise FixLossError(
+            f"the function cannot be traced for one example {size}, which per-example clipping "
+            f"needs{user_line(error)}. JAX says: {first_paragraph(error)}\n"
+            "Write the function so that it accepts one example; keep_batch_dim says whether the "
+            "example has a batch dimension of size 1. Python values that steer the function are "
+            "best bound with functools.partial."
+        ) from error
+    ordered = [e for e in program.jaxpr.effects if type(e).__name__.startswith("Ordered")]
+    if ordered:
+        raise FixLossError(
+            "the function has an ordered side effect (such as debug.print(..., ordered=True) or "
+            "io_callback(..., ordered=True)), and examples have no order. Pass ordered=False, or "
+            "move the effect out of the loss."
+        )
+    return program
+
+
+def check_scalar_loss(value: Any) -> None:
+    """Raises unless the loss of one example is a real scalar."""
+    shape, dtype = jnp.shape(value), jnp.result_type(value)
+    if shape != ():
+        raise FixLossError(
+            f"the loss of one example has shape {shape}, but a gradient needs a scalar: reduce it, "
+            "for instance with jnp.mean, inside the loss."
+        )
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise FixLossError(f"the loss has dtype {dtype}: return a real floating-point number.")
+
+
+def user_line(error: Exception) -> str:
+    """Where in the user's code an error arose, as ', at file:line: code'."""
+    libraries = tuple(os.path.dirname(m.__file__) for m in (jax, errors) if m.__file__)
+    frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
+    mine = [f for f in frames if not f.filename.startswith((*libraries, "<"))]
+    return f", at {mine[-1].filename}:{mine[-1].lineno}: {mine[-1].line}" if mine else ""
+
+
+def first_paragraph(error: Exception) -> str:
+    return str(error).split("\n\n")[0][:500]
+
+
+def trace_gradient(
+    one: Callable[[Leaves], Any], arguments: Leaves, loss: Program, call: Call
+) -> Program:
+    """Traces the differentiated program of one example."""
+    try:
+        return trace(one, arguments)
+    except BevelError:
+        raise
+    except Exception as error:
+        raise FixLossError(
+            f"the gradient of one example cannot be computed{blocked_path(loss, call)}"
+            f"{user_line(error)}. JAX says: {first_paragraph(error)}\n"
+            "Give that operation a gradient with jax.custom_vjp, or stop the gradient before it "
+            "with jax.lax.stop_gradient if it should have none."
+        ) from error
+
+
+# Operations that JAX cannot differentiate backwards.
+NO_GRADIENT = {"while", "pure_callback", "io_callback", "infeed", "outfeed"}
+
+
+def blocked_path(loss: Program, call: Call) -> str:
+    """Which parameters reach which operation without a gradient, as text."""
+    jaxpr = loss.jaxpr.jaxpr
+    reached = {var: {i} for i, var in enumerate(jaxpr.invars[: len(call.param_paths)])}
+    for eqn in jaxpr.eqns:
+        sources = set().union(*(reached.get(v, set()) for v in eqn.invars if isinstance(v, Var)))
+        if sources and eqn.primitive.name in NO_GRADIENT:
+            paths = ", ".join(call.param_paths[i] for i in sorted(sources))
+            return f": {paths} reaches the loss through {eqn.primitive.name}"
+        if sources:
+            reached.update(dict.fromkeys(eqn.outvars, sources))
+    return ""

@@ -1,0 +1,170 @@
+"""How a call meets the mesh: Auto axes, Explicit axes, or inside `shard_map`."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bevel.clipping.arguments import Leaves
+from bevel.clipping.example import Example, Program, trace
+from bevel.errors import FixArgumentsError, MoveCollectiveError, PadBatchError
+from bevel.sharding import axes, types
+from bevel.sharding.axes import Layout
+
+if TYPE_CHECKING:
+    from bevel.clipping.engine import Task
+
+# Equations that name manual axes without communicating over them.
+SILENT = {"pvary", "pcast", "axis_index", "axis_size"}
+
+
+def on_mesh(task: "Task", leaves: Leaves, known_axes: tuple[str, ...]) -> tuple[Layout, Leaves]:
+    """The kind of mesh, and the arguments as they must be differentiated there.
+
+    Inside shard_map, autodiff sums the gradient of a parameter that the shards share over those
+    shards, before any norm could be taken. Parameters that are typed as varying are not summed.
+    """
+    manual = types.manual_axes()
+    unknown = [axis for axis in task.reduce_axes if axis not in manual]
+    if unknown:
+        raise FixArgumentsError(
+            f"reduce_axes names {unknown[0]!r}, which is no manual axis here (those are {manual}). "
+            "reduce_axes is for calls inside jax.shard_map; elsewhere the sum is global already."
+        )
+    found = task.batch_axes if task.batch_axes is not None else known_axes
+    if not manual:
+        every = (leaf for group in leaves for leaf in group)
+        if task.batch_axes is None:
+            found = (
+                *known_axes,
+                *(a for a in axes.axes_of_arguments(leaves.batch) if a not in known_axes),
+            )
+        return Layout(found, types.explicit_mesh(every)), leaves
+    if task.batch_axes is None:
+        varying = frozenset[str]().union(*map(types.varying_axes, leaves.batch))
+        found = tuple(axis for axis in manual if axis in varying)
+    if types.types_track_varying_axes():
+        leaves = leaves._replace(params=[types.as_varying(x, found) for x in leaves.params])
+    return Layout(found, manual=True), leaves
+
+
+def batch_layout(
+    task: "Task", layout: Layout, example: Example, leaves: Leaves, loss: Program
+) -> tuple[Layout, int]:
+    """The layout with its batch axes, and the number of pieces they cut the batch into.
+
+    Axes come from the caller, from the arguments' shardings, and from constraints in the function:
+    an axis that a constraint puts on a dimension that grows with the batch carries the batch.
+    """
+    if layout.manual:
+        return layout, 1
+    asked = axes.constraints(loss.jaxpr.jaxpr)
+    concrete = [x.sharding for group in leaves for x in group if not isinstance(x, jax.core.Tracer)]
+    shardings = [s for s in concrete if isinstance(s, NamedSharding)] + [s for s, _ in asked]
+    sizes = axes.mesh_sizes(shardings, layout.explicit_mesh)
+    if task.batch_axes is not None:
+        axes.check_declared(task.batch_axes, sizes)
+    elif asked:
+        try:
+            twice = trace(example, example.types(leaves, times=2))
+            more = axes.axes_of_constraints(loss.jaxpr, twice.jaxpr)
+        except Exception:  # noqa: BLE001 - the function may only take one example: nothing to learn
+            more = ()
+        found = (*layout.batch_axes, *(a for a in more if a not in layout.batch_axes))
+        layout = Layout(found, layout.explicit_mesh)
+    return layout, math.prod(sizes.get(axis, 1) for axis in layout.batch_axes)
+
+
+def check_divides(size: int, microbatch_size: int | None, layout: Layout, spread: int) -> None:
+    """Raises unless the batch splits into microbatches and over the mesh without a rest."""
+    if microbatch_size is not None:
+        if not isinstance(microbatch_size, int) or microbatch_size < 1:
+            raise FixArgumentsError(f"microbatch_size={microbatch_size!r}: give a positive int.")
+        if size > microbatch_size and size % microbatch_size:
+            raise PadBatchError(
+                f"a batch of {size} examples does not split into microbatches of "
+                f"{microbatch_size}. Pad it to {-(-size // microbatch_size) * microbatch_size} "
+                "rows and mark the added rows in is_padding_example."
+            )
+    piece = min(size, microbatch_size or size)
+    if piece % spread:
+        what = "microbatches" if piece < size else "a batch"
+        raise PadBatchError(
+            f"{what} of {piece} examples cannot be cut into {spread} equal pieces, one for each "
+            f"place along the mesh axes {layout.batch_axes} that carry the batch. Use a multiple of "
+            f"{spread}, for instance {-(-piece // spread) * spread}: pad, and mark the added rows "
+            "in is_padding_example."
+        )
+
+
+def refuse_collectives(program: ClosedJaxpr, layout: Layout) -> None:
+    """Raises if a program that runs inside shard_map communicates over a batch axis.
+
+    Such a value mixes examples of different shards, so no per-example gradient exists. Without
+    `check_vma=True`, JAX does not say which values shards share, and every collective is refused.
+    """
+    if not layout.manual:
+        return
+    tracked = types.types_track_varying_axes()
+    pending: list[Jaxpr] = [program.jaxpr]
+    while pending:
+        for eqn in pending.pop().eqns:
+            pending += axes.subprograms(eqn.params)
+            named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+            named = (named,) if isinstance(named, str) else named
+            names = {n for n in named if isinstance(n, str)} if isinstance(named, tuple) else set()
+            if eqn.primitive.name in SILENT or not names & set(types.manual_axes()):
+                continue
+            if not tracked or names & set(layout.batch_axes):
+                why = (
+                    f"{sorted(names & set(layout.batch_axes))} carry the batch, so this mixes the "
+                    "examples of different shards. Move it out of the loss."
+                    if tracked
+                    else "with check_vma=False JAX does not say which values shards share. Use "
+                    "check_vma=True."
+                )
+                raise MoveCollectiveError(
+                    f"the loss calls {eqn.primitive.name} over mesh axes {sorted(names)} inside "
+                    f"shard_map: {why} To sum the clipped gradient over shards, pass "
+                    "reduce_axes=(...) to clipped_grad."
+                )
+
+
+def example_keys(key: Any, size: int, layout: Layout, task: "Task") -> jax.Array:
+    """One key per example, folded from the example's index in the global batch."""
+    index = jnp.arange(size, dtype=jnp.uint32)
+    if layout.manual:
+        if not layout.batch_axes:
+            raise FixArgumentsError(
+                "prng_argnum inside shard_map needs the index of each example in the whole batch: "
+                "pass batch_axes=(...), the manual axes that the batch is split over."
+            )
+        shard = jax.lax.axis_index(layout.batch_axes).astype(jnp.uint32)
+        index = index + shard * jnp.uint32(size)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
+
+
+def in_auto_axes(
+    compute: Callable[..., tuple[list[Any], list[Any]]],
+    layout: Layout,
+    like: Sequence[Any] | None,
+    arrays: tuple[Any, ...],
+) -> tuple[list[Any], list[Any]]:
+    """Runs `compute` with the Explicit axes as Auto ones; results are typed again as they leave.
+
+    Sums get the spec of the parameters `like`, per-example rows that of the batch.
+    """
+    mesh = layout.explicit_mesh
+    auto = functools.partial(jax.sharding.auto_axes, compute, axes=types.explicit_axes(mesh))
+    with jax.sharding.use_abstract_mesh(mesh):
+        sums, rows = jax.eval_shape(auto(out_sharding=PartitionSpec()), *arrays)
+        shardings = [types.explicit_sharding(x) for x in like or ()]
+        by_param = [PartitionSpec() if s is None else s.spec for s in shardings]
+        by_row = [PartitionSpec(layout.batch_axes or None)] * len(rows)
+        out_sharding = (by_param or [PartitionSpec()] * len(sums), by_row)
+        return auto(out_sharding=out_sharding)(*arrays)

@@ -1,0 +1,45 @@
+"""A batch in pieces: less memory, the same sum, accumulated in float32 or wider."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bevel.sharding.types import zeros_of_type
+
+Chunk = Callable[[Any, Any, Any], tuple[list[Any], list[Any]]]
+
+
+def in_microbatches(
+    chunk: Chunk, size: int, microbatch_size: int | None, batch: Any, keys: Any, padding: Any
+) -> tuple[list[Any], list[Any]]:
+    """`chunk(batch, keys, padding) -> (sums, rows)` over pieces of `microbatch_size` examples.
+
+    Piece k holds examples k, k + n, k + 2n, ... of n pieces: neighbouring rows, which lie on one
+    device, go to different pieces, so every piece is spread over the mesh as the batch is.
+    A piece that is all padding is skipped.
+    """
+    if microbatch_size is None or microbatch_size >= size:
+        return chunk(batch, keys, padding)
+    pieces = size // microbatch_size
+    split = jax.tree.map(
+        lambda x: jnp.swapaxes(x.reshape(microbatch_size, pieces, *x.shape[1:]), 0, 1),
+        (batch, keys, padding),
+    )
+    first = jax.tree.map(lambda x: x[0], split)
+    sum_types, row_types = jax.eval_shape(chunk, *first)
+
+    def skipped(*_: Any) -> tuple[list[Any], list[Any]]:
+        return jax.tree.map(zeros_of_type, (sum_types, row_types))
+
+    def step(sums: list[Any], piece: Any) -> tuple[list[Any], list[Any]]:
+        if padding is None:
+            more, rows = chunk(*piece)
+        else:
+            more, rows = jax.lax.cond(jnp.all(piece[2]), skipped, chunk, *piece)
+        return [a + b for a, b in zip(sums, more, strict=True)], rows
+
+    sums, rows = jax.lax.scan(step, [zeros_of_type(t) for t in sum_types], split)
+    rows = [jnp.swapaxes(row, 0, 1).reshape(size, *row.shape[2:]) for row in rows]
+    return sums, rows

@@ -1,0 +1,9 @@
+"""Squared norms per example, by rule where there is one and from kept gradients where not."""
+
+from bevel.clipping.norms import dense as dense
+from bevel.clipping.norms.kept import kept_norm as kept_norm
+from bevel.clipping.norms.registry import Norm as Norm
+from bevel.clipping.norms.registry import Rule as Rule
+from bevel.clipping.norms.registry import register as register
+from bevel.clipping.norms.registry import registered as registered
+from bevel.clipping.norms.registry import rule_for as rule_for

@@ -1,0 +1,108 @@
+"""The options of a clipping, checked once, privacy-changing ones apart from the others."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from bevel.errors import FixArgumentsError
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """What bounds one example: changes the privacy guarantee."""
+
+    l2_clip_norm: PyTree
+    rescale_to_unit_norm: bool = False
+    automatic_gamma: float | None = None
+    normalize_by: float = 1.0
+    grid_scale: int | None = None
+    nan_safe: bool = True
+
+    @classmethod
+    def checked(cls, l2_clip_norm: PyTree, **options: Any) -> "Clip":
+        """Options as a user writes them, checked; concrete clip norms become Python floats."""
+        if jax.tree.structure(l2_clip_norm).num_leaves == 0:
+            raise FixArgumentsError(
+                "l2_clip_norm is an empty tree: give a number, or one per group."
+            )
+        clip = cls(jax.tree.map(checked_norm, l2_clip_norm), **options)
+        if clip.traced and not clip.rescale_to_unit_norm:
+            raise FixArgumentsError(
+                "l2_clip_norm is traced, so no fixed sensitivity can be stated. Pass "
+                "rescale_to_unit_norm=True: the bound is then 1, whatever the norm."
+            )
+        if not (math.isfinite(clip.normalize_by) and clip.normalize_by > 0):
+            raise FixArgumentsError(
+                f"normalize_by={clip.normalize_by}: give the expected batch size, a positive number."
+            )
+        gamma = clip.automatic_gamma
+        if gamma is not None and not (math.isfinite(gamma) and gamma > 0):
+            raise FixArgumentsError(
+                f"automatic_gamma={gamma}: automatic clipping scales by clip_norm / (norm + gamma), "
+                "so give a small positive number such as 0.01."
+            )
+        if clip.grid_scale is not None:
+            clip.check_grid()
+        return clip
+
+    def check_grid(self) -> None:
+        """Raises if the integer grid cannot be used with the other options."""
+        scale = self.grid_scale
+        if not isinstance(scale, int | np.integer) or isinstance(scale, bool) or scale < 1:
+            raise FixArgumentsError(f"grid_scale={scale!r}: give a positive whole number.")
+        if (
+            self.normalize_by != 1.0
+            or self.rescale_to_unit_norm
+            or self.automatic_gamma is not None
+        ):
+            raise FixArgumentsError(
+                "grid_scale sums whole numbers: use it without normalize_by, rescale_to_unit_norm "
+                "and automatic_gamma, and divide after the noise."
+            )
+        if len(self.norms) > 1:
+            raise FixArgumentsError("grid_scale takes one l2_clip_norm, not a tree of them.")
+        if not jax.config.jax_enable_x64:
+            raise FixArgumentsError(
+                "grid_scale sums in int64, which JAX has only with "
+                "jax.config.update('jax_enable_x64', True)."
+            )
+
+    @property
+    def norms(self) -> list[Any]:
+        """One clip norm per group."""
+        return jax.tree.leaves(self.l2_clip_norm)
+
+    @property
+    def traced(self) -> bool:
+        return any(isinstance(norm, jax.core.Tracer) for norm in self.norms)
+
+    @property
+    def l2_norm_bound(self) -> float:
+        """The L2 norm that no example's contribution to the result exceeds."""
+        if self.rescale_to_unit_norm:
+            bound = math.sqrt(len(self.norms))
+        else:
+            bound = math.sqrt(sum(norm * norm for norm in self.norms))
+        return bound * (self.grid_scale or 1) / self.normalize_by
+
+
+def checked_norm(norm: Any) -> Any:
+    """One clip norm: a traced scalar as it is, anything else as a float that is not negative."""
+    if isinstance(norm, jax.core.Tracer):
+        return norm
+    if isinstance(norm, str | bytes | bool) or np.ndim(norm) != 0:
+        raise FixArgumentsError(
+            f"l2_clip_norm has the leaf {norm!r:.60}: give a number, or a tree of numbers that is "
+            "a prefix of the parameters."
+        )
+    value = float(norm)
+    if math.isnan(value) or value < 0:
+        raise FixArgumentsError(
+            f"l2_clip_norm={value}: the clip norm is a length, so give a number >= 0."
+        )
+    return value

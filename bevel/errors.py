@@ -1,0 +1,24 @@
+"""Exceptions, named after what the user must do.
+
+All are `ValueError`s, so code written against JAX Privacy keeps catching them.
+"""
+
+
+class BevelError(ValueError):
+    """Base of every error that bevel raises on purpose."""
+
+
+class FixArgumentsError(BevelError):
+    """An argument or option is wrong: the message says what to write instead."""
+
+
+class FixLossError(BevelError):
+    """The loss cannot be followed for one example: the message names the place and the way out."""
+
+
+class PadBatchError(BevelError):
+    """The batch does not fit the mesh or the microbatch: pad it and mark the padding."""
+
+
+class MoveCollectiveError(BevelError):
+    """The loss communicates over an axis that carries the batch: move that out of the loss."""

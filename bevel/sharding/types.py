@@ -1,0 +1,87 @@
+"""What the type of an array says about its place: Explicit specs, manual (varying) axes, meshes."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+
+def spec_axes(entry: Any) -> tuple[str, ...]:
+    """The mesh axes that one entry of a PartitionSpec names."""
+    if isinstance(entry, str):
+        return (entry,)
+    return tuple(entry) if isinstance(entry, tuple) else ()
+
+
+def manual_axes() -> tuple[str, ...]:
+    """The axes that an enclosing `shard_map` runs over, empty outside of one."""
+    return tuple(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The manual axes over which `x` may differ between shards; none where types do not say."""
+    aval = x if hasattr(x, "aval") is False and hasattr(x, "shape") else jax.typeof(x)
+    manual = getattr(aval, "manual_axis_type", None)
+    varying = getattr(manual, "varying", None) if manual is not None else getattr(aval, "vma", None)
+    return frozenset(varying or ())
+
+
+def types_track_varying_axes() -> bool:
+    """Whether the enclosing `shard_map` has `check_vma=True` (asked through what JAX itself types)."""
+    axes = manual_axes()
+    return bool(axes) and bool(varying_axes(jax.lax.axis_index(axes[0])))
+
+
+def as_varying(x: jax.Array, axes: Iterable[str]) -> jax.Array:
+    """`x`, typed as varying over `axes`: autodiff then leaves its gradient unsummed over them."""
+    missing = tuple(a for a in axes if a not in varying_axes(x))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def explicit_sharding(x: Any) -> NamedSharding | None:
+    """The sharding in the type of `x`, where its mesh has Explicit axes."""
+    sharding = getattr(jax.typeof(x), "sharding", None)
+    return (
+        sharding if isinstance(sharding, NamedSharding) and explicit_axes(sharding.mesh) else None
+    )
+
+
+def explicit_axes(mesh: Any) -> tuple[str, ...]:
+    """The Explicit axes of a mesh."""
+    if mesh.empty:
+        return ()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+
+
+def explicit_mesh(leaves: Iterable[Any]) -> AbstractMesh | None:
+    """The mesh with Explicit axes that the arguments, or else the context, live on."""
+    for leaf in leaves:
+        sharding = explicit_sharding(leaf)
+        if sharding is not None:
+            return sharding.mesh.abstract_mesh
+    context = jax.sharding.get_abstract_mesh()
+    return context if explicit_axes(context) else None
+
+
+def zeros_of_type(aval: Any) -> jax.Array:
+    """Zeros with the shape, dtype, Explicit sharding and varying axes of `aval`."""
+    sharding = getattr(aval, "sharding", None)
+    explicit = isinstance(sharding, NamedSharding) and explicit_axes(sharding.mesh)
+    placed = {"out_sharding": sharding} if explicit else {}
+    return as_varying(jnp.zeros(aval.shape, aval.dtype, **placed), varying_axes(aval))
+
+
+def example_type(leaf: Any, shape: tuple[int, ...], dropped_dims: int) -> jax.ShapeDtypeStruct:
+    """The type of one example cut from the batch `leaf`: its own sharding and varying axes kept."""
+    aval = jax.typeof(leaf)
+    sharding = explicit_sharding(leaf)
+    if sharding is not None:
+        spec = PartitionSpec(*tuple(sharding.spec)[dropped_dims:])
+        sharding = NamedSharding(sharding.mesh.abstract_mesh, spec)
+        return jax.ShapeDtypeStruct(shape, aval.dtype, sharding=sharding)
+    if not varying_axes(leaf):
+        return jax.ShapeDtypeStruct(shape, aval.dtype)
+    return jax.eval_shape(lambda x: as_varying(jnp.zeros(shape, x.dtype), varying_axes(x)), leaf)
