@@ -3,7 +3,7 @@
 Every engine of `bevel.clipped_grad` must equal `clipped_sum` to the rounding of its dtype.
 A loss must compute in the dtype of its arguments: one that casts to float32 has a float32 oracle.
 Random numbers are to be drawn in a fixed dtype and cast, as the float64 stream is another one.
-Sharding constraints have no place here: pass the loss without them, and call outside `set_mesh`.
+Sharding constraints have no place here: pass the loss without them.
 """
 
 from __future__ import annotations
@@ -76,13 +76,11 @@ def clipped_sum(
             value, aux = value if has_aux else (value, None)
             grad = _to_numpy(grad if transform is None else transform(grad))
 
+            if total is None:
+                total = jax.tree.map(np.zeros_like, grad)
             finite = all(np.isfinite(g).all() for g in jax.tree.leaves(grad))
-            clipped = (
-                _clip(grad, clip_norm, rescale, gamma)
-                if finite and not padding[i]
-                else _zeros(grad)
-            )
-            total = clipped if total is None else jax.tree.map(np.add, total, clipped)
+            if finite and not padding[i]:
+                total = jax.tree.map(np.add, total, _clip(grad, clip_norm, rescale, gamma))
             values.append(value)
             norms.append(_over_groups(lambda _, group: _norm(group), clip_norm, grad))
             auxes.append(_to_numpy(aux))
@@ -130,13 +128,7 @@ def _norm(tree) -> float:
 
 
 def _over_groups(f, clip_norm, grad):
-    return jax.tree.map(
-        f, clip_norm, grad
-    )  # jax.tree.map takes its first tree as a prefix of the others
-
-
-def _zeros(tree):
-    return jax.tree.map(np.zeros_like, tree)
+    return jax.tree.map(f, clip_norm, grad)  # takes its first tree as a prefix of the others
 
 
 def _stack(trees):

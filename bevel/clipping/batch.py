@@ -40,26 +40,28 @@ def over_examples(program: ClosedJaxpr, layout: Layout) -> Callable[..., list[An
             return jax.core.eval_jaxpr(program.jaxpr, consts, *inputs)
         return replay(program.jaxpr, consts, inputs, layout)
 
-    spmd = () if layout.manual or names_batch_axes(program, layout) else layout.batch_axes
-    return jax.vmap(one, in_axes=(None, None, 0, None), spmd_axis_name=spmd or None)
+    split = not layout.manual and split_by_inner_shard_maps(program, layout)
+    spmd = layout.batch_axes if split and layout.batch_axes else None
+    return jax.vmap(one, in_axes=(None, None, 0, None), spmd_axis_name=spmd)
 
 
-def names_batch_axes(program: ClosedJaxpr, layout: Layout) -> bool:
-    """Whether an inner shard_map names a batch axis itself: JAX then wants no spmd_axis_name."""
-    found = list(program.jaxpr.eqns)
-    while found:
-        eqn = found.pop()
-        for inner in subprograms(eqn.params):
-            found += inner.eqns
-        if eqn.primitive.name == "shard_map":
-            specs = jax.tree.leaves(
-                (eqn.params["in_specs"], eqn.params["out_specs"]),
-                is_leaf=lambda s: isinstance(s, PartitionSpec),
-            )
-            named = {axis for spec in specs for entry in spec for axis in spec_axes(entry)}
-            if named & set(layout.batch_axes):
-                return True
-    return False
+def split_by_inner_shard_maps(program: ClosedJaxpr, layout: Layout) -> bool:
+    """Whether every inner shard_map runs over the batch axes without naming them.
+
+    The example axis must then enter it split over them: otherwise each place computes all examples.
+    """
+    specs: list[tuple[Any, set[str]]] = []
+    pending = [program.jaxpr]
+    while pending:
+        for eqn in pending.pop().eqns:
+            pending += subprograms(eqn.params)
+            if eqn.primitive.name == "shard_map":
+                given = (eqn.params["in_specs"], eqn.params["out_specs"])
+                flat = jax.tree.leaves(given, is_leaf=lambda s: isinstance(s, PartitionSpec))
+                named = {axis for spec in flat for entry in spec for axis in spec_axes(entry)}
+                specs.append((eqn.params["newly_manual_axes"], named))
+    axes = set(layout.batch_axes)
+    return bool(specs) and all(axes <= set(manual) and not axes & named for manual, named in specs)
 
 
 def replay(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], layout: Layout) -> list[Any]:
@@ -88,13 +90,24 @@ def replay(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], layout: Lay
                 if subprograms({key: value})
             }
         if name == "shard_map" and explicit:
-            changed["mesh"] = jax.sharding.get_abstract_mesh()
+            return inner_shard_map(eqn, inputs, layout)
         outputs = bind(eqn, inputs, in_its_context=not explicit, **changed)
         if asked is not None:
             outputs = [marked(x, asked, layout) for x in outputs]
         return outputs
 
     return evaluate(jaxpr, consts, args, handle)
+
+
+def inner_shard_map(eqn: JaxprEqn, inputs: Sequence[Any], layout: Layout) -> Sequence[Any]:
+    """An inner shard_map made anew on the mesh at hand, whose Explicit axes are Auto now."""
+    return jax.shard_map(
+        lambda *args: tuple(replay(eqn.params["jaxpr"], (), args, layout)),
+        in_specs=tuple(eqn.params["in_specs"]),
+        out_specs=tuple(eqn.params["out_specs"]),
+        axis_names=set(eqn.params["newly_manual_axes"]),
+        check_vma=eqn.params["check_vma"],
+    )(*inputs)
 
 
 def rewritten(body: Any, layout: Layout) -> Any:
@@ -136,7 +149,7 @@ def marked(x: Any, sharding: NamedSharding, layout: Layout) -> Any:
     @jax.custom_batching.custom_vmap
     def marker(y: jax.Array) -> jax.Array:
         # Not batched: a parameter or a constant, which keeps what the user asked where it divides.
-        sizes = sharding.mesh.shape
+        sizes = (layout.explicit_mesh or sharding.mesh).shape
         spec = [
             entry
             if y.shape[d] % math.prod(sizes[a] for a in spec_axes(entry)) == 0

@@ -10,7 +10,7 @@ from bevel.clipping.bounded import BoundedSensitivityCallable
 from bevel.clipping.engine import Task, clipped_sum
 from bevel.clipping.options import Clip
 from bevel.errors import FixArgumentsError
-from bevel.sharding.axes import axes_of_arguments
+from bevel.sharding.axes import Seen
 
 Axes = str | Sequence[str] | None
 
@@ -169,8 +169,8 @@ def clipped_fun(
 def bounded(task: Task) -> BoundedSensitivityCallable:
     """The callable of a task. Calls on arrays are compiled once per types, shardings and statics."""
 
-    def traced(call: Any, leaves: Any, padding: Any, known_axes: Any) -> Any:
-        return clipped_sum(task, call, leaves, padding, known_axes)
+    def traced(call: Any, leaves: Any, padding: Any, seen: Seen) -> Any:
+        return clipped_sum(task, call, leaves, padding, seen)
 
     compiled = jax.jit(traced, static_argnums=(0, 3))
 
@@ -182,11 +182,11 @@ def bounded(task: Task) -> BoundedSensitivityCallable:
             batch_argnums=task.batch_argnums,
             prng_argnum=task.prng_argnum,
         )
-        known_axes = axes_of_arguments(leaves.batch)
+        seen = Seen.on(leaves.params, leaves.batch)
         arrays = jax.tree.leaves((leaves, is_padding_example))
         in_a_trace = task.clip.traced or any(isinstance(x, jax.core.Tracer) for x in arrays)
         step = traced if in_a_trace else compiled
-        return step(call, leaves, is_padding_example, known_axes)
+        return step(call, leaves, is_padding_example, seen)
 
     has_aux = task.has_aux or task.return_values or task.return_norms
     exact = task.clip.grid_scale is not None

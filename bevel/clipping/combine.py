@@ -142,7 +142,7 @@ def finish(
         if task.dtype is not None:
             total = total.astype(task.dtype)
         if shares.like_params and not layout.manual:
-            total = placed_like(total, params[leaf])
+            total = placed_like(total, params[leaf], layout.params[leaf], layout.explicit_mesh)
         finished.append(total)
     return finished
 

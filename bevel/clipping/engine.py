@@ -24,7 +24,7 @@ from bevel.clipping.meshes import (
 from bevel.clipping.microbatches import in_microbatches
 from bevel.clipping.options import Clip
 from bevel.clipping.taps import differentiate, find_taps
-from bevel.sharding.axes import Layout
+from bevel.sharding.axes import Layout, Seen
 from bevel.sharding.types import zeros_of_type
 
 
@@ -56,19 +56,13 @@ class Task:
 Runner = Callable[[Sequence[Any], Any, Any, Any], Outputs]
 
 
-def clipped_sum(
-    task: Task, call: Call, leaves: Leaves, padding: Any, known_axes: tuple[str, ...]
-) -> Any:
-    """The clipped sum of a call, with its per-example outputs where asked for.
-
-    `known_axes`: the axes that carry the batch as far as the caller can see them on the arrays.
-    """
+def clipped_sum(task: Task, call: Call, leaves: Leaves, padding: Any, seen: Seen) -> Any:
+    """The clipped sum of a call, with its per-example outputs where asked for."""
     leaves = Leaves(*([jnp.asarray(x) for x in group] for group in leaves))
     size = batch_size(leaves.batch, padding)
     example = Example(task.fun, call, task.has_aux, task.keep_batch_dim)
-    layout, leaves = on_mesh(task, leaves, known_axes)
-    arguments = example.types(leaves)
-    loss = trace_loss(example, arguments)
+    layout, leaves = on_mesh(task, leaves, seen)
+    loss, arguments = trace_loss(example, leaves, layout)
     layout, spread = batch_layout(task, layout, example, leaves, loss)
     check_divides(size, task.microbatch_size, layout, spread)
     program, one, shares = share_out(task, example, arguments, loss, layout)

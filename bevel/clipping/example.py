@@ -1,5 +1,6 @@
 """The program of one example: traced, with nested jits opened, and errors that name the user's line."""
 
+import contextlib
 import dataclasses
 import os
 import traceback
@@ -9,12 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Var
+from jax.sharding import AbstractMesh
 
 from bevel import errors
 from bevel.clipping.arguments import Call, Leaves
 from bevel.clipping.equations import inline_calls
 from bevel.errors import BevelError, FixLossError
 from bevel.sharding import types
+from bevel.sharding.axes import Layout
 from bevel.sharding.uneven import one_example_may_be_smaller_than_the_mesh
 
 
@@ -40,17 +43,27 @@ class Example:
             )
         return result
 
-    def types(self, leaves: Leaves, times: int = 1) -> Leaves:
-        """The types of one example's arguments; `times` lengthens the batch dimension it sees."""
+    def types(self, leaves: Leaves, mesh: AbstractMesh | None, times: int = 1) -> Leaves:
+        """The types of one example's arguments; `times` lengthens the batch dimension it sees.
 
-        def one(leaf: Any) -> jax.ShapeDtypeStruct:
+        Explicit shardings are moved to `mesh`.
+        """
+
+        def one(leaf: Any) -> Any:
             shape = tuple(leaf.shape[1:])
             if self.keep_batch_dim:
-                return types.example_type(leaf, (times, *shape), 0)
-            return types.example_type(leaf, (*(times * n for n in shape[:1]), *shape[1:]), 1)
+                return types.retyped(leaf, (times, *shape), mesh)
+            return types.retyped(leaf, (*(times * n for n in shape[:1]), *shape[1:]), mesh, 1)
 
-        keys = [jax.eval_shape(lambda k: jax.random.fold_in(k, 0), key) for key in leaves.keys]
-        return Leaves(leaves.params, [one(x) for x in leaves.batch], keys, leaves.constants)
+        def whole(leaf: Any) -> Any:
+            return leaf if mesh is None else types.retyped(leaf, leaf.shape, mesh)
+
+        return Leaves(
+            [whole(x) for x in leaves.params],
+            [one(x) for x in leaves.batch],
+            [jax.eval_shape(lambda k: jax.random.fold_in(k, 0), key) for key in leaves.keys],
+            [whole(x) for x in leaves.constants],
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +72,12 @@ class Program:
 
     jaxpr: ClosedJaxpr
     out_tree: Any
+    mesh: AbstractMesh | None  # with Explicit axes: the mesh that it was traced under
 
 
-def trace(function: Callable[[Leaves], Any], arguments: Leaves) -> Program:
+def trace(
+    function: Callable[[Leaves], Any], arguments: Leaves, mesh: AbstractMesh | None = None
+) -> Program:
     """Traces `function` at one example. Nothing is run, so no dimension has to divide the mesh."""
     flat, in_tree = jax.tree.flatten(arguments)
     trees = []
@@ -71,16 +87,46 @@ def trace(function: Callable[[Leaves], Any], arguments: Leaves) -> Program:
         trees.append(tree)
         return outputs
 
-    with one_example_may_be_smaller_than_the_mesh():
+    with contextlib.ExitStack() as context:
+        context.enter_context(one_example_may_be_smaller_than_the_mesh())
+        if mesh is not None:
+            # By way of no mesh at all: JAX does not let one context change the size of another.
+            for step in (AbstractMesh((), ()), mesh):
+                context.enter_context(jax.sharding.use_abstract_mesh(step))
+            context.enter_context(jax.remove_size_one_mesh_axis_from_type(True))
         jaxpr = inline_calls(jax.make_jaxpr(flat_function)(*flat), flat)
-    return Program(jaxpr, trees[0])
+    return Program(jaxpr, trees[0], mesh)
 
 
-def trace_loss(example: Example, arguments: Leaves) -> Program:
-    """Traces the user's function, and says what to change where that is not possible."""
+def trace_on_explicit_mesh(
+    example: Example, leaves: Leaves, layout: Layout
+) -> tuple[Program, Leaves]:
+    """Traces where the batch axes have one place each, or failing that on the mesh as it is.
+
+    Axes with one place leave the types, so that a reshape of the batch dimension is as free as it
+    is for a batch, while what the function asks for stays on record. But a NamedSharding in the
+    user's code names the real mesh, and then only that will do.
+    """
+    mesh = layout.explicit_mesh
+    shrunk = mesh and types.with_axes_of_size_one(mesh, layout.batch_axes)
+    if shrunk is not None and layout.batch_axes:
+        arguments = example.types(leaves, shrunk)
+        try:
+            return trace(example, arguments, shrunk), arguments
+        except Exception:  # noqa: BLE001 - what is really wrong shows on the real mesh
+            pass
+    arguments = example.types(leaves, mesh)
+    return trace(example, arguments, mesh), arguments
+
+
+def trace_loss(example: Example, leaves: Leaves, layout: Layout) -> tuple[Program, Leaves]:
+    """Traces the user's function, and says what to change where that is not possible.
+
+    Also returns the types of the arguments that it was traced with.
+    """
     size = "of batch size 1" if example.keep_batch_dim else "without its batch dimension"
     try:
-        program = trace(example, arguments)
+        program, arguments = trace_on_explicit_mesh(example, leaves, layout)
     except BevelError:
         raise
     except Exception as error:
@@ -98,7 +144,7 @@ def trace_loss(example: Example, arguments: Leaves) -> Program:
             "io_callback(..., ordered=True)), and examples have no order. Pass ordered=False, or "
             "move the effect out of the loss."
         )
-    return program
+    return program, arguments
 
 
 def check_scalar_loss(value: Any) -> None:
@@ -130,7 +176,7 @@ def trace_gradient(
 ) -> Program:
     """Traces the differentiated program of one example."""
     try:
-        return trace(one, arguments)
+        return trace(one, arguments, loss.mesh)
     except BevelError:
         raise
     except Exception as error:

@@ -1,5 +1,6 @@
 """How a call meets the mesh: Auto axes, Explicit axes, or inside `shard_map`."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from bevel.clipping.arguments import Leaves
 from bevel.clipping.example import Example, Program, trace
 from bevel.errors import FixArgumentsError, MoveCollectiveError, PadBatchError
 from bevel.sharding import axes, types
-from bevel.sharding.axes import Layout
+from bevel.sharding.axes import Layout, Seen
 
 if TYPE_CHECKING:
     from bevel.clipping.engine import Task
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SILENT = {"pvary", "pcast", "axis_index", "axis_size"}
 
 
-def on_mesh(task: "Task", leaves: Leaves, known_axes: tuple[str, ...]) -> tuple[Layout, Leaves]:
+def on_mesh(task: "Task", leaves: Leaves, seen: Seen) -> tuple[Layout, Leaves]:
     """The kind of mesh, and the arguments as they must be differentiated there.
 
     Inside shard_map, autodiff sums the gradient of a parameter that the shards share over those
@@ -36,20 +37,20 @@ def on_mesh(task: "Task", leaves: Leaves, known_axes: tuple[str, ...]) -> tuple[
             f"reduce_axes names {unknown[0]!r}, which is no manual axis here (those are {manual}). "
             "reduce_axes is for calls inside jax.shard_map; elsewhere the sum is global already."
         )
-    found = task.batch_axes if task.batch_axes is not None else known_axes
     if not manual:
-        every = (leaf for group in leaves for leaf in group)
-        if task.batch_axes is None:
-            found = (
-                *known_axes,
-                *(a for a in axes.axes_of_arguments(leaves.batch) if a not in known_axes),
-            )
-        return Layout(found, types.explicit_mesh(every)), leaves
+        mesh = types.explicit_mesh(leaf for group in leaves for leaf in group)
+        found = (*seen.batch_axes, *axes.axes_of_arguments(leaves.batch))
+        declared = tuple(dict.fromkeys(found)) if task.batch_axes is None else task.batch_axes
+        return Layout(declared, mesh, params=seen.params), leaves
+    found = task.batch_axes or ()
     if task.batch_axes is None:
         varying = frozenset[str]().union(*map(types.varying_axes, leaves.batch))
         found = tuple(axis for axis in manual if axis in varying)
     if types.types_track_varying_axes():
-        leaves = leaves._replace(params=[types.as_varying(x, found) for x in leaves.params])
+        params, keys = (
+            [types.as_varying(x, found) for x in xs] for xs in (leaves.params, leaves.keys)
+        )
+        leaves = leaves._replace(params=params, keys=keys)
     return Layout(found, manual=True), leaves
 
 
@@ -71,12 +72,12 @@ def batch_layout(
         axes.check_declared(task.batch_axes, sizes)
     elif asked:
         try:
-            twice = trace(example, example.types(leaves, times=2))
+            twice = trace(example, example.types(leaves, loss.mesh, times=2), loss.mesh)
             more = axes.axes_of_constraints(loss.jaxpr, twice.jaxpr)
         except Exception:  # noqa: BLE001 - the function may only take one example: nothing to learn
             more = ()
         found = (*layout.batch_axes, *(a for a in more if a not in layout.batch_axes))
-        layout = Layout(found, layout.explicit_mesh)
+        layout = dataclasses.replace(layout, batch_axes=found)
     return layout, math.prod(sizes.get(axis, 1) for axis in layout.batch_axes)
 
 

@@ -1,7 +1,6 @@
 """Which mesh axes carry the batch."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,26 +15,39 @@ SHARDING_PARAMS = ("sharding", "out_sharding", "dst_sharding")
 
 
 @dataclasses.dataclass(frozen=True)
+class Seen:
+    """What can be read off concrete arguments, and not inside `jit`. Hashable: it keys the cache."""
+
+    batch_axes: tuple[str, ...] = ()
+    params: tuple[NamedSharding | None, ...] = ()
+
+    @classmethod
+    def on(cls, params: Iterable[Any], batch: Iterable[Any]) -> "Seen":
+        return cls(axes_of_arguments(batch), tuple(map(placement, params)))
+
+
+def placement(leaf: Any) -> NamedSharding | None:
+    """Where a concrete array lies, if on a named mesh."""
+    sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+@dataclasses.dataclass(frozen=True)
 class Layout:
-    """How one call meets the mesh. Hashable: it is part of the cache key of eager calls."""
+    """How one call meets the mesh."""
 
     batch_axes: tuple[str, ...] = ()
     explicit_mesh: AbstractMesh | None = None
     manual: bool = False
-
-    def spread(self, mesh_sizes: dict[str, int]) -> int:
-        """The number of pieces that the mesh cuts the batch into."""
-        return math.prod(mesh_sizes.get(axis, 1) for axis in self.batch_axes)
+    params: tuple[NamedSharding | None, ...] = ()  # where parameters lie, as far as is known
 
 
 def axes_of_arguments(batch: Iterable[Any]) -> tuple[str, ...]:
     """The axes over which the leading dimension of the batch arguments is sharded, if they say."""
     found: list[str] = []
     for leaf in batch:
-        sharding = types.explicit_sharding(leaf)
-        if sharding is None and not isinstance(leaf, jax.core.Tracer):
-            sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and len(sharding.spec):
+        sharding = types.explicit_sharding(leaf) or placement(leaf)
+        if sharding is not None and len(sharding.spec):
             found += [a for a in types.spec_axes(sharding.spec[0]) if a not in found]
         found += [a for a in sorted(types.varying_axes(leaf)) if a not in found]
     return tuple(found)
@@ -114,8 +126,8 @@ def mesh_sizes(shardings: Iterable[NamedSharding], mesh: AbstractMesh | None) ->
 
 
 def check_declared(axes: Sequence[str], sizes: dict[str, int]) -> None:
-    """Raises if a declared batch axis is on no mesh in sight."""
-    for axis in axes:
+    """Raises if a mesh is in sight and a declared batch axis is not on it."""
+    for axis in axes if sizes else ():
         if axis not in sizes:
             raise FixArgumentsError(
                 f"batch_axes names {axis!r}, but the mesh in sight has axes "

@@ -74,14 +74,23 @@ def zeros_of_type(aval: Any) -> jax.Array:
     return as_varying(jnp.zeros(aval.shape, aval.dtype, **placed), varying_axes(aval))
 
 
-def example_type(leaf: Any, shape: tuple[int, ...], dropped_dims: int) -> jax.ShapeDtypeStruct:
-    """The type of one example cut from the batch `leaf`: its own sharding and varying axes kept."""
-    aval = jax.typeof(leaf)
-    sharding = explicit_sharding(leaf)
+def retyped(x: Any, shape: tuple[int, ...], mesh: AbstractMesh | None, dropped: int = 0) -> Any:
+    """The type of `x` at another shape, its Explicit sharding moved to `mesh`, varying axes kept.
+
+    `dropped` leading dimensions are gone from the shape.
+    """
+    aval = jax.typeof(x)
+    sharding = explicit_sharding(x)
     if sharding is not None:
-        spec = PartitionSpec(*tuple(sharding.spec)[dropped_dims:])
-        sharding = NamedSharding(sharding.mesh.abstract_mesh, spec)
-        return jax.ShapeDtypeStruct(shape, aval.dtype, sharding=sharding)
-    if not varying_axes(leaf):
-        return jax.ShapeDtypeStruct(shape, aval.dtype)
-    return jax.eval_shape(lambda x: as_varying(jnp.zeros(shape, x.dtype), varying_axes(x)), leaf)
+        spec = PartitionSpec(*tuple(sharding.spec)[dropped:])
+        placed = NamedSharding(mesh or sharding.mesh.abstract_mesh, spec)
+        return jax.ShapeDtypeStruct(shape, aval.dtype, sharding=placed, weak_type=aval.weak_type)
+    if not varying_axes(x):
+        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+    return jax.eval_shape(lambda y: as_varying(jnp.zeros(shape, y.dtype), varying_axes(y)), x)
+
+
+def with_axes_of_size_one(mesh: AbstractMesh, axes: Iterable[str]) -> AbstractMesh:
+    """The same mesh with some axes shrunk to one place: where one example fits in every sharding."""
+    sizes = tuple(1 if name in axes else mesh.shape[name] for name in mesh.axis_names)
+    return AbstractMesh(sizes, mesh.axis_names, axis_types=mesh.axis_types)

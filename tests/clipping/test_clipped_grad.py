@@ -1,18 +1,15 @@
 """Every loss of the table, every dtype and option, against the float64 oracle."""
 
-import itertools
-import os
-
 import jax
 import jax.numpy as jnp
 import losses
 import numpy as np
 import oracle
 import pytest
+from compare import assert_close, cover
 
 import bevel
 
-FULL = bool(os.environ.get("BEVEL_FULL_MATRIX"))
 TOLERANCE = {"float32": 2e-5, "bfloat16": 6e-2, "float16": 1e-2}
 
 # Options of clipped_grad, with what the oracle calls them.
@@ -30,43 +27,12 @@ OPTIONS = {
 }
 
 
-def cover(*factors):
-    """All combinations, or (in CI) a cover in which every pair of levels still meets."""
-    every = list(itertools.product(*factors))
-    if FULL:
-        return every
-    wanted = {
-        (i, a, j, b)
-        for (i, one), (j, two) in itertools.combinations(enumerate(factors), 2)
-        for a, b in itertools.product(one, two)
-    }
-    chosen = []
-    for row in every:
-        pairs = {(i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(row)), 2)}
-        # Losses are the long factor: one dtype and one option for each is a cover of the rest.
-        if pairs & wanted and len(pairs & wanted) >= min(2, len(wanted)):
-            chosen.append(row)
-            wanted -= pairs
-    return chosen
-
-
-def assert_close(got, expected, tolerance):
-    """Each leaf, relative to the largest entry of the whole tree."""
-    scale = max((np.max(np.abs(x)) for x in jax.tree.leaves(expected) if x.size), default=1.0)
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        error = np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0)
-        assert error <= tolerance * scale, f"{error:.3g} against {scale:.3g}"
-
-
 @pytest.mark.parametrize("name, dtype, option", cover(losses.NAMES, TOLERANCE, OPTIONS))
 def test_equals_the_oracle(name, dtype, option):
     case = losses.make(name, jnp.dtype(dtype))
     options, truth_options = OPTIONS[option]
     limit = oracle.middle_norm(case.loss, case.params, case.batch)
-    truth = oracle.clipped_sum(
-        case.loss, case.params, case.batch, clip_norm=limit, **truth_options
-    )
+    truth = oracle.clipped_sum(case.loss, case.params, case.batch, clip_norm=limit, **truth_options)
     fn = bevel.clipped_grad(
         case.loss, l2_clip_norm=limit, return_values=True, return_grad_norms=True, **options
     )
