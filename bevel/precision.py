@@ -36,7 +36,7 @@ STAGES: dict[str, str] = {
 
 def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> np.dtype:
     """The dtype in which values of `dtypes` are squared, scaled and summed: float32 at least."""
-    widest = np.dtype(np.float32)
+    widest: np.dtype = np.dtype(np.float32)
     for dtype in dtypes:
         if np.dtype(dtype) == np.dtype(np.float64):
             widest = np.dtype(np.float64)

@@ -1,4 +1,4 @@
-"""Split a call into what is differentiated, what is batched, what is random and what is constant."""
+"""Split a call into what is differentiated, what is batched, what is random, what is constant."""
 
 import dataclasses
 import enum
@@ -68,7 +68,7 @@ class Call:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is traced. Bools, strings and objects stay what they are, as in plain Python."""
+    """Whether a leaf is traced. Bools, strings and objects stay what they are, as in Python."""
     if isinstance(leaf, bool):
         return False
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex)
@@ -182,7 +182,7 @@ def batch_size(batch: Sequence[Any], mask: Any) -> int:
             f"batch arrays have different leading sizes {sizes}: give every array one row per "
             "example, or pass arrays that are not per example outside batch_argnums."
         )
-    if mask is not None and (np.shape(mask) != (sizes[0],) or jnp.result_type(mask) != bool):
+    if mask is not None and (np.shape(mask) != (sizes[0],) or jnp.result_type(mask) != np.bool_):
         raise FixArgumentsError(
             f"is_padding_example has shape {np.shape(mask)} and dtype {jnp.result_type(mask)}; "
             f"pass a bool array of shape ({sizes[0]},), True where a row is padding."

@@ -1,10 +1,10 @@
 """Run the program of one example over a batch, with its sharding constraints moved.
 
-A constraint that the user wrote for the batch names the axes that carry the batch on some dimension
-of the value. For one example that dimension holds no batch; the example axis that `vmap` adds does.
-So each constraint becomes a marker whose batching rule moves those axes there, and leaves the example
-axis to the compiler where the constraint names none of them. This happens after differentiation,
-so constraints that appear in backward passes and custom rules are moved as well.
+A constraint that the user wrote for the batch names the axes that carry the batch on some
+dimension of the value. For one example that dimension holds no batch; the example axis that `vmap`
+adds does. So each constraint becomes a marker whose batching rule moves those axes there, and
+leaves the example axis to the compiler where the constraint names none of them. This happens after
+differentiation, so constraints in backward passes and custom rules are moved as well.
 """
 
 import math
@@ -31,7 +31,7 @@ CUSTOM_CALLS = {"custom_jvp_call", "custom_vjp_call"}
 
 
 def over_examples(program: ClosedJaxpr, layout: Layout) -> Callable[..., list[Any]]:
-    """`f(consts, params, examples, constants)`: the program for every row of `examples`, batched."""
+    """`f(consts, params, examples, constants)`: the program for every row of `examples`."""
 
     def one(consts: Any, params: Any, examples: Any, constants: Any) -> list[Any]:
         inputs = (*params, *examples, *constants)

@@ -11,7 +11,7 @@ from bevel.errors import FixArgumentsError
 
 
 class Aux(NamedTuple):
-    """Per-example outputs beside the sum; each has a leading batch axis, or is None if not asked for.
+    """Per-example outputs beside the sum: each has a leading batch axis, or is None if not wanted.
 
     They are *not* private: norms and values of single examples must not leave the trainer.
     """

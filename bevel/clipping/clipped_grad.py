@@ -167,7 +167,7 @@ def clipped_fun(
 
 
 def bounded(task: Task) -> BoundedSensitivityCallable:
-    """The callable of a task. Calls on arrays are compiled once per types, shardings and statics."""
+    """The callable of a task. Eager calls compile once per types, shardings and statics."""
 
     def traced(call: Any, leaves: Any, padding: Any, seen: Seen) -> Any:
         return clipped_sum(task, call, leaves, padding, seen)

@@ -35,7 +35,7 @@ def over_shards(norm: jax.Array, batch_axes: Collection[str]) -> jax.Array:
 
 
 def tree_norm(leaves: Sequence[Norm], batch_axes: Collection[str] = ()) -> Norm:
-    """Norm and bound of a group of leaves; the bound also covers rounding `coefficient * gradient`."""
+    """Norm and bound of a group of leaves, with room for rounding `coefficient * gradient`."""
     estimate = total_norm([over_shards(n.estimate, batch_axes) for n in leaves])
     upper = total_norm([over_shards(n.upper, batch_axes) for n in leaves])
     slack = precision.rounding_growth(len(leaves) + 16, upper.dtype)

@@ -54,7 +54,7 @@ class Shares:
 def group_by_clip_norm(clip: Clip, out_tree: Any) -> Groups:
     """Spreads a clip norm, or a prefix tree of them, over the leaves of the result."""
     numbers = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
-    group_tree = jax.tree.structure(clip.l2_clip_norm)
+    group_tree: Any = jax.tree.structure(clip.l2_clip_norm)
     groups = jax.tree.unflatten(group_tree, range(group_tree.num_leaves))
     try:
         spread = jax.tree.map(lambda g, sub: jax.tree.map(lambda _: g, sub), groups, numbers)
@@ -132,7 +132,7 @@ def kept_sum(task: "Task", gradient: Any, factor: Any, keep: Any) -> jax.Array:
 def finish(
     task: "Task", shares: Shares, layout: Layout, sums: Sequence[Any], params: Sequence[Any]
 ) -> list[Any]:
-    """Normalised, reduced over manual axes if asked, placed like the parameters, in the dtype asked."""
+    """The sums, reduced over manual axes if asked, normalised, cast, placed like the parameters."""
     finished = []
     for leaf, total in enumerate(sums):
         if task.reduce_axes:

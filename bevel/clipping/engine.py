@@ -63,9 +63,9 @@ def clipped_sum(task: Task, call: Call, leaves: Leaves, padding: Any, seen: Seen
     example = Example(task.fun, call, task.has_aux, task.keep_batch_dim)
     layout, leaves = on_mesh(task, leaves, seen)
     loss, arguments = trace_loss(example, leaves, layout)
-    layout, spread = batch_layout(task, layout, example, leaves, loss)
-    check_divides(size, task.microbatch_size, layout, spread)
     program, one, shares = share_out(task, example, arguments, loss, layout)
+    layout, spread = batch_layout(task, layout, example, leaves, program)
+    check_divides(size, task.microbatch_size, layout, spread)
     run = runner(task, one, program, layout)
 
     def compute(
@@ -118,7 +118,7 @@ def share_out(
         if task.engine == "vmap":
             loss_of = lambda params: example(leaves._replace(params=params))  # noqa: E731
             (value, aux), kept = jax.value_and_grad(loss_of, has_aux=True)(leaves.params)
-            others, cotangents = [], []
+            others, cotangents = list[Any](), list[Any]()
         else:
             rest = [*leaves.batch, *leaves.keys, *leaves.constants]
             flat, kept, others, cotangents = differentiate(loss.jaxpr, taps, leaves.params, rest)
@@ -152,7 +152,8 @@ def runner(
 
         def plain(consts: Any, params: Any, examples: Any, constants: Any) -> Outputs:
             del consts
-            return one(Leaves(params, *examples, constants))
+            batch, keys = examples
+            return one(Leaves(params, batch, keys, constants))
 
         return jax.vmap(plain, in_axes=(None, None, 0, None))
     batched = over_examples(program.jaxpr, layout)

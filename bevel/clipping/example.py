@@ -1,4 +1,4 @@
-"""The program of one example: traced, with nested jits opened, and errors that name the user's line."""
+"""The program of one example: traced, nested jits opened, errors that name the user's line."""
 
 import contextlib
 import dataclasses
@@ -111,10 +111,9 @@ def trace_on_explicit_mesh(
     shrunk = mesh and types.with_axes_of_size_one(mesh, layout.batch_axes)
     if shrunk is not None and layout.batch_axes:
         arguments = example.types(leaves, shrunk)
-        try:
+        # What is really wrong, if anything, shows on the real mesh.
+        with contextlib.suppress(Exception):
             return trace(example, arguments, shrunk), arguments
-        except Exception:  # noqa: BLE001 - what is really wrong shows on the real mesh
-            pass
     arguments = example.types(leaves, mesh)
     return trace(example, arguments, mesh), arguments
 

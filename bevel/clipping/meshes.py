@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.example import Example, Program, trace
@@ -55,30 +55,47 @@ def on_mesh(task: "Task", leaves: Leaves, seen: Seen) -> tuple[Layout, Leaves]:
 
 
 def batch_layout(
-    task: "Task", layout: Layout, example: Example, leaves: Leaves, loss: Program
+    task: "Task", layout: Layout, example: Example, leaves: Leaves, program: Program
 ) -> tuple[Layout, int]:
     """The layout with its batch axes, and the number of pieces they cut the batch into.
 
-    Axes come from the caller, from the arguments' shardings, and from constraints in the function:
-    an axis that a constraint puts on a dimension that grows with the batch carries the batch.
+    Axes come from the caller, from the arguments' shardings, and from constraints in the function
+    or its backward pass: an axis that a constraint puts on a dimension that grows with the batch
+    carries the batch.
     """
     if layout.manual:
         return layout, 1
-    asked = axes.constraints(loss.jaxpr.jaxpr)
+    asked = axes.constraints(program.jaxpr.jaxpr)
     concrete = [x.sharding for group in leaves for x in group if not isinstance(x, jax.core.Tracer)]
-    shardings = [s for s in concrete if isinstance(s, NamedSharding)] + [s for s, _ in asked]
-    sizes = axes.mesh_sizes(shardings, layout.explicit_mesh)
+    shardings = [s for s in (*concrete, *layout.params) if isinstance(s, NamedSharding)]
+    sizes = axes.mesh_sizes((*shardings, *(s for s, _ in asked)), layout.explicit_mesh)
     if task.batch_axes is not None:
         axes.check_declared(task.batch_axes, sizes)
     elif asked:
-        try:
-            twice = trace(example, example.types(leaves, loss.mesh, times=2), loss.mesh)
-            more = axes.axes_of_constraints(loss.jaxpr, twice.jaxpr)
-        except Exception:  # noqa: BLE001 - the function may only take one example: nothing to learn
-            more = ()
-        found = (*layout.batch_axes, *(a for a in more if a not in layout.batch_axes))
-        layout = dataclasses.replace(layout, batch_axes=found)
+        more = axes_that_grow(task, example, leaves, program.mesh)
+        layout = dataclasses.replace(
+            layout, batch_axes=tuple(dict.fromkeys((*layout.batch_axes, *more)))
+        )
     return layout, math.prod(sizes.get(axis, 1) for axis in layout.batch_axes)
+
+
+def axes_that_grow(
+    task: "Task", example: Example, leaves: Leaves, mesh: AbstractMesh | None
+) -> tuple[str, ...]:
+    """The axes that the gradient's constraints put on dimensions that grow with the batch."""
+
+    def gradient(leaves: Leaves) -> Any:
+        if not task.gradient:
+            return example(leaves)[0]
+        return jax.grad(lambda params: example(leaves._replace(params=params))[0])(leaves.params)
+
+    try:
+        once, twice = (
+            trace(gradient, example.types(leaves, mesh, times), mesh) for times in (1, 2)
+        )
+    except Exception:
+        return ()  # the function takes one example only: there is nothing to learn
+    return axes.axes_of_constraints(once.jaxpr, twice.jaxpr)
 
 
 def check_divides(size: int, microbatch_size: int | None, layout: Layout, spread: int) -> None:
@@ -97,9 +114,9 @@ def check_divides(size: int, microbatch_size: int | None, layout: Layout, spread
         what = "microbatches" if piece < size else "a batch"
         raise PadBatchError(
             f"{what} of {piece} examples cannot be cut into {spread} equal pieces, one for each "
-            f"place along the mesh axes {layout.batch_axes} that carry the batch. Use a multiple of "
-            f"{spread}, for instance {-(-piece // spread) * spread}: pad, and mark the added rows "
-            "in is_padding_example."
+            f"place along the mesh axes {layout.batch_axes} that carry the batch. Use a multiple "
+            f"of {spread}, for instance {-(-piece // spread) * spread}: pad, and mark the added "
+            "rows in is_padding_example."
         )
 
 
@@ -160,7 +177,7 @@ def in_auto_axes(
 
     Sums get the spec of the parameters `like`, per-example rows that of the batch.
     """
-    mesh = layout.explicit_mesh
+    mesh: Any = layout.explicit_mesh
     auto = functools.partial(jax.sharding.auto_axes, compute, axes=types.explicit_axes(mesh))
     with jax.sharding.use_abstract_mesh(mesh):
         sums, rows = jax.eval_shape(auto(out_sharding=PartitionSpec()), *arrays)

@@ -26,7 +26,7 @@ class Clip:
     @classmethod
     def checked(cls, l2_clip_norm: PyTree, **options: Any) -> "Clip":
         """Options as a user writes them, checked; concrete clip norms become Python floats."""
-        if jax.tree.structure(l2_clip_norm).num_leaves == 0:
+        if not jax.tree.leaves(l2_clip_norm):
             raise FixArgumentsError(
                 "l2_clip_norm is an empty tree: give a number, or one per group."
             )
@@ -38,12 +38,12 @@ class Clip:
             )
         if not (math.isfinite(clip.normalize_by) and clip.normalize_by > 0):
             raise FixArgumentsError(
-                f"normalize_by={clip.normalize_by}: give the expected batch size, a positive number."
+                f"normalize_by={clip.normalize_by}: give a positive number, as the batch size is."
             )
         gamma = clip.automatic_gamma
         if gamma is not None and not (math.isfinite(gamma) and gamma > 0):
             raise FixArgumentsError(
-                f"automatic_gamma={gamma}: automatic clipping scales by clip_norm / (norm + gamma), "
+                f"automatic_gamma={gamma}: contributions are scaled by clip_norm / (norm + gamma), "
                 "so give a small positive number such as 0.01."
             )
         if clip.grid_scale is not None:

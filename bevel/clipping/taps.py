@@ -4,7 +4,7 @@ The program is walked once. A parameter is tapped if it has one use, possibly be
 transposes, reshapes and constraints, and that use has a rule. At a tap the other operand `h` is
 returned, and the output passes through an identity whose cotangent `g` is read, so that no gradient
 of the parameter is computed in the backward pass. Every other parameter is differentiated by JAX
-itself, through any program and by every custom rule: there is nothing to support and nothing to miss.
+itself, through any program and by every custom rule, so there is nothing to support or to miss.
 """
 
 import dataclasses
@@ -38,9 +38,10 @@ class Tap:
         """Carries a gradient from the operand back to the parameter."""
         for eqn in reversed(self.chain):
             if eqn.primitive.name == "transpose":
-                gradient = jnp.transpose(gradient, np.argsort(eqn.params["permutation"]))
+                gradient = jnp.transpose(gradient, tuple(np.argsort(eqn.params["permutation"])))
             else:
-                gradient = gradient.reshape(eqn.invars[0].aval.shape)
+                before: Any = eqn.invars[0].aval
+                gradient = gradient.reshape(before.shape)
         return gradient
 
 
@@ -77,7 +78,8 @@ def passes_on(eqn: JaxprEqn) -> bool:
     """Whether an equation hands a parameter on as a rearrangement of itself."""
     name = eqn.primitive.name
     if name == "convert_element_type":
-        return bool(jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating))
+        aval: Any = eqn.outvars[0].aval
+        return bool(jnp.issubdtype(aval.dtype, jnp.floating))
     return name in IDENTITIES or name in RESHAPES or name == "transpose"
 
 

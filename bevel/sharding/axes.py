@@ -16,7 +16,7 @@ SHARDING_PARAMS = ("sharding", "out_sharding", "dst_sharding")
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What can be read off concrete arguments, and not inside `jit`. Hashable: it keys the cache."""
+    """What only concrete arguments show, not those inside `jit`. Hashable: it keys the cache."""
 
     batch_axes: tuple[str, ...] = ()
     params: tuple[NamedSharding | None, ...] = ()
@@ -76,14 +76,18 @@ def constraints(jaxpr: Jaxpr) -> list[tuple[NamedSharding, tuple[int, ...]]]:
     for eqn in jaxpr.eqns:
         asked = asked_sharding(eqn)
         if asked is not None:
-            found.append((asked, tuple(eqn.outvars[0].aval.shape)))
+            found.append((asked, shape_of(eqn.outvars[0])))
         for name, variables in (("in_shardings", eqn.invars), ("out_shardings", eqn.outvars)):
             for sharding, var in zip(eqn.params.get(name, ()), variables, strict=False):
                 if isinstance(sharding, NamedSharding):
-                    found.append((sharding, tuple(var.aval.shape)))
+                    found.append((sharding, shape_of(var)))
         for inner in subprograms(eqn.params):
             found += constraints(inner)
     return found
+
+
+def shape_of(var: Any) -> tuple[int, ...]:
+    return tuple(var.aval.shape)
 
 
 def asked_sharding(eqn: JaxprEqn) -> NamedSharding | None:
@@ -94,11 +98,11 @@ def asked_sharding(eqn: JaxprEqn) -> NamedSharding | None:
     """
     for name in SHARDING_PARAMS:
         sharding = eqn.params.get(name)
-        if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
-            if eqn.primitive.name == "sharding_constraint" or any(
-                map(types.spec_axes, sharding.spec)
-            ):
-                return sharding
+        if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+            continue
+        names_an_axis = any(map(types.spec_axes, sharding.spec))
+        if names_an_axis or eqn.primitive.name == "sharding_constraint":
+            return sharding
     return None
 
 

@@ -22,14 +22,12 @@ def manual_axes() -> tuple[str, ...]:
 
 def varying_axes(x: Any) -> frozenset[str]:
     """The manual axes over which `x` may differ between shards; none where types do not say."""
-    aval = x if hasattr(x, "aval") is False and hasattr(x, "shape") else jax.typeof(x)
-    manual = getattr(aval, "manual_axis_type", None)
-    varying = getattr(manual, "varying", None) if manual is not None else getattr(aval, "vma", None)
-    return frozenset(varying or ())
+    aval = x if hasattr(x, "manual_axis_type") else jax.typeof(x)
+    return frozenset(getattr(aval.manual_axis_type, "varying", ()))
 
 
 def types_track_varying_axes() -> bool:
-    """Whether the enclosing `shard_map` has `check_vma=True` (asked through what JAX itself types)."""
+    """Whether the enclosing `shard_map` has `check_vma=True`, as seen on what JAX itself types."""
     axes = manual_axes()
     return bool(axes) and bool(varying_axes(jax.lax.axis_index(axes[0])))
 
@@ -91,6 +89,6 @@ def retyped(x: Any, shape: tuple[int, ...], mesh: AbstractMesh | None, dropped: 
 
 
 def with_axes_of_size_one(mesh: AbstractMesh, axes: Iterable[str]) -> AbstractMesh:
-    """The same mesh with some axes shrunk to one place: where one example fits in every sharding."""
+    """The same mesh with some axes shrunk to one place, where one example fits any sharding."""
     sizes = tuple(1 if name in axes else mesh.shape[name] for name in mesh.axis_names)
     return AbstractMesh(sizes, mesh.axis_names, axis_types=mesh.axis_types)

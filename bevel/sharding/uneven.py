@@ -1,9 +1,9 @@
 """Trace one example of a program that was written for a whole batch on a mesh.
 
 One example is smaller than the mesh, and JAX refuses to trace, say, `jit(in_shardings=P('data'))`
-or an Explicit `reshard(x, P('data'))` at batch size 1. Nothing is ever run at that size: bevel moves
-the batch axes onto the example axis before anything is lowered. So while one example is traced,
-in this thread only, the two divisibility checks are off.
+or an Explicit `reshard(x, P('data'))` at batch size 1. Nothing is ever run at that size: bevel
+moves the batch axes onto the example axis before anything is lowered. So while one example is
+traced, in this thread only, the two divisibility checks are off.
 
 This is the only file that touches `jax._src`. Tested on jax 0.10.2, 0.11.2 and 0.12.0. Where a
 future JAX lacks a name, tracing goes on with JAX's own checks.

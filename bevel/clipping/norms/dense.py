@@ -1,6 +1,6 @@
 """Matrix products: y = h @ w for one example.
 
-With T rows per example, h (T, D) and the cotangent g (T, K), the gradient of w is sum_t h_t (x) g_t.
+With T rows per example, h (T, D) and the cotangent g (T, K), the gradient is sum_t h_t (x) g_t.
 
     one row:     |h (x) g|          = |h| |g|
     Gram:        |sum_t h_t (x) g_t|^2 = sum_{t,s} (h_t . h_s) (g_t . g_s)
@@ -13,6 +13,8 @@ counts the roundings in a row, and rounding `coefficient * g` moves the contribu
 u A. Where the rows cancel, A is much larger than the norm: the bound returned includes both terms,
 and is never below A / MAX_CANCELLATION.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +35,8 @@ class Sizes:
 
     def __init__(self, eqn: JaxprEqn, weight: int):
         contracting, batch = eqn.params["dimension_numbers"]
-        h_aval, w_aval = eqn.invars[1 - weight].aval, eqn.invars[weight].aval
+        h_aval: Any = eqn.invars[1 - weight].aval
+        w_aval: Any = eqn.invars[weight].aval
         self.batched = bool(batch[0])
         self.h_contract = tuple(contracting[1 - weight])
         self.w_contract = tuple(contracting[weight])
@@ -55,13 +58,14 @@ class Sizes:
 def accepts(eqn: JaxprEqn, weight: int) -> bool:
     """One row per example, or few enough rows that the Gram form is cheaper and sharp."""
     sizes = Sizes(eqn, weight)
-    floats = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (*eqn.invars, *eqn.outvars))
+    avals: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    floats = all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
     if sizes.batched or not floats or 0 in (sizes.rows, sizes.inner, sizes.outer):
         return False
     if sizes.rows == 1:
         return True
     cheaper = sizes.rows * (sizes.inner + sizes.outer) < sizes.inner * sizes.outer
-    dtype = precision.accumulation_dtype(eqn.outvars[0].aval.dtype)
+    dtype = precision.accumulation_dtype(avals[-1].dtype)
     sharp = precision.rounding_growth(sizes.roundings, dtype) * sizes.rows < WORST_SLACK
     return cheaper and sharp
 
@@ -107,7 +111,7 @@ def weighted_sum(eqn: JaxprEqn, weight: int, h: jax.Array, g: jax.Array) -> jax.
     # The product has the contracted dimensions in h's order, then the weight's free ones.
     by_h = np.argsort(sizes.h_contract)
     order = [sizes.w_contract[i] for i in by_h] + list(sizes.w_free)
-    return jnp.transpose(result, np.argsort(order))
+    return jnp.transpose(result, tuple(np.argsort(order)))
 
 
 def sum_over(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
