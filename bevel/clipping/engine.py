@@ -16,6 +16,7 @@ from bevel.clipping.example import Example, Program, check_scalar_loss, trace_gr
 from bevel.clipping.meshes import (
     batch_layout,
     check_divides,
+    check_loss_is_shared,
     example_keys,
     in_auto_axes,
     on_mesh,
@@ -110,6 +111,7 @@ def share_out(
     value, aux = jax.tree.unflatten(loss.out_tree, loss.jaxpr.out_avals)
     if task.gradient:
         check_scalar_loss(value)
+        check_loss_is_shared(value, layout)
 
     def one(leaves: Leaves) -> Outputs:
         if not task.gradient:

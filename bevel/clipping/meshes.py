@@ -153,6 +153,20 @@ def refuse_collectives(program: ClosedJaxpr, layout: Layout) -> None:
                 )
 
 
+def check_loss_is_shared(loss: Any, layout: Layout) -> None:
+    """Raises if the loss of one example differs along a manual axis that does not carry the batch.
+
+    Autodiff would add the gradients of those different losses before any norm is taken.
+    """
+    strange = sorted(types.varying_axes(loss) - set(layout.batch_axes)) if layout.manual else []
+    if strange:
+        raise FixArgumentsError(
+            f"inside shard_map, the loss of one example differs along mesh axes {strange}. If they "
+            "carry the batch, name them in batch_axes; if they split the model or a sequence, "
+            "reduce over them in the loss, with jax.lax.psum or pmean."
+        )
+
+
 def example_keys(key: Any, size: int, layout: Layout, task: "Task") -> jax.Array:
     """One key per example, folded from the example's index in the global batch."""
     index = jnp.arange(size, dtype=jnp.uint32)

@@ -297,6 +297,32 @@ def test_tensor_parallel_shards_add_their_squares(microbatch_size):
     np.testing.assert_allclose(aux.grad_norms, expected.norms, rtol=TOLERANCE)
 
 
+def test_a_loss_that_differs_along_another_axis_is_refused():
+    case = losses.make("linear", batch_size=16)
+    fn = bevel.clipped_grad(case.loss, l2_clip_norm=1.0, batch_axes=())
+    with pytest.raises(FixArgumentsError, match="name them in batch_axes"):
+        over_data(fn, True, P("data"))(case.params, case.batch)
+
+
+def test_a_sequence_may_be_split_over_its_own_axis():
+    mesh = mesh_of((2, 2), AUTO, AUTO)  # data, and positions over "model"
+    rng = np.random.default_rng(0)
+    params = jnp.asarray(rng.normal(size=(8, 4)), jnp.float32)
+    batch = jnp.asarray(rng.normal(size=(4, 6, 8)), jnp.float32)
+
+    def whole(params, x):
+        return jnp.mean(jnp.tanh(x @ params) ** 2)
+
+    def split(params, x):
+        return lax.pmean(whole(params, x), "model")
+
+    fn = bevel.clipped_grad(split, l2_clip_norm=0.02, batch_axes="data", reduce_axes="data")
+    specs = (P(), P("data", "model"))
+    run = jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=P()))
+    expected = oracle.clipped_sum(whole, params, batch, clip_norm=0.02)
+    assert_close(run(params, batch), expected.grad, TOLERANCE)
+
+
 def test_keys_are_those_of_the_global_batch_inside_shard_map():
     def loss(params, x, key):
         return jnp.mean(params * x * jax.random.normal(key, x.shape))
