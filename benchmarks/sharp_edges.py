@@ -1,4 +1,4 @@
-"""The table of the sharp edges, with the machine, date and versions that README quotes.
+"""The table of the sharp edges as README quotes it: Markdown, with machine, date and versions.
 
     python benchmarks/sharp_edges.py
 """
@@ -13,9 +13,29 @@ import jax
 import bevel
 from bevel import demo
 
-if __name__ == "__main__":
-    demo.main()
+COLUMNS = (
+    "where the sharding request is",
+    "bevel: error",
+    "FLOPs",
+    "collectives",
+    "plain `vmap(grad)`: error",
+    "FLOPs",
+    "collectives",
+)
+
+
+def main() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", demo.DEVICES)
+    print("|", " | ".join(COLUMNS), "|")
+    print("|", " | ".join(["---"] * len(COLUMNS)), "|")
+    for edge in demo.EDGES:
+        print("|", " | ".join(demo.run_edge(edge)), "|", flush=True)
     print(
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, "
+        f"\n{platform.machine()} CPU, {os.cpu_count()} cores, {datetime.date.today()}, "
         f"Python {sys.version.split()[0]}, jax {jax.__version__}, bevel {bevel.__version__}"
     )
+
+
+if __name__ == "__main__":
+    main()
