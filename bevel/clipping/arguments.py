@@ -54,11 +54,12 @@ class Call:
     statics: tuple[Any, ...]
     param_paths: tuple[str, ...]
     result: Any  # treedef of the gradient
+    param_order: tuple[int, ...]  # where in `Leaves.params` each one of the call is
 
     def arguments(self, leaves: Leaves) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Puts arrays back into the structure of the call: `(args, kwargs)`."""
         by_role = {
-            Role.PARAM: iter(leaves.params),
+            Role.PARAM: (leaves.params[i] for i in self.param_order),
             Role.BATCH: iter(leaves.batch),
             Role.KEY: iter(leaves.keys),
             Role.CONSTANT: iter(leaves.constants),
@@ -76,14 +77,14 @@ def is_array(leaf: Any) -> bool:
 
 def positions(argnums: int | Sequence[int], name: str, count: int) -> tuple[int, ...]:
     """Argument numbers as a tuple of non-negative ints, checked against the call."""
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    numbers = (argnums,) if isinstance(argnums, int | np.integer) else tuple(argnums)
     for number in numbers:
         if not -count <= number < count:
             raise FixArgumentsError(
                 f"{name}={argnums} names argument {number}, but the call has {count} positional "
                 "arguments. Pass that argument by position, or correct the number."
             )
-    return tuple(number % count for number in numbers)
+    return tuple(int(number) % count for number in numbers)
 
 
 def split_call(
@@ -98,13 +99,16 @@ def split_call(
     diff = positions(argnums, "argnums", len(args)) if argnums is not None else ()
     batch = positions(batch_argnums, "batch_argnums", len(args))
     prng = positions(prng_argnum, "prng_argnum", len(args)) if prng_argnum is not None else ()
+    if len(set(diff)) < len(diff):
+        raise FixArgumentsError(f"argnums={argnums} names an argument twice: name each once.")
     check_disjoint(argnums=diff, batch_argnums=batch, prng_argnum=prng)
     role_of = dict.fromkeys(diff, Role.PARAM) | dict.fromkeys(batch, Role.BATCH)
     role_of |= dict.fromkeys(prng, Role.KEY)
 
     paths, treedef = jax.tree_util.tree_flatten_with_path((args, kwargs))
-    roles, statics, param_paths = [], [], []
+    roles, statics = [], []
     leaves = Leaves([], [], [], [])
+    found: list[tuple[int, Any, str]] = []
     for path, leaf in paths:
         positional = path[0].idx == 0
         role = role_of.get(path[1].idx, Role.CONSTANT) if positional else Role.CONSTANT
@@ -114,22 +118,30 @@ def split_call(
         roles.append(role)
         if role is Role.PARAM:
             check_param(leaf, where)
-            leaves.params.append(leaf)
-            param_paths.append(where)
+            found.append((diff.index(path[1].idx), leaf, where))
         elif role is Role.BATCH:
             check_batch_leaf(leaf, where)
             leaves.batch.append(leaf)
         elif role is Role.KEY:
+            check_key(leaf, where)
             leaves.keys.append(leaf)
         elif role is Role.CONSTANT:
             leaves.constants.append(leaf)
         else:
             statics.append(leaf if hashable(leaf) else ByIdentity(leaf))
 
+    order = sorted(range(len(found)), key=lambda i: found[i][0])  # stable: as argnums has them
+    leaves.params.extend(found[i][1] for i in order)
+    param_paths = [found[i][2] for i in order]
     differentiated = tuple(args[i] for i in diff)
-    result = differentiated[0] if isinstance(argnums, int) else differentiated
+    result = differentiated[0] if isinstance(argnums, int | np.integer) else differentiated
     call = Call(
-        treedef, tuple(roles), tuple(statics), tuple(param_paths), jax.tree.structure(result)
+        treedef,
+        tuple(roles),
+        tuple(statics),
+        tuple(param_paths),
+        jax.tree.structure(result),
+        tuple(order.index(i) for i in range(len(order))),
     )
     return call, leaves
 
@@ -158,6 +170,16 @@ def check_param(leaf: Any, where: str) -> None:
             f"{where} has dtype {dtype}, which has no real gradient. Cast it to a float dtype, or "
             "pass it as an argument outside argnums."
         )
+
+
+def check_key(leaf: Any, where: str) -> None:
+    """Raises unless a leaf is one random key."""
+    try:
+        jax.eval_shape(lambda key: jax.random.fold_in(key, 0), leaf)
+    except (TypeError, ValueError) as error:
+        raise FixArgumentsError(
+            f"{where} is named by prng_argnum, but is no random key: pass jax.random.key(seed)."
+        ) from error
 
 
 def check_batch_leaf(leaf: Any, where: str) -> None:

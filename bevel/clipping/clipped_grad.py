@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
-from bevel.clipping.arguments import PyTree, split_call
+from bevel.clipping.arguments import ByIdentity, PyTree, split_call
 from bevel.clipping.bounded import BoundedSensitivityCallable
 from bevel.clipping.engine import Task, clipped_sum
 from bevel.clipping.options import Clip
@@ -183,9 +184,14 @@ def bounded(task: Task) -> BoundedSensitivityCallable:
             prng_argnum=task.prng_argnum,
         )
         seen = Seen.on(leaves.params, leaves.batch)
+        if is_padding_example is not None and not isinstance(is_padding_example, jax.Array):
+            is_padding_example = np.asarray(is_padding_example)
         arrays = jax.tree.leaves((leaves, is_padding_example))
         in_a_trace = task.clip.traced or any(isinstance(x, jax.core.Tracer) for x in arrays)
         step = traced if in_a_trace else compiled
+        if step is compiled and any(isinstance(s, ByIdentity) for s in call.statics):
+            # A value without a hash may change in place: nothing may be remembered of this call.
+            step = jax.jit(lambda *a: traced(*a), static_argnums=(0, 3))
         return step(call, leaves, is_padding_example, seen)
 
     has_aux = task.has_aux or task.return_values or task.return_norms

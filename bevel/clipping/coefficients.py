@@ -57,7 +57,8 @@ def coefficients(norm: Norm, clip_norm: Any, clip: Clip) -> jax.Array:
         factor = jnp.where(longest > 0, 1 / longest, 0)
     else:
         factor = jnp.where(upper <= limit, 1, limit / upper)
-    return jnp.minimum(factor, LARGEST)
+    # Examples of unknown norm are left out by selection, but 0 * NaN would still be NaN.
+    return jnp.where(jnp.isfinite(upper), jnp.minimum(factor, LARGEST), 0)
 
 
 def usable(norm: Norm, padding: jax.Array | None, nan_safe: bool) -> jax.Array | None:

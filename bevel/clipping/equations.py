@@ -47,7 +47,10 @@ def body_of_call(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The body of a nested jit, or None for other equations."""
     name = CALLS.get(eqn.primitive.name)
     body = eqn.params.get(name) if name else None
-    return ClosedJaxpr(body, []) if isinstance(body, Jaxpr) else body
+    # In newer JAX, Jaxpr and ClosedJaxpr are one class, which holds its constants.
+    if body is None or isinstance(body, ClosedJaxpr):
+        return body
+    return ClosedJaxpr(body, [])
 
 
 def inline_calls(program: ClosedJaxpr, args: Sequence[Any]) -> ClosedJaxpr:

@@ -148,7 +148,12 @@ def trace_loss(example: Example, leaves: Leaves, layout: Layout) -> tuple[Progra
 
 def check_scalar_loss(value: Any) -> None:
     """Raises unless the loss of one example is a real scalar."""
-    shape, dtype = jnp.shape(value), jnp.result_type(value)
+    if not hasattr(value, "shape"):
+        raise FixLossError(
+            f"the loss returned a {type(value).__name__}, but a gradient needs a scalar: return "
+            "one number, or (number, aux) with has_aux=True."
+        )
+    shape, dtype = tuple(value.shape), value.dtype
     if shape != ():
         raise FixLossError(
             f"the loss of one example has shape {shape}, but a gradient needs a scalar: reduce it, "

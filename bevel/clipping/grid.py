@@ -15,6 +15,8 @@ def tightened(clip_norm: float, grid_scale: int, dimension: int) -> float:
     sqrt(dimension) / (2 grid_scale) in L2 norm, so the rounded contribution is within clip_norm.
     """
     room = math.sqrt(dimension) / (2 * grid_scale)
+    if clip_norm == 0:
+        raise FixArgumentsError("with a clip norm of 0 every grid is too coarse: raise it.")
     if clip_norm <= room:
         raise FixArgumentsError(
             f"grid_scale={grid_scale} is too coarse: rounding {dimension} numbers to steps of "
@@ -27,4 +29,4 @@ def tightened(clip_norm: float, grid_scale: int, dimension: int) -> float:
 
 def on_grid(x: jax.Array, grid_scale: int) -> jax.Array:
     """`x` as int64 multiples of 1 / grid_scale."""
-    return jnp.round(x * grid_scale).astype(jnp.int64)
+    return jnp.round(x * int(grid_scale)).astype(jnp.int64)

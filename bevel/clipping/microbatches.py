@@ -18,7 +18,8 @@ def in_microbatches(
 
     Piece k holds examples k, k + n, k + 2n, ... of n pieces: neighbouring rows, which lie on one
     device, go to different pieces, so every piece is spread over the mesh as the batch is.
-    A piece that is all padding is skipped.
+    A piece that is all padding is skipped, so padding is best put into the last pieces: at places
+    p with p % n close to n.
     """
     if microbatch_size is None or microbatch_size >= size:
         return chunk(batch, keys, padding)

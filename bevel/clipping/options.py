@@ -11,6 +11,9 @@ from bevel.errors import FixArgumentsError
 
 PyTree = Any
 
+# Of one contribution: leaves room for 2**23 examples in int64.
+LARGEST_ON_GRID = 2.0**40
+
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
@@ -36,12 +39,13 @@ class Clip:
                 "l2_clip_norm is traced, so no fixed sensitivity can be stated. Pass "
                 "rescale_to_unit_norm=True: the bound is then 1, whatever the norm."
             )
-        if not (math.isfinite(clip.normalize_by) and clip.normalize_by > 0):
+        divisor = clip.normalize_by
+        if not (is_real(divisor) and math.isfinite(divisor) and divisor > 0):
             raise FixArgumentsError(
                 f"normalize_by={clip.normalize_by}: give a positive number, as the batch size is."
             )
         gamma = clip.automatic_gamma
-        if gamma is not None and not (math.isfinite(gamma) and gamma > 0):
+        if gamma is not None and not (is_real(gamma) and math.isfinite(gamma) and gamma > 0):
             raise FixArgumentsError(
                 f"automatic_gamma={gamma}: contributions are scaled by clip_norm / (norm + gamma), "
                 "so give a small positive number such as 0.01."
@@ -66,6 +70,11 @@ class Clip:
             )
         if len(self.norms) > 1:
             raise FixArgumentsError("grid_scale takes one l2_clip_norm, not a tree of them.")
+        if not self.norms[0] * scale < LARGEST_ON_GRID:
+            raise FixArgumentsError(
+                f"l2_clip_norm={self.norms[0]} in steps of 1/{scale} makes numbers whose sum may "
+                "not fit int64: use a coarser grid, or a finite clip norm."
+            )
         if not jax.config.jax_enable_x64:
             raise FixArgumentsError(
                 "grid_scale sums in int64, which JAX has only with "
@@ -91,11 +100,15 @@ class Clip:
         return bound * (self.grid_scale or 1) / self.normalize_by
 
 
+def is_real(value: Any) -> bool:
+    return not isinstance(value, str | bytes) and hasattr(value, "__float__")
+
+
 def checked_norm(norm: Any) -> Any:
     """One clip norm: a traced scalar as it is, anything else as a float that is not negative."""
     if isinstance(norm, jax.core.Tracer):
         return norm
-    if isinstance(norm, str | bytes | bool) or np.ndim(norm) != 0:
+    if isinstance(norm, bool) or np.ndim(norm) != 0 or not is_real(norm):
         raise FixArgumentsError(
             f"l2_clip_norm has the leaf {norm!r:.60}: give a number, or a tree of numbers that is "
             "a prefix of the parameters."

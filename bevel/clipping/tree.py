@@ -10,8 +10,9 @@ from bevel import precision
 from bevel.clipping.coefficients import coefficients, tree_norm
 from bevel.clipping.combine import chosen, group_by_clip_norm
 from bevel.clipping.grid import on_grid, tightened
-from bevel.clipping.norms import Norm, kept_norm
+from bevel.clipping.norms import kept_norm
 from bevel.clipping.options import Clip
+from bevel.errors import FixArgumentsError
 
 PyTree = Any
 
@@ -39,12 +40,11 @@ def clip_pytree(
       dtype included. A tree that holds NaN or inf gives zeros and a norm that is not finite.
     """
     clip = Clip.checked(clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
-    leaves, tree = jax.tree.flatten(pytree)
-    stacks = [jnp.asarray(leaf)[None] for leaf in leaves]
+    stacks, tree = stacked(pytree)
     groups = group_by_clip_norm(clip, tree)
     if not stacks:
         return ClippedTreeAndNorm(pytree, jnp.zeros((), jnp.float32))
-    norms = [rounded_norm(x) for x in stacks]
+    norms = [kept_norm(x) for x in stacks]
     whole = tree_norm(norms)
     keep = jnp.isfinite(whole.upper)
     clipped = []
@@ -53,15 +53,30 @@ def clip_pytree(
         members = [n for n, of in zip(norms, groups.of_leaf, strict=True) if of == group]
         factor = coefficients(tree_norm(members), groups.clip_norms[group], clip)[0]
         wide = chosen(keep, x)[0].astype(precision.accumulation_dtype(x.dtype))
-        clipped.append((wide * factor.astype(wide.dtype)).astype(x.dtype))
+        clipped.append(rounded_down(wide * factor.astype(wide.dtype), x.dtype))
     return ClippedTreeAndNorm(jax.tree.unflatten(tree, clipped), whole.estimate[0])
 
 
-def rounded_norm(x: jax.Array) -> Norm:
-    """The norm of a leaf, with room for rounding the clipped leaf to its own dtype."""
-    norm = kept_norm(x)
-    room = 2 * precision.unit_roundoff(x.dtype)
-    return Norm(norm.estimate, norm.upper * (1 + room))
+def stacked(pytree: PyTree) -> tuple[list[jax.Array], Any]:
+    """The leaves of a tree, each as a stack of one, and its structure."""
+    leaves, tree = jax.tree.flatten(pytree)
+    stacks = [jnp.asarray(leaf)[None] for leaf in leaves]
+    for x in stacks:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise FixArgumentsError(
+                f"a leaf of shape {x.shape[1:]} has dtype {x.dtype}: only real floating-point "
+                "arrays can be clipped. Cast it, or leave it out of the tree."
+            )
+    return stacks, tree
+
+
+def rounded_down(x: jax.Array, dtype: Any) -> jax.Array:
+    """`x` in a narrower dtype, never longer: near zero a rounding has no small relative error."""
+    low = x.astype(dtype)
+    if low.dtype == x.dtype:
+        return low
+    longer = jnp.abs(low.astype(x.dtype)) > jnp.abs(x)
+    return jnp.where(longer, jnp.nextafter(low, jnp.zeros_like(low)), low)
 
 
 def clip_and_round_to_grid(
@@ -73,8 +88,9 @@ def clip_and_round_to_grid(
     most `l2_clip_norm * grid_scale`. Returns `(integers, norm before)`.
     """
     clip = Clip.checked(l2_clip_norm, grid_scale=grid_scale)
-    leaves, tree = jax.tree.flatten(gradient)
-    stacks = [jnp.asarray(leaf)[None] for leaf in leaves]
+    stacks, tree = stacked(gradient)
+    if not stacks:
+        return gradient, jnp.zeros((), jnp.float32)
     dimension = sum(int(np.prod(x.shape)) for x in stacks)
     norm = tree_norm([kept_norm(x) for x in stacks])
     keep = jnp.isfinite(norm.upper)

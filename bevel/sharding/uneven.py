@@ -46,8 +46,13 @@ def one_example_may_be_smaller_than_the_mesh() -> Iterator[None]:
         if type_check is not None:
             _swap(undo, _core, "_check_divisibility", unless_mine(type_check, lambda *_: None))
         # What was accepted while relaxed must not be remembered as accepted.
-        for cached in ("_process_in_axis_resources", "_check_and_canonicalize_out_shardings"):
-            clear = getattr(getattr(_pjit, cached, None), "cache_clear", None)
+        for module, cached in (
+            (_pjit, "_process_in_axis_resources"),
+            (_pjit, "_check_and_canonicalize_out_shardings"),
+            (_pjit, "_infer_params_cached"),
+            (_core, "get_sharding"),
+        ):
+            clear = getattr(getattr(module, cached, None), "cache_clear", None)
             if clear is not None:
                 undo.callback(clear)
         yield

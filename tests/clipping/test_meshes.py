@@ -109,7 +109,7 @@ def test_constrained_loss_equals_the_oracle(name, setting, call):
     norms = expected.norms if mask is None else np.where(mask, 0, expected.norms)
     np.testing.assert_allclose(aux.grad_norms, norms, rtol=TOLERANCE)
     for key, g in grad.items():
-        # Under jit on Auto axes the compiler may still split the gradient of a replicated parameter.
+        # Under jit on Auto axes the compiler may still split the gradient of a shared parameter.
         left_to_the_compiler = transformed is jax.jit and params[key].sharding.is_fully_replicated
         if not left_to_the_compiler:
             assert g.sharding.is_equivalent_to(params[key].sharding, g.ndim), (key, g.sharding)
