@@ -28,6 +28,16 @@ AuxiliaryOutput = Aux
 MAX_CANCELLATION = 128
 
 
+@dataclasses.dataclass(eq=False)
+class TracedProgram:
+    """What is known of the function's program since it was last traced."""
+
+    rows: int | None = None  # most rows with which one example enters one tapped product
+
+    def enters_with(self, rows: int) -> None:
+        self.rows = max(rows, self.rows or 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class BoundedSensitivityCallable:
     """A function that sums clipped contributions, and the L2 bound of each.
@@ -50,6 +60,7 @@ class BoundedSensitivityCallable:
     has_aux: bool
     result_dtype: Any = None
     exact: bool = False
+    program: "TracedProgram" = dataclasses.field(default_factory=lambda: TracedProgram(rows=1))
 
     def __call__(
         self, *args: Any, is_padding_example: jax.Array | None = None, **kwargs: Any
@@ -73,21 +84,29 @@ class BoundedSensitivityCallable:
             )
         return factors[name] * self.l2_norm_bound
 
-    def rounding_bound(self, batch_size: int, rows_per_example: int = 1) -> float:
+    def rounding_bound(self, batch_size: int, rows_per_example: int | None = None) -> float:
         """L2 distance between the returned sum and the exact sum of the contributions, at most.
 
         Holds for every order of summation, so for every mesh and microbatch size. Two neighbouring
-        outputs differ by at most `sensitivity(relation) + 2 * rounding_bound(batch_size)`.
+        outputs of one batch shape (a missing example is a padding row) differ by at most
+        `sensitivity(relation) + 2 * rounding_bound(batch_size)`.
 
         Args:
           batch_size: number of examples, padding included.
           rows_per_example: most rows (positions of a sequence, say) with which one example enters
-            one matrix product. With 1, the bound is that of adding `batch_size` vectors.
+            a matrix product whose norm comes from a Gram matrix. Known once the function has been
+            called. With 1, the bound is that of adding `batch_size` vectors.
         """
         if self.exact:
             return 0.0
-        cancellation = 1 if rows_per_example == 1 else MAX_CANCELLATION
-        terms = batch_size * rows_per_example + 2
+        rows = self.program.rows if rows_per_example is None else rows_per_example
+        if rows is None:
+            raise FixArgumentsError(
+                "the rounding of the sum depends on the program, which is not known yet: call the "
+                "function once, or pass rows_per_example (1 if no example has several positions)."
+            )
+        cancellation = 1 if rows == 1 else MAX_CANCELLATION
+        terms = batch_size * rows + 4
         bound = precision.rounding_growth(terms) * cancellation
         if self.result_dtype is not None:
             bound += (1 + bound) * precision.unit_roundoff(self.result_dtype)

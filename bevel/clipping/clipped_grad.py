@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bevel.clipping.arguments import ByIdentity, PyTree, split_call
-from bevel.clipping.bounded import BoundedSensitivityCallable
+from bevel.clipping.bounded import BoundedSensitivityCallable, TracedProgram
 from bevel.clipping.engine import Task, clipped_sum
 from bevel.clipping.options import Clip
 from bevel.errors import FixArgumentsError
@@ -104,7 +105,7 @@ def clipped_grad(
         keep_batch_dim=keep_batch_dim,
         transform=None if pre_clipping_transform is identity else pre_clipping_transform,
         microbatch_size=microbatch_size,
-        dtype=dtype,
+        dtype=checked_dtype(dtype),
         engine=checked_engine(engine),
         batch_axes=axis_names(batch_axes),
         reduce_axes=axis_names(reduce_axes) or (),
@@ -158,7 +159,7 @@ def clipped_fun(
         prng_argnum=prng_argnum,
         keep_batch_dim=keep_batch_dim,
         microbatch_size=microbatch_size,
-        dtype=dtype,
+        dtype=checked_dtype(dtype),
         engine=checked_engine(engine),
         batch_axes=axis_names(batch_axes),
         reduce_axes=axis_names(reduce_axes) or (),
@@ -170,8 +171,10 @@ def clipped_fun(
 def bounded(task: Task) -> BoundedSensitivityCallable:
     """The callable of a task. Eager calls compile once per types, shardings and statics."""
 
+    program = TracedProgram()
+
     def traced(call: Any, leaves: Any, padding: Any, seen: Seen) -> Any:
-        return clipped_sum(task, call, leaves, padding, seen)
+        return clipped_sum(task, call, leaves, padding, seen, program)
 
     compiled = jax.jit(traced, static_argnums=(0, 3))
 
@@ -196,13 +199,29 @@ def bounded(task: Task) -> BoundedSensitivityCallable:
 
     has_aux = task.has_aux or task.return_values or task.return_norms
     exact = task.clip.grid_scale is not None
-    return BoundedSensitivityCallable(run, task.clip.l2_norm_bound, has_aux, task.dtype, exact)
+    bound = task.clip.l2_norm_bound
+    return BoundedSensitivityCallable(run, bound, has_aux, task.dtype, exact, program)
 
 
 def checked_engine(engine: str) -> str:
     if engine not in ("auto", "vmap"):
         raise FixArgumentsError(f"engine={engine!r}: write 'auto', or 'vmap' for the reference.")
     return engine
+
+
+def checked_dtype(dtype: Any) -> Any:
+    """The dtype of the result: one with the range of float32, so that no sum leaves it."""
+    if dtype is None:
+        return None
+    wanted = jnp.dtype(dtype)
+    if wanted not in (jnp.dtype(d) for d in ("float32", "float64", "bfloat16")):
+        raise FixArgumentsError(
+            f"dtype={wanted.name}: a sum of clipped gradients may leave its range. Use float32, "
+            "float64 or bfloat16."
+        )
+    if wanted == jnp.dtype("float64") and not jax.config.jax_enable_x64:
+        raise FixArgumentsError("dtype=float64 needs jax.config.update('jax_enable_x64', True).")
+    return wanted
 
 
 def axis_names(axes: Axes) -> tuple[str, ...] | None:

@@ -1,5 +1,6 @@
 """From per-example norms to the coefficients that clip them."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from bevel import precision
 from bevel.clipping.norms import Norm
-from bevel.clipping.norms.kept import power_of_two_inverse
+from bevel.clipping.norms.scaling import exponent, power_of_two, scale_back, scale_to_one
 from bevel.clipping.options import Clip
 from bevel.sharding.types import varying_axes
 
@@ -19,27 +20,32 @@ LARGEST = 2.0**120
 def total_norm(norms: Sequence[jax.Array]) -> jax.Array:
     """The norm of a tree from the norms (B,) of its leaves, without overflow or underflow."""
     dtype = precision.accumulation_dtype(*(n.dtype for n in norms))
-    stacked = jnp.stack([n.astype(dtype) for n in norms])
-    up, down = power_of_two_inverse(jnp.max(stacked, axis=0))
-    scaled = stacked * up[None]
-    return jnp.sqrt(jnp.sum(scaled * scaled, axis=0)) * down
+    scaled, e = scale_to_one(jnp.stack([n.astype(dtype) for n in norms], axis=1))
+    return scale_back(jnp.sqrt(jnp.sum(scaled * scaled, axis=1)), e)
 
 
-def over_shards(norm: jax.Array, batch_axes: Collection[str]) -> jax.Array:
+def over_shards(norm: Norm, batch_axes: Collection[str]) -> Norm:
     """Inside shard_map: the norm of a gradient whose pieces lie on the shards of other axes."""
-    axes = tuple(sorted(varying_axes(norm) - set(batch_axes)))
+    axes = tuple(sorted(varying_axes(norm.upper) - set(batch_axes)))
     if not axes:
         return norm
-    up, down = power_of_two_inverse(jax.lax.pmax(norm, axes))
-    return jnp.sqrt(jax.lax.psum((norm * up) ** 2, axes)) * down
+
+    def added(x: jax.Array) -> jax.Array:
+        e = exponent(jax.lax.pmax(x, axes))
+        scaled = x * power_of_two(-e, x.dtype)
+        return scale_back(jnp.sqrt(jax.lax.psum(scaled * scaled, axes)), e)
+
+    shards = math.prod(jax.lax.axis_size(axis) for axis in axes)
+    slack = precision.rounding_growth(shards + 4, norm.upper.dtype)
+    return Norm(added(norm.estimate), added(norm.upper) * (1 + slack))
 
 
 def tree_norm(leaves: Sequence[Norm], batch_axes: Collection[str] = ()) -> Norm:
     """Norm and bound of a group of leaves, with room for rounding `coefficient * gradient`."""
-    estimate = total_norm([over_shards(n.estimate, batch_axes) for n in leaves])
-    upper = total_norm([over_shards(n.upper, batch_axes) for n in leaves])
+    whole = [over_shards(n, batch_axes) for n in leaves]
+    upper = total_norm([n.upper for n in whole])
     slack = precision.rounding_growth(len(leaves) + 16, upper.dtype)
-    return Norm(estimate, upper * (1 + slack))
+    return Norm(total_norm([n.estimate for n in whole]), upper * (1 + slack))
 
 
 def coefficients(norm: Norm, clip_norm: Any, clip: Clip) -> jax.Array:
@@ -48,6 +54,9 @@ def coefficients(norm: Norm, clip_norm: Any, clip: Clip) -> jax.Array:
     `min(1, C / n)`; rescaled `1 / max(n, C)`; automatic `C / (n + gamma)`.
     """
     upper = norm.upper
+    info = jnp.finfo(upper.dtype)
+    if isinstance(clip_norm, float) and math.isfinite(clip_norm):
+        clip_norm = min(clip_norm, float(info.max))
     limit = jnp.asarray(clip_norm, upper.dtype)
     goal = jnp.ones_like(limit) if clip.rescale_to_unit_norm else limit
     if clip.automatic_gamma is not None:
@@ -57,8 +66,10 @@ def coefficients(norm: Norm, clip_norm: Any, clip: Clip) -> jax.Array:
         factor = jnp.where(longest > 0, 1 / longest, 0)
     else:
         factor = jnp.where(upper <= limit, 1, limit / upper)
-    # Examples of unknown norm are left out by selection, but 0 * NaN would still be NaN.
-    return jnp.where(jnp.isfinite(upper), jnp.minimum(factor, LARGEST), 0)
+    # Zero where there is no norm (for 0 * NaN would survive the selection of finite examples), and
+    # where a subnormal factor has lost its precision.
+    sound = jnp.isfinite(upper) & (factor >= info.smallest_normal)
+    return jnp.where(sound, jnp.minimum(factor, LARGEST), 0)
 
 
 def usable(norm: Norm, padding: jax.Array | None, nan_safe: bool) -> jax.Array | None:

@@ -1,7 +1,8 @@
 """Norms, coefficients and the sum: from what each example gives to the clipped sum."""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from bevel.clipping.taps import Tap
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import Layout
 from bevel.sharding.placed import placed_like
+from bevel.sharding.types import varying_axes
 
 if TYPE_CHECKING:
     from bevel.clipping.engine import Task
@@ -71,6 +73,7 @@ def combine(
     task: "Task", shares: Shares, layout: Layout, outputs: Outputs, padding: Any
 ) -> tuple[list[Any], list[Any]]:
     """The sums over the examples, one per leaf, and the per-example outputs that were asked for."""
+    outputs = rounded_once(outputs)
     gradients = dict(zip(shares.kept, jax.tree.leaves(outputs.contribution), strict=True))
     taps = {tap.param: tap for tap in shares.taps}
     read = zip(outputs.others, outputs.cotangents, strict=True)
@@ -99,6 +102,17 @@ def combine(
     return sums, [row if padding is None else chosen(~padding, row) for row in rows]
 
 
+def rounded_once(outputs: Outputs) -> Outputs:
+    """The same outputs, of which norm and sum see the same numbers.
+
+    Without the barrier the compiler may compute a bfloat16 gradient twice, once without rounding
+    it, and the norm would be that of another gradient than the one that is summed.
+    """
+    summed = outputs.contribution, outputs.others, outputs.cotangents
+    contribution, others, cotangents = jax.lax.optimization_barrier(summed)
+    return outputs._replace(contribution=contribution, others=others, cotangents=cotangents)
+
+
 def clip_factors(
     clip: Clip, groups: Groups, norms: dict[int, Norm], layout: Layout, outputs: Outputs
 ) -> tuple[Norm, list[jax.Array]]:
@@ -110,14 +124,20 @@ def clip_factors(
     factors = []
     clip_norms = groups.clip_norms
     if clip.grid_scale is not None:
-        contribution = jax.tree.leaves(outputs.contribution)
-        dimension = sum(int(np.prod(x.shape[1:])) for x in contribution)
+        leaves = jax.tree.leaves(outputs.contribution)
+        dimension = sum(coordinates(x, layout.batch_axes) for x in leaves)
         clip_norms = [tightened(norm, clip.grid_scale, dimension) for norm in clip_norms]
     for group, clip_norm in enumerate(clip_norms):
         members = [norms[leaf] for leaf, of in enumerate(groups.of_leaf) if of == group]
         norm = tree_norm(members, layout.batch_axes) if members else whole
         factors.append(coefficients(norm, clip_norm, clip))
     return whole, factors
+
+
+def coordinates(gradient: jax.Array, batch_axes: Collection[str]) -> int:
+    """How many numbers one example's gradient has, on all shards that it is split over."""
+    split = varying_axes(gradient) - set(batch_axes)
+    return int(np.prod(gradient.shape[1:])) * math.prod(map(jax.lax.axis_size, split))
 
 
 def kept_sum(task: "Task", gradient: Any, factor: Any, keep: Any) -> jax.Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bevel.clipping.arguments import Call, Leaves, PyTree, batch_size
 from bevel.clipping.batch import over_examples
-from bevel.clipping.bounded import Aux
+from bevel.clipping.bounded import Aux, TracedProgram
 from bevel.clipping.combine import Outputs, Shares, combine, finish, group_by_clip_norm
 from bevel.clipping.example import Example, Program, check_scalar_loss, trace_gradient, trace_loss
 from bevel.clipping.meshes import (
@@ -57,7 +57,9 @@ class Task:
 Runner = Callable[[Sequence[Any], Any, Any, Any], Outputs]
 
 
-def clipped_sum(task: Task, call: Call, leaves: Leaves, padding: Any, seen: Seen) -> Any:
+def clipped_sum(
+    task: Task, call: Call, leaves: Leaves, padding: Any, seen: Seen, known: TracedProgram
+) -> Any:
     """The clipped sum of a call, with its per-example outputs where asked for."""
     leaves = Leaves(*([jnp.asarray(x) for x in group] for group in leaves))
     size = batch_size(leaves.batch, padding)
@@ -67,6 +69,7 @@ def clipped_sum(task: Task, call: Call, leaves: Leaves, padding: Any, seen: Seen
     program, one, shares = share_out(task, example, arguments, loss, layout)
     layout, spread = batch_layout(task, layout, example, leaves, program)
     check_divides(size, task.microbatch_size, layout, spread)
+    known.enters_with(max((tap.rows for tap in shares.taps), default=1))
     run = runner(task, one, program, layout)
 
     def compute(

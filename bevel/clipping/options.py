@@ -45,7 +45,7 @@ class Clip:
                 f"normalize_by={clip.normalize_by}: give a positive number, as the batch size is."
             )
         gamma = clip.automatic_gamma
-        if gamma is not None and not (is_real(gamma) and math.isfinite(gamma) and gamma > 0):
+        if gamma is not None and not (is_real(gamma) and 1e-30 <= gamma < math.inf):
             raise FixArgumentsError(
                 f"automatic_gamma={gamma}: contributions are scaled by clip_norm / (norm + gamma), "
                 "so give a small positive number such as 0.01."
@@ -96,7 +96,7 @@ class Clip:
         if self.rescale_to_unit_norm:
             bound = math.sqrt(len(self.norms))
         else:
-            bound = math.sqrt(sum(norm * norm for norm in self.norms))
+            bound = math.hypot(*self.norms)
         return bound * (self.grid_scale or 1) / self.normalize_by
 
 

@@ -34,6 +34,12 @@ class Tap:
     operand: int
     chain: tuple[JaxprEqn, ...]
 
+    @property
+    def rows(self) -> int:
+        """With how many rows one example enters."""
+        rule = rule_for(self.eqn.primitive.name)
+        return rule.rows(self.eqn, self.operand) if rule else 1
+
     def to_param(self, gradient: jax.Array) -> jax.Array:
         """Carries a gradient from the operand back to the parameter."""
         for eqn in reversed(self.chain):

@@ -42,3 +42,21 @@ def test_equals_the_oracle(name, dtype, option):
     np.testing.assert_allclose(aux.values, truth.values, rtol=tolerance, atol=1e-6)
     np.testing.assert_allclose(aux.grad_norms, truth.norms, rtol=tolerance, atol=1e-6)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(grad))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int32", "float64"])
+def test_a_result_dtype_that_cannot_hold_the_sum_is_refused(dtype):
+    with pytest.raises(bevel.errors.FixArgumentsError, match=r"float32|jax_enable_x64"):
+        bevel.clipped_grad(losses.make("linear").loss, l2_clip_norm=1.0, dtype=dtype)
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(bevel.errors.FixArgumentsError, match="'vmap'"):
+        bevel.clipped_grad(losses.make("linear").loss, l2_clip_norm=1.0, engine="ghost")
+
+
+def test_spmd_axis_name_is_accepted():
+    case = losses.make("linear")
+    fn = bevel.clipped_grad(case.loss, l2_clip_norm=1.0, spmd_axis_name="data")
+    expected = oracle.clipped_sum(case.loss, case.params, case.batch, clip_norm=1.0)
+    assert_close(fn(case.params, case.batch), expected.grad, 2e-5)

@@ -165,7 +165,7 @@ def test_keys_among_the_outputs_pass_through():
     assert aux.aux.shape == (6,) and jnp.issubdtype(aux.aux.dtype, jax.dtypes.prng_key)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_dtype_asked_for_is_that_of_the_result_only(dtype):
     grad, aux = run(X.astype(jnp.bfloat16), w=W.astype(jnp.bfloat16), dtype=dtype)
     assert grad.dtype == dtype and aux.grad_norms.dtype == jnp.float32

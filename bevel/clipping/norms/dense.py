@@ -23,11 +23,13 @@ from jax.extend.core import JaxprEqn
 
 from bevel import precision
 from bevel.clipping.bounded import MAX_CANCELLATION
-from bevel.clipping.norms.kept import roundings, scale_to_one, staged_sum
+from bevel.clipping.norms.kept import roundings, staged_sum
 from bevel.clipping.norms.registry import Norm, Rule, register
+from bevel.clipping.norms.scaling import power_of_two, scale_back, scale_to_one
 
-# The Gram form is not taken where its rounding may pass 1% of a norm whose rows do not cancel.
-WORST_SLACK = 0.02
+# Of the square: the Gram form is not taken where its rounding may pass half a percent of a norm
+# whose rows are at random angles.
+WORST_SLACK = 0.01
 
 
 class Sizes:
@@ -73,27 +75,46 @@ def accepts(eqn: JaxprEqn, weight: int) -> bool:
 def norm(eqn: JaxprEqn, weight: int, h: jax.Array, g: jax.Array) -> Norm:
     """Norms of the B gradients of the weight, from h (B, ...) and g (B, ...)."""
     sizes = Sizes(eqn, weight)
-    h, h_unscale = scale_to_one(h)
-    g, g_unscale = scale_to_one(g)
-    dtype = jnp.promote_types(h.dtype, g.dtype)
-    h, g = h.astype(dtype), g.astype(dtype)
+    h, g, exponent = scale_rows(sizes, h, g)
+    dtype = h.dtype
     if sizes.rows == 1:
         (h_square, h_terms), (g_square, g_terms) = staged_sum(h * h), staged_sum(g * g)
         estimate = jnp.sqrt(h_square) * jnp.sqrt(g_square)
         upper = estimate * (1 + precision.rounding_growth(h_terms + g_terms + 8, dtype))
     else:
-        # A: each row's product of lengths, summed.
-        lengths = jnp.sqrt(sum_over(h * h, sizes.h_contract) * sum_over(g * g, sizes.y_free))
-        absolute = jnp.sum(lengths, axis=tuple(range(1, lengths.ndim)))
-        absolute = absolute * (1 + precision.rounding_growth(sizes.roundings, dtype))
-        gram = inner_products(h, sizes.h_contract) * inner_products(g, sizes.y_free)
-        square = jnp.maximum(staged_sum(gram)[0], 0)
         gamma = precision.rounding_growth(sizes.roundings, dtype)
         u = precision.unit_roundoff(dtype)
+        # A: each row's product of lengths, summed.
+        lengths = jnp.sqrt(sum_over(h * h, sizes.h_contract) * sum_over(g * g, sizes.y_free))
+        absolute = jnp.sum(lengths, axis=tuple(range(1, lengths.ndim))) * (1 + gamma)
+        gram = inner_products(h, sizes.h_contract) * inner_products(g, sizes.y_free)
+        square = jnp.maximum(staged_sum(gram)[0], 0)
         upper = jnp.sqrt(square + gamma * absolute * absolute) + 4 * u * absolute
         upper = jnp.maximum(upper, absolute / MAX_CANCELLATION) * (1 + 8 * u)
         estimate = jnp.sqrt(square)
-    return Norm(estimate * h_unscale * g_unscale, upper * h_unscale * g_unscale)
+    return Norm(scale_back(estimate, exponent), scale_back(upper, exponent))
+
+
+def scale_rows(sizes: Sizes, h: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """h and g with products of rows near 1 or below, and the exponent (B,) that was taken out.
+
+    Row by row: with one scale for all of h and one for all of g, a row whose product is the largest
+    may be tiny in both, and its square vanish.
+    """
+    dtype = precision.accumulation_dtype(h.dtype, g.dtype)
+    h, h_exponent = scale_to_one(h.astype(dtype), [i + 1 for i in sizes.h_contract])
+    g, g_exponent = scale_to_one(g.astype(dtype), [i + 1 for i in sizes.y_free])
+    rows = h_exponent + g_exponent
+    axes = tuple(range(1, rows.ndim))
+    live = (jnp.max(jnp.abs(h), axis=[i + 1 for i in sizes.h_contract]) > 0) & (
+        jnp.max(jnp.abs(g), axis=[i + 1 for i in sizes.y_free]) > 0
+    )
+    least = 2 * jnp.finfo(dtype).minexp
+    largest = jnp.max(jnp.where(live, rows, least), axis=axes, keepdims=True, initial=least)
+    # A row further below the largest than a float reaches is overstated, which is safe.
+    shift = jnp.maximum(jnp.minimum(rows - largest, 0), jnp.finfo(dtype).minexp)
+    h = h * jnp.expand_dims(power_of_two(shift, dtype), [i + 1 for i in sizes.h_contract])
+    return h, g, largest.reshape(h.shape[0])
 
 
 def weighted_sum(eqn: JaxprEqn, weight: int, h: jax.Array, g: jax.Array) -> jax.Array:
@@ -127,4 +148,8 @@ def inner_products(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     )
 
 
-register("dot_general", Rule("dense", accepts, norm, weighted_sum))
+def rows(eqn: JaxprEqn, weight: int) -> int:
+    return Sizes(eqn, weight).rows
+
+
+register("dot_general", Rule("dense", accepts, rows, norm, weighted_sum))

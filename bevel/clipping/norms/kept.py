@@ -6,9 +6,12 @@ import numpy as np
 
 from bevel import precision
 from bevel.clipping.norms.registry import Norm
+from bevel.clipping.norms.scaling import scale_back, scale_to_one
 
 # A sum of up to this many squares in one go has a rounding error that is not worth splitting.
 ONE_STAGE = 4096
+# In longer sums, no more than this many numbers are added in a row.
+CHUNK = 512
 
 
 def kept_norm(gradient: jax.Array) -> Norm:
@@ -21,33 +24,11 @@ def kept_norm(gradient: jax.Array) -> Norm:
     if gradient.size == 0:
         zeros = jnp.zeros(gradient.shape[:1], precision.accumulation_dtype(gradient.dtype))
         return Norm(zeros, zeros)
-    scaled, unscale = scale_to_one(gradient)
+    scaled, exponent = scale_to_one(gradient)
     squares, terms = staged_sum(scaled * scaled)
-    estimate = jnp.sqrt(squares) * unscale
+    estimate = scale_back(jnp.sqrt(squares), exponent)
     slack = precision.rounding_growth(terms + 4, scaled.dtype)
     return Norm(estimate, estimate * (1 + slack))
-
-
-def scale_to_one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`x[i]` times the power of two that brings its largest entry near 1, and the inverse (B,)."""
-    x = x.astype(precision.accumulation_dtype(x.dtype))
-    top = jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)))
-    up, down = power_of_two_inverse(top)
-    return x * jnp.expand_dims(up, tuple(range(1, x.ndim))), down
-
-
-def power_of_two_inverse(top: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """For `top` in [2^e, 2^(e+1)): the exact pair (2^-e, 2^e), e kept within what a float holds."""
-    info = jnp.finfo(top.dtype)
-    integer = np.dtype(f"int{info.bits}")
-    limit = -info.minexp
-    exponent = (jax.lax.bitcast_convert_type(top, integer) >> info.nmant) - info.maxexp + 1
-    exponent = jnp.clip(exponent, -limit, limit)
-
-    def power(e: jax.Array) -> jax.Array:
-        return jax.lax.bitcast_convert_type((e + info.maxexp - 1) << info.nmant, top.dtype)
-
-    return power(-exponent), power(exponent)
 
 
 def staged_sum(x: jax.Array) -> tuple[jax.Array, int]:
@@ -57,16 +38,13 @@ def staged_sum(x: jax.Array) -> tuple[jax.Array, int]:
     shard, since a mesh cuts dimensions into few, power-of-two pieces; the outer parts are summed
     last, together, so that B numbers cross the mesh and not a row or a column of each gradient.
     """
-    outer, inner = stages(x.shape[1:])
-    terms = roundings(x.shape[1:])
+    shape = x.shape[1:]
+    outer, inner = stages(shape)
     parts = [n for pair in zip(outer, inner, strict=True) for n in pair]
     x = x.reshape(x.shape[0], *parts)
-    for position, size in reversed(list(enumerate(inner))):
-        if size > 1:
-            # The barrier keeps the compiler from merging the stages back into one long sum.
-            axis = 2 * position + 2
-            x = jax.lax.optimization_barrier(jnp.sum(x, axis=axis, keepdims=True))
-    return jnp.sum(x, axis=tuple(range(1, x.ndim))), terms
+    for position in reversed(range(len(shape))):
+        x = sum_in_chunks(x, 2 * position + 2)
+    return jnp.sum(x, axis=tuple(range(1, x.ndim))), roundings(shape)
 
 
 def stages(shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -78,7 +56,27 @@ def stages(shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
     return outer, [size // out for size, out in zip(shape, outer, strict=True)]
 
 
+def sum_in_chunks(x: jax.Array, axis: int) -> jax.Array:
+    """Sums one axis to length 1, `CHUNK` numbers at a time."""
+    while (length := x.shape[axis]) > 1:
+        width = min(CHUNK, length)
+        rest = -length % width
+        if rest:
+            x = jax.lax.pad(
+                x, jnp.zeros((), x.dtype), [(0, rest * (i == axis), 0) for i in range(x.ndim)]
+            )
+        x = x.reshape(*x.shape[:axis], -1, width, *x.shape[axis + 1 :])
+        # The barrier keeps the compiler from merging the stages back into one long sum.
+        x = jax.lax.optimization_barrier(jnp.sum(x, axis=axis + 1))
+    return x
+
+
 def roundings(shape: tuple[int, ...]) -> int:
     """The most additions that one term goes through in `staged_sum`."""
     outer, inner = stages(shape)
-    return sum(size for size in inner if size > 1) + int(np.prod(outer))
+    terms = int(np.prod(outer))
+    for length in inner:
+        while length > 1:
+            width = min(CHUNK, length)
+            terms, length = terms + width, -(-length // width)
+    return terms

@@ -26,6 +26,7 @@ class Rule:
 
     family: str
     accepts: Callable[[JaxprEqn, int], bool]  # (equation, operand that is the parameter)
+    rows: Callable[[JaxprEqn, int], int]  # outer products that one example's gradient sums
     norm: Callable[[JaxprEqn, int, Any, Any], Norm]  # (..., other operand h, cotangent g)
     weighted_sum: Callable[[JaxprEqn, int, Any, Any], jax.Array]  # (..., h, coefficient * g)
 

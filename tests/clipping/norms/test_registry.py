@@ -23,6 +23,7 @@ def rule(family="mine"):
     return Rule(
         family,
         accepts=lambda eqn, operand: True,
+        rows=lambda eqn, operand: 1,
         norm=lambda eqn, operand, h, g: Norm(h, g),
         weighted_sum=lambda eqn, operand, h, g: h,
     )

@@ -1,0 +1,42 @@
+"""Exact scaling by powers of two, so that no square overflows or underflows."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevel import precision
+
+
+def scale_to_one(x: jax.Array, axes: Sequence[int] | None = None) -> tuple[jax.Array, jax.Array]:
+    """`x` times powers of two that bring its largest entry over `axes` near 1, and their exponents.
+
+    `axes` is all but the first by default. The exponents e keep the other axes: x is the first
+    result times 2**e. Zeros have the least exponent that a float has.
+    """
+    x = x.astype(precision.accumulation_dtype(x.dtype))
+    axes = tuple(range(1, x.ndim)) if axes is None else tuple(axes)
+    top = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
+    e = exponent(top)
+    return x * power_of_two(-e, x.dtype), jnp.squeeze(e, axes)
+
+
+def exponent(x: jax.Array) -> jax.Array:
+    """e with |x| in [2^e, 2^(e+1)), within the range in which 2^e and 2^-e are normal numbers."""
+    info = jnp.finfo(x.dtype)
+    bits = jax.lax.bitcast_convert_type(jnp.abs(x), np.dtype(f"int{info.bits}"))
+    limit = -info.minexp
+    return jnp.clip((bits >> info.nmant) - info.maxexp + 1, -limit, limit)
+
+
+def power_of_two(e: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """2^e, exactly, for an e that `exponent` may give."""
+    info = jnp.finfo(dtype)
+    return jax.lax.bitcast_convert_type((e + info.maxexp - 1) << info.nmant, np.dtype(dtype))
+
+
+def scale_back(x: jax.Array, e: jax.Array) -> jax.Array:
+    """`x` times 2^e, for e up to twice what one float holds."""
+    half = e // 2
+    return x * power_of_two(half, x.dtype) * power_of_two(e - half, x.dtype)
