@@ -378,3 +378,16 @@ def test_the_grid_counts_the_coordinates_of_all_shards():
         specs = {"in_specs": PartitionSpec(None, "model"), "out_specs": PartitionSpec("model")}
         total = jax.jit(jax.shard_map(fn, mesh=mesh, **specs))(np.full((1, 800), 0.026))
         assert norm(total) <= fn.sensitivity()
+
+
+def test_rows_of_the_program_are_known_once_it_was_called():
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    fn = clipped_grad(loss, l2_clip_norm=1.0)
+    with pytest.raises(FixArgumentsError, match="call the function once"):
+        fn.rounding_bound(4)
+    fn(jnp.ones((32, 32)), jnp.ones((4, 1, 32)))
+    assert fn.rounding_bound(4) == fn.rounding_bound(4, rows_per_example=1)
+    fn(jnp.ones((32, 32)), jnp.ones((4, 3, 32)))
+    assert fn.rounding_bound(4) == fn.rounding_bound(4, rows_per_example=3)
