@@ -8,14 +8,14 @@ differentiation, so constraints in backward passes and custom rules are moved as
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from bevel.clipping.equations import bind, body_of_call, evaluate
+from bevel.clipping.equations import bind, body_of_call, depends_on, evaluate
 from bevel.sharding.axes import (
     SHARDING_PARAMS,
     Layout,
@@ -26,7 +26,7 @@ from bevel.sharding.axes import (
 from bevel.sharding.types import spec_axes
 
 # Equations whose bodies are rewritten; others with a body keep JAX's own batching.
-BODIES = {"scan", "while", "cond", "remat2", "checkpoint"}
+BODIES = {"scan", "while", "cond", "remat2", "checkpoint", "custom_linear_solve"}
 CUSTOM_CALLS = {"custom_jvp_call", "custom_vjp_call"}
 
 
@@ -38,7 +38,9 @@ def over_examples(program: ClosedJaxpr, layout: Layout) -> Callable[..., list[An
         if layout.manual:
             # Constraints here can only name other axes than the manual ones: JAX's rule is right.
             return jax.core.eval_jaxpr(program.jaxpr, consts, *inputs)
-        return replay(program.jaxpr, consts, inputs, layout)
+        first, last = len(params), len(params) + len(examples)
+        batched = depends_on(program.jaxpr, program.jaxpr.invars[first:last])
+        return replay(program.jaxpr, consts, inputs, layout, batched)
 
     split = not layout.manual and split_by_inner_shard_maps(program, layout)
     spmd = layout.batch_axes if split and layout.batch_axes else None
@@ -58,32 +60,46 @@ def split_by_inner_shard_maps(program: ClosedJaxpr, layout: Layout) -> bool:
             if eqn.primitive.name == "shard_map":
                 given = (eqn.params["in_specs"], eqn.params["out_specs"])
                 flat = jax.tree.leaves(given, is_leaf=lambda s: isinstance(s, PartitionSpec))
-                named = {axis for spec in flat for entry in spec for axis in spec_axes(entry)}
+                named = {a for spec in flat for entry in spec.partitions for a in spec_axes(entry)}
                 specs.append((eqn.params["newly_manual_axes"], named))
     axes = set(layout.batch_axes)
     return bool(specs) and all(axes <= set(manual) and not axes & named for manual, named in specs)
 
 
-def replay(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], layout: Layout) -> list[Any]:
-    """Evaluates a program with its sharding requests turned into markers."""
+def replay(
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    layout: Layout,
+    batched: Collection[Any] | None = None,
+) -> list[Any]:
+    """Evaluates a program with its sharding requests turned into markers.
+
+    `batched`: the variables that depend on the example, where that is known; the others need no
+    marker, which could not be differentiated.
+    """
     explicit = layout.explicit_mesh is not None
 
     def handle(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         name = eqn.primitive.name
         asked = asked_sharding(eqn)
         if name in ("sharding_constraint", "reshard") and asked is not None:
-            return [marked(inputs[0], asked, layout)]
+            shared = batched is not None and eqn.invars[0] not in batched
+            return [marked(inputs[0], asked, layout, shared)]
         if name in ("reshard", "mesh_cast"):
             return inputs
         body = body_of_call(eqn)
-        if body is None and name in CUSTOM_CALLS:
-            body = eqn.params["call_jaxpr"]
+        inner = subprograms(eqn.params)
+        if name in CUSTOM_CALLS and (explicit or any(map(constraints, inner))):
+            body = eqn.params[
+                "call_jaxpr"
+            ]  # else its rule is kept, for whoever differentiates this
         if body is not None:
-            return evaluate(body.jaxpr, body.consts, inputs, handle)
+            return replay(body.jaxpr, body.consts, inputs, layout)
         changed: dict[str, Any] = {}
         if asked is not None or explicit:
             changed = {p: None for p in SHARDING_PARAMS if p in eqn.params}
-        if name in BODIES and (explicit or any(map(constraints, subprograms(eqn.params)))):
+        if name in BODIES and (explicit or any(map(constraints, inner))):
             changed |= {
                 key: rewritten(value, layout)
                 for key, value in eqn.params.items()
@@ -113,7 +129,10 @@ def inner_shard_map(eqn: JaxprEqn, inputs: Sequence[Any], layout: Layout) -> Seq
 def rewritten(body: Any, layout: Layout) -> Any:
     """A loop body, branch or tuple of branches, traced anew with markers."""
     if isinstance(body, tuple | list):
-        return type(body)(rewritten(branch, layout) for branch in body)
+        branches = [rewritten(branch, layout) for branch in body]
+        return type(body)(*branches) if hasattr(body, "_fields") else type(body)(branches)
+    if not isinstance(body, Jaxpr | ClosedJaxpr):
+        return body
     closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
     inputs = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
@@ -123,13 +142,17 @@ def rewritten(body: Any, layout: Layout) -> Any:
     return new if isinstance(body, ClosedJaxpr) else new.jaxpr
 
 
-def marked(x: Any, sharding: NamedSharding, layout: Layout) -> Any:
-    """`x`, constrained as asked, batch axes on the example axis once there is one."""
+def marked(x: Any, sharding: NamedSharding, layout: Layout, shared: bool = False) -> Any:
+    """`x`, constrained as asked, batch axes on the example axis once there is one.
+
+    `shared`: no example axis will come.
+    """
     free = PartitionSpec.UNCONSTRAINED
     # On a mesh of Explicit and Auto axes, a type says nothing about the Auto ones.
     half_known = layout.explicit_mesh is not None and not sharding.mesh.are_all_axes_explicit
     unnamed = free if half_known else None
-    spec = (*sharding.spec, *(None,) * (x.ndim - len(sharding.spec)))
+    partitions = tuple(sharding.spec.partitions)
+    spec = (*partitions, *(None,) * (x.ndim - len(partitions)))
     entries = [unnamed if entry is None else entry for entry in spec]
     named = [axis for entry in entries for axis in spec_axes(entry)]
     moved = tuple(axis for axis in layout.batch_axes if axis in named)
@@ -146,9 +169,8 @@ def marked(x: Any, sharding: NamedSharding, layout: Layout) -> Any:
         left = tuple(axis for axis in spec_axes(entry) if axis not in moved)
         return free if entry is free else (left or unnamed)
 
-    @jax.custom_batching.custom_vmap
-    def marker(y: jax.Array) -> jax.Array:
-        # Not batched: a parameter or a constant, which keeps what the user asked where it divides.
+    def unbatched(y: jax.Array) -> jax.Array:
+        # A parameter or a constant keeps what the user asked, where that divides.
         sizes = (layout.explicit_mesh or sharding.mesh).shape
         spec = [
             entry
@@ -158,9 +180,11 @@ def marked(x: Any, sharding: NamedSharding, layout: Layout) -> Any:
         ]
         return constrain(y, spec)
 
+    marker = jax.custom_batching.custom_vmap(unbatched)
+
     @marker.def_vmap
     def _(axis_size: int, batched: Sequence[bool], y: jax.Array) -> tuple[jax.Array, bool]:
         del axis_size, batched
         return constrain(y, [moved or free, *map(without_batch, entries)]), True
 
-    return marker(x)
+    return unbatched(x) if shared else marker(x)

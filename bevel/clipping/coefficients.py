@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from bevel import precision
 from bevel.clipping.norms import Norm
-from bevel.clipping.norms.scaling import exponent, power_of_two, scale_back, scale_to_one
+from bevel.clipping.norms.scaling import exponent, power_of_two, root, scale_back, scale_to_one
 from bevel.clipping.options import Clip
 from bevel.sharding.types import varying_axes
 
@@ -21,7 +21,7 @@ def total_norm(norms: Sequence[jax.Array]) -> jax.Array:
     """The norm of a tree from the norms (B,) of its leaves, without overflow or underflow."""
     dtype = precision.accumulation_dtype(*(n.dtype for n in norms))
     scaled, e = scale_to_one(jnp.stack([n.astype(dtype) for n in norms], axis=1))
-    return scale_back(jnp.sqrt(jnp.sum(scaled * scaled, axis=1)), e)
+    return scale_back(root(jnp.sum(scaled * scaled, axis=1)), e)
 
 
 def over_shards(norm: Norm, batch_axes: Collection[str]) -> Norm:
@@ -33,7 +33,7 @@ def over_shards(norm: Norm, batch_axes: Collection[str]) -> Norm:
     def added(x: jax.Array) -> jax.Array:
         e = exponent(jax.lax.pmax(x, axes))
         scaled = x * power_of_two(-e, x.dtype)
-        return scale_back(jnp.sqrt(jax.lax.psum(scaled * scaled, axes)), e)
+        return scale_back(root(jax.lax.psum(scaled * scaled, axes)), e)
 
     shards = math.prod(jax.lax.axis_size(axis) for axis in axes)
     slack = precision.rounding_growth(shards + 4, norm.upper.dtype)

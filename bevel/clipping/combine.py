@@ -109,7 +109,8 @@ def rounded_once(outputs: Outputs) -> Outputs:
     it, and the norm would be that of another gradient than the one that is summed.
     """
     summed = outputs.contribution, outputs.others, outputs.cotangents
-    contribution, others, cotangents = jax.lax.optimization_barrier(summed)
+    # Leaf by leaf: a joint barrier would give all of them the manual axes of each.
+    contribution, others, cotangents = jax.tree.map(jax.lax.optimization_barrier, summed)
     return outputs._replace(contribution=contribution, others=others, cotangents=cotangents)
 
 
@@ -157,6 +158,9 @@ def finish(
     for leaf, total in enumerate(sums):
         if task.reduce_axes:
             total = jax.lax.psum(total, task.reduce_axes)
+        if shares.like_params and task.clip.grid_scale is None:
+            dtype = precision.accumulation_dtype(total.dtype, params[leaf].dtype)
+            total = total.astype(dtype)
         if task.clip.normalize_by != 1.0:
             total = total / task.clip.normalize_by
         if task.dtype is not None:

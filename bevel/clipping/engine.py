@@ -12,7 +12,14 @@ from bevel.clipping.arguments import Call, Leaves, PyTree, batch_size
 from bevel.clipping.batch import over_examples
 from bevel.clipping.bounded import Aux, TracedProgram
 from bevel.clipping.combine import Outputs, Shares, combine, finish, group_by_clip_norm
-from bevel.clipping.example import Example, Program, check_scalar_loss, trace_gradient, trace_loss
+from bevel.clipping.example import (
+    Example,
+    Program,
+    check_scalar_loss,
+    explained_batching,
+    trace_gradient,
+    trace_loss,
+)
 from bevel.clipping.meshes import (
     batch_layout,
     check_divides,
@@ -78,7 +85,8 @@ def clipped_sum(
         def chunk(batch: Any, keys: Any, padding: Any) -> tuple[list[Any], list[Any]]:
             if task.keep_batch_dim:
                 batch = [jnp.expand_dims(x, 1) for x in batch]
-            outputs = run(consts, params, (batch, keys), constants)
+            with explained_batching():
+                outputs = run(consts, params, (batch, keys), constants)
             return combine(task, shares, layout, outputs, padding)
 
         sums, rows = in_microbatches(chunk, size, task.microbatch_size, batch, keys, padding)

@@ -43,6 +43,15 @@ def bind(eqn: JaxprEqn, inputs: Sequence[Any], in_its_context: bool = True, **ch
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
 
+def depends_on(jaxpr: Jaxpr, inputs: Sequence[Any]) -> set[Any]:
+    """The variables of a program whose value may depend on `inputs`, those included."""
+    found = set(inputs)
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(v, Literal) and v in found for v in eqn.invars):
+            found.update(eqn.outvars)
+    return found
+
+
 def body_of_call(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The body of a nested jit, or None for other equations."""
     name = CALLS.get(eqn.primitive.name)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from bevel.clipping.arguments import Call, Leaves
 from bevel.clipping.equations import inline_calls
 from bevel.errors import BevelError, FixLossError
 from bevel.sharding import types
-from bevel.sharding.axes import Layout
+from bevel.sharding.axes import Layout, axes_of_inner_shard_maps
 from bevel.sharding.uneven import one_example_may_be_smaller_than_the_mesh
 
 
@@ -98,24 +98,30 @@ def trace(
     return Program(jaxpr, trees[0], mesh)
 
 
-def trace_on_explicit_mesh(
-    example: Example, leaves: Leaves, layout: Layout
-) -> tuple[Program, Leaves]:
-    """Traces where the batch axes have one place each, or failing that on the mesh as it is.
+def trace_where_it_fits(example: Example, leaves: Leaves, layout: Layout) -> tuple[Program, Leaves]:
+    """Traces the function; on Explicit axes, failing that, where the batch axes have one place.
 
-    Axes with one place leave the types, so that a reshape of the batch dimension is as free as it
-    is for a batch, while what the function asks for stays on record. But a NamedSharding in the
-    user's code names the real mesh, and then only that will do.
+    JAX's sharding types treat a batch dimension of size 1 unlike a batch: a reshape drops it. Axes
+    of one place are kept out of the types, so there a reshape is as free as it is for a batch,
+    while what the function asks for stays on record. A program that communicates over a batch
+    axis in a shard_map of its own would be another one there, and is not taken.
     """
     mesh = layout.explicit_mesh
-    shrunk = mesh and types.with_axes_of_size_one(mesh, layout.batch_axes)
-    if shrunk is not None and layout.batch_axes:
-        arguments = example.types(leaves, shrunk)
-        # What is really wrong, if anything, shows on the real mesh.
-        with contextlib.suppress(Exception):
-            return trace(example, arguments, shrunk), arguments
     arguments = example.types(leaves, mesh)
-    return trace(example, arguments, mesh), arguments
+    try:
+        return trace(example, arguments, mesh), arguments
+    except BevelError:
+        raise
+    except Exception:
+        if mesh is None or not layout.batch_axes:
+            raise
+        shrunk = types.with_axes_of_size_one(mesh, layout.batch_axes)
+        arguments = example.types(leaves, shrunk)
+        with contextlib.suppress(Exception):
+            program = trace(example, arguments, shrunk)
+            if not set(layout.batch_axes) & axes_of_inner_shard_maps(program.jaxpr.jaxpr):
+                return program, arguments
+        raise
 
 
 def trace_loss(example: Example, leaves: Leaves, layout: Layout) -> tuple[Program, Leaves]:
@@ -125,7 +131,7 @@ def trace_loss(example: Example, leaves: Leaves, layout: Layout) -> tuple[Progra
     """
     size = "of batch size 1" if example.keep_batch_dim else "without its batch dimension"
     try:
-        program, arguments = trace_on_explicit_mesh(example, leaves, layout)
+        program, arguments = trace_where_it_fits(example, leaves, layout)
     except BevelError:
         raise
     except Exception as error:
@@ -189,6 +195,22 @@ def trace_gradient(
             f"{user_line(error)}. JAX says: {first_paragraph(error)}\n"
             "Give that operation a gradient with jax.custom_vjp, or stop the gradient before it "
             "with jax.lax.stop_gradient if it should have none."
+        ) from error
+
+
+@contextlib.contextmanager
+def explained_batching() -> Iterator[None]:
+    """Says what to do where JAX cannot run an operation for many examples at once."""
+    try:
+        yield
+    except BevelError:
+        raise
+    except Exception as error:
+        raise FixLossError(
+            f"the function cannot be run for all examples of a batch at once{user_line(error)}. "
+            f"JAX says: {first_paragraph(error)}\n"
+            "Every operation in it must work under jax.vmap: callbacks need a vmap_method, and "
+            "jax.custom_batching.custom_vmap gives an operation a rule of its own."
         ) from error
 
 

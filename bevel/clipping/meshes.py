@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from bevel.clipping.arguments import Leaves
@@ -42,16 +42,37 @@ def on_mesh(task: "Task", leaves: Leaves, seen: Seen) -> tuple[Layout, Leaves]:
         found = (*seen.batch_axes, *axes.axes_of_arguments(leaves.batch))
         declared = tuple(dict.fromkeys(found)) if task.batch_axes is None else task.batch_axes
         return Layout(declared, mesh, params=seen.params), leaves
-    found = task.batch_axes or ()
     if task.batch_axes is None:
         varying = frozenset[str]().union(*map(types.varying_axes, leaves.batch))
         found = tuple(axis for axis in manual if axis in varying)
+    else:
+        found = task.batch_axes
+        axes.check_declared(found, dict.fromkeys(manual, 1))
     if types.types_track_varying_axes():
         params, keys = (
             [types.as_varying(x, found) for x in xs] for xs in (leaves.params, leaves.keys)
         )
         leaves = leaves._replace(params=params, keys=keys)
+    else:
+        found = untyped_batch_axes(task, manual)
     return Layout(found, manual=True), leaves
+
+
+def untyped_batch_axes(task: "Task", manual: tuple[str, ...]) -> tuple[str, ...]:
+    """The batch axes where types say nothing: all manual ones, or it is not known what shards hold.
+
+    A parameter that is split over another axis would be clipped piece by piece.
+    """
+    sizes = {axis: jax.lax.axis_size(axis) for axis in manual}
+    split = [axis for axis in manual if sizes[axis] > 1]
+    declared = task.batch_axes if task.batch_axes is not None else split
+    if (len(split) > 1 and task.batch_axes is None) or not set(split) <= set(declared):
+        raise FixArgumentsError(
+            f"inside shard_map over {manual} with check_vma=False, JAX does not say which values "
+            "shards share, so a parameter split over one axis would be clipped piece by piece. "
+            "Use check_vma=True, or name all axes in batch_axes if each carries the batch."
+        )
+    return tuple(declared)
 
 
 def batch_layout(
@@ -121,36 +142,37 @@ def check_divides(size: int, microbatch_size: int | None, layout: Layout, spread
 
 
 def refuse_collectives(program: ClosedJaxpr, layout: Layout) -> None:
-    """Raises if a program that runs inside shard_map communicates over a batch axis.
+    """Raises if a program communicates over an axis whose other places hold other examples.
 
-    Such a value mixes examples of different shards, so no per-example gradient exists. Without
-    `check_vma=True`, JAX does not say which values shards share, and every collective is refused.
+    Those are the batch axes of an enclosing shard_map and the axes of an enclosing `vmap`: no
+    per-example gradient exists then. Without `check_vma=True`, JAX does not say which values
+    shards share, and every collective is refused. Axes of shard_maps in the program are its own.
     """
-    if not layout.manual:
-        return
-    tracked = types.types_track_varying_axes()
-    pending: list[Jaxpr] = [program.jaxpr]
+    allowed: set[str] = set()
+    if layout.manual and types.types_track_varying_axes():
+        allowed = set(types.manual_axes()) - set(layout.batch_axes)
+    pending: list[tuple[Jaxpr, frozenset[str]]] = [(program.jaxpr, frozenset(allowed))]
     while pending:
-        for eqn in pending.pop().eqns:
-            pending += axes.subprograms(eqn.params)
-            named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-            named = (named,) if isinstance(named, str) else named
-            names = {n for n in named if isinstance(n, str)} if isinstance(named, tuple) else set()
-            if eqn.primitive.name in SILENT or not names & set(types.manual_axes()):
-                continue
-            if not tracked or names & set(layout.batch_axes):
-                why = (
-                    f"{sorted(names & set(layout.batch_axes))} carry the batch, so this mixes the "
-                    "examples of different shards. Move it out of the loss."
-                    if tracked
-                    else "with check_vma=False JAX does not say which values shards share. Use "
-                    "check_vma=True."
-                )
+        jaxpr, free = pending.pop()
+        for eqn in jaxpr.eqns:
+            own = frozenset(eqn.params.get("newly_manual_axes", ()))
+            pending += [(inner, free | own) for inner in axes.subprograms(eqn.params)]
+            strange = named_axes(eqn) - free
+            if strange and eqn.primitive.name not in SILENT:
                 raise MoveCollectiveError(
-                    f"the loss calls {eqn.primitive.name} over mesh axes {sorted(names)} inside "
-                    f"shard_map: {why} To sum the clipped gradient over shards, pass "
+                    f"the loss calls {eqn.primitive.name} over the axes {sorted(strange)}, which "
+                    "carry other examples (or, with check_vma=False, may do so), so this mixes the "
+                    "examples of different places. Move it out of the loss, and use check_vma=True "
+                    "for axes that split the model. To sum the clipped gradient over shards, pass "
                     "reduce_axes=(...) to clipped_grad."
                 )
+
+
+def named_axes(eqn: JaxprEqn) -> set[str]:
+    """The named axes that an equation communicates over, or is silent about."""
+    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    named = named if isinstance(named, tuple) else (named,)
+    return {name for name in named if isinstance(name, str)}
 
 
 def check_loss_is_shared(loss: Any, layout: Layout) -> None:
@@ -171,10 +193,11 @@ def example_keys(key: Any, size: int, layout: Layout, task: "Task") -> jax.Array
     """One key per example, folded from the example's index in the global batch."""
     index = jnp.arange(size, dtype=jnp.uint32)
     if layout.manual:
-        if not layout.batch_axes:
+        if not layout.batch_axes or (task.batch_axes is None and len(layout.batch_axes) > 1):
             raise FixArgumentsError(
                 "prng_argnum inside shard_map needs the index of each example in the whole batch: "
-                "pass batch_axes=(...), the manual axes that the batch is split over."
+                "pass batch_axes=(...), the manual axes that the batch is split over, in the order "
+                "of its PartitionSpec."
             )
         shard = jax.lax.axis_index(layout.batch_axes).astype(jnp.uint32)
         index = index + shard * jnp.uint32(size)
@@ -197,6 +220,7 @@ def in_auto_axes(
         sums, rows = jax.eval_shape(auto(out_sharding=PartitionSpec()), *arrays)
         shardings = [types.explicit_sharding(x) for x in like or ()]
         by_param = [PartitionSpec() if s is None else s.spec for s in shardings]
-        by_row = [PartitionSpec(layout.batch_axes or None)] * len(rows)
+        explicit = tuple(a for a in layout.batch_axes if a in types.explicit_axes(mesh))
+        by_row = [PartitionSpec(explicit or None)] * len(rows)
         out_sharding = (by_param or [PartitionSpec()] * len(sums), by_row)
         return auto(out_sharding=out_sharding)(*arrays)

@@ -16,13 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-from bevel.clipping.equations import bind, evaluate
+from bevel.clipping.equations import bind, depends_on, evaluate
 from bevel.clipping.norms import rule_for
 from bevel.sharding.types import zeros_of_type
 
 # Equations that pass a parameter on, norm unchanged.
 IDENTITIES = {"convert_element_type", "copy", "copy_p", "sharding_constraint", "reshard"}
-RESHAPES = {"reshape", "squeeze", "expand_dims"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +56,10 @@ def find_taps(program: ClosedJaxpr, params: int) -> list[Tap]:
     chains: dict[Any, tuple[int, tuple[JaxprEqn, ...]]] = {
         var: (i, ()) for i, var in enumerate(jaxpr.invars[:params])
     }
-    from_example = set(jaxpr.invars[params:])
+    from_example = depends_on(jaxpr, jaxpr.invars[params:])
     uses: dict[int, list[Tap | None]] = {i: [] for i in range(params)}
     for eqn in jaxpr.eqns:
-        inputs = [v for v in eqn.invars if not isinstance(v, Literal)]
-        meets_example = any(v in from_example for v in inputs)
-        if meets_example:
-            from_example.update(eqn.outvars)
+        meets_example = any(v in from_example for v in eqn.invars if not isinstance(v, Literal))
         for position, var in enumerate(eqn.invars):
             if isinstance(var, Literal) or var not in chains:
                 continue
@@ -86,7 +82,9 @@ def passes_on(eqn: JaxprEqn) -> bool:
     if name == "convert_element_type":
         aval: Any = eqn.outvars[0].aval
         return bool(jnp.issubdtype(aval.dtype, jnp.floating))
-    return name in IDENTITIES or name in RESHAPES or name == "transpose"
+    if name == "reshape":
+        return eqn.params["dimensions"] is None  # else it permutes as well
+    return name in IDENTITIES or name in ("squeeze", "expand_dims", "transpose")
 
 
 @jax.custom_vjp
@@ -105,7 +103,10 @@ def differentiate(
     """`(outputs, kept gradients, h per tap, g per tap)` of the program's first output, a scalar."""
     tapped = {tap.param for tap in taps}
     kept = {i: x for i, x in enumerate(params) if i not in tapped}
-    sinks = [zeros_of_type(tap.eqn.outvars[0].aval) for tap in taps]
+    sinks = []
+    for tap in taps:
+        with tap.eqn.ctx.manager:  # the mesh on which the equation stands
+            sinks.append(zeros_of_type(tap.eqn.outvars[0].aval))
     order = {id(tap.eqn): i for i, tap in enumerate(taps)}
 
     def forward(kept: dict[int, Any], sinks: list[Any]) -> tuple[Any, Any]:

@@ -47,8 +47,9 @@ def axes_of_arguments(batch: Iterable[Any]) -> tuple[str, ...]:
     found: list[str] = []
     for leaf in batch:
         sharding = types.explicit_sharding(leaf) or placement(leaf)
-        if sharding is not None and len(sharding.spec):
-            found += [a for a in types.spec_axes(sharding.spec[0]) if a not in found]
+        if sharding is not None and sharding.spec.partitions:
+            first = types.spec_axes(sharding.spec.partitions[0])
+            found += [a for a in first if a not in found]
         found += [a for a in sorted(types.varying_axes(leaf)) if a not in found]
     return tuple(found)
 
@@ -64,7 +65,7 @@ def axes_of_constraints(one: ClosedJaxpr, two: ClosedJaxpr) -> tuple[str, ...]:
         return ()
     found: list[str] = []
     for (sharding, shape), (_, grown) in zip(narrow, wide, strict=True):
-        for entry, small, large in zip(sharding.spec, shape, grown, strict=False):
+        for entry, small, large in zip(sharding.spec.partitions, shape, grown, strict=False):
             if small != large:
                 found += [a for a in types.spec_axes(entry) if a not in found]
     return tuple(found)
@@ -100,7 +101,7 @@ def asked_sharding(eqn: JaxprEqn) -> NamedSharding | None:
         sharding = eqn.params.get(name)
         if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
             continue
-        names_an_axis = any(map(types.spec_axes, sharding.spec))
+        names_an_axis = any(map(types.spec_axes, sharding.spec.partitions))
         if names_an_axis or eqn.primitive.name == "sharding_constraint":
             return sharding
     return None
@@ -115,6 +116,16 @@ def subprograms(params: dict[str, Any]) -> list[Jaxpr]:
                 found.append(item.jaxpr)
             elif isinstance(item, Jaxpr):
                 found.append(item)
+    return found
+
+
+def axes_of_inner_shard_maps(jaxpr: Jaxpr) -> set[str]:
+    """The mesh axes that shard_maps in a program run over."""
+    found: set[str] = set()
+    for eqn in jaxpr.eqns:
+        found |= set(eqn.params.get("newly_manual_axes", ()))
+        for inner in subprograms(eqn.params):
+            found |= axes_of_inner_shard_maps(inner)
     return found
 
 

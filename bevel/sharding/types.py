@@ -78,14 +78,15 @@ def retyped(x: Any, shape: tuple[int, ...], mesh: AbstractMesh | None, dropped: 
     `dropped` leading dimensions are gone from the shape.
     """
     aval = jax.typeof(x)
+    options: dict[str, Any] = {"weak_type": getattr(aval, "weak_type", False)}
     sharding = explicit_sharding(x)
     if sharding is not None:
-        spec = PartitionSpec(*tuple(sharding.spec)[dropped:])
-        placed = NamedSharding(mesh or sharding.mesh.abstract_mesh, spec)
-        return jax.ShapeDtypeStruct(shape, aval.dtype, sharding=placed, weak_type=aval.weak_type)
-    if not varying_axes(x):
-        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-    return jax.eval_shape(lambda y: as_varying(jnp.zeros(shape, y.dtype), varying_axes(y)), x)
+        spec = PartitionSpec(*tuple(sharding.spec.partitions)[dropped:])
+        options["sharding"] = NamedSharding(mesh or sharding.mesh.abstract_mesh, spec)
+    if varying_axes(x):
+        context = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
+        options = {"sharding": context} | options | {"manual_axis_type": aval.manual_axis_type}
+    return jax.ShapeDtypeStruct(shape, aval.dtype, **options)
 
 
 def with_axes_of_size_one(mesh: AbstractMesh, axes: Iterable[str]) -> AbstractMesh:

@@ -25,7 +25,7 @@ from bevel import precision
 from bevel.clipping.bounded import MAX_CANCELLATION
 from bevel.clipping.norms.kept import roundings, staged_sum
 from bevel.clipping.norms.registry import Norm, Rule, register
-from bevel.clipping.norms.scaling import power_of_two, scale_back, scale_to_one
+from bevel.clipping.norms.scaling import power_of_two, root, scale_back, scale_to_one
 
 # Of the square: the Gram form is not taken where its rounding may pass half a percent of a norm
 # whose rows are at random angles.
@@ -79,19 +79,19 @@ def norm(eqn: JaxprEqn, weight: int, h: jax.Array, g: jax.Array) -> Norm:
     dtype = h.dtype
     if sizes.rows == 1:
         (h_square, h_terms), (g_square, g_terms) = staged_sum(h * h), staged_sum(g * g)
-        estimate = jnp.sqrt(h_square) * jnp.sqrt(g_square)
+        estimate = root(h_square) * root(g_square)
         upper = estimate * (1 + precision.rounding_growth(h_terms + g_terms + 8, dtype))
     else:
         gamma = precision.rounding_growth(sizes.roundings, dtype)
         u = precision.unit_roundoff(dtype)
         # A: each row's product of lengths, summed.
-        lengths = jnp.sqrt(sum_over(h * h, sizes.h_contract) * sum_over(g * g, sizes.y_free))
+        lengths = root(sum_over(h * h, sizes.h_contract) * sum_over(g * g, sizes.y_free))
         absolute = jnp.sum(lengths, axis=tuple(range(1, lengths.ndim))) * (1 + gamma)
         gram = inner_products(h, sizes.h_contract) * inner_products(g, sizes.y_free)
         square = jnp.maximum(staged_sum(gram)[0], 0)
-        upper = jnp.sqrt(square + gamma * absolute * absolute) + 4 * u * absolute
+        upper = root(square + gamma * absolute * absolute) + 4 * u * absolute
         upper = jnp.maximum(upper, absolute / MAX_CANCELLATION) * (1 + 8 * u)
-        estimate = jnp.sqrt(square)
+        estimate = root(square)
     return Norm(scale_back(estimate, exponent), scale_back(upper, exponent))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from bevel import precision
 from bevel.clipping.norms.registry import Norm
-from bevel.clipping.norms.scaling import scale_back, scale_to_one
+from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
 
 # A sum of up to this many squares in one go has a rounding error that is not worth splitting.
 ONE_STAGE = 4096
@@ -26,7 +26,7 @@ def kept_norm(gradient: jax.Array) -> Norm:
         return Norm(zeros, zeros)
     scaled, exponent = scale_to_one(gradient)
     squares, terms = staged_sum(scaled * scaled)
-    estimate = scale_back(jnp.sqrt(squares), exponent)
+    estimate = scale_back(root(squares), exponent)
     slack = precision.rounding_growth(terms + 4, scaled.dtype)
     return Norm(estimate, estimate * (1 + slack))
 
