@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from bevel.clipping.equations import bind, body_of_call, depends_on, evaluate
@@ -84,8 +84,9 @@ def replay(
         name = eqn.primitive.name
         asked = asked_sharding(eqn)
         if name in ("sharding_constraint", "reshard") and asked is not None:
-            shared = batched is not None and eqn.invars[0] not in batched
-            return [marked(inputs[0], asked, layout, shared)]
+            operand = eqn.invars[0]
+            depends = batched is None or (not isinstance(operand, Literal) and operand in batched)
+            return [marked(inputs[0], asked, layout, shared=not depends)]
         if name in ("reshard", "mesh_cast"):
             return inputs
         body = body_of_call(eqn)
