@@ -91,10 +91,9 @@ def replay(
             return inputs
         body = body_of_call(eqn)
         inner = subprograms(eqn.params)
+        # A custom rule is kept where it can be, for whoever differentiates through the clipping.
         if name in CUSTOM_CALLS and (explicit or any(map(constraints, inner))):
-            body = eqn.params[
-                "call_jaxpr"
-            ]  # else its rule is kept, for whoever differentiates this
+            body = eqn.params["call_jaxpr"]
         if body is not None:
             return replay(body.jaxpr, body.consts, inputs, layout)
         changed: dict[str, Any] = {}

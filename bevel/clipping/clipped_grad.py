@@ -9,8 +9,8 @@ import numpy as np
 
 from bevel.clipping.arguments import ByIdentity, PyTree, split_call
 from bevel.clipping.bounded import BoundedSensitivityCallable, TracedProgram
-from bevel.clipping.engine import Task, clipped_sum
-from bevel.clipping.options import Clip
+from bevel.clipping.engine import clipped_sum
+from bevel.clipping.options import Clip, Task
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import Seen
 

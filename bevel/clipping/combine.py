@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,12 @@ from bevel import precision
 from bevel.clipping.coefficients import coefficients, tree_norm, usable
 from bevel.clipping.grid import on_grid, tightened
 from bevel.clipping.norms import Norm, kept_norm, rule_for
-from bevel.clipping.options import Clip
+from bevel.clipping.options import Clip, Task
 from bevel.clipping.taps import Tap
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import Layout
 from bevel.sharding.placed import placed_like
 from bevel.sharding.types import varying_axes
-
-if TYPE_CHECKING:
-    from bevel.clipping.engine import Task
 
 
 class Outputs(NamedTuple):
@@ -70,7 +67,7 @@ def group_by_clip_norm(clip: Clip, out_tree: Any) -> Groups:
 
 
 def combine(
-    task: "Task", shares: Shares, layout: Layout, outputs: Outputs, padding: Any
+    task: Task, shares: Shares, layout: Layout, outputs: Outputs, padding: Any
 ) -> tuple[list[Any], list[Any]]:
     """The sums over the examples, one per leaf, and the per-example outputs that were asked for."""
     outputs = rounded_once(outputs)
@@ -141,7 +138,7 @@ def coordinates(gradient: jax.Array, batch_axes: Collection[str]) -> int:
     return int(np.prod(gradient.shape[1:])) * math.prod(map(jax.lax.axis_size, split))
 
 
-def kept_sum(task: "Task", gradient: Any, factor: Any, keep: Any) -> jax.Array:
+def kept_sum(task: Task, gradient: Any, factor: Any, keep: Any) -> jax.Array:
     """The sum over examples of `factor * gradient`, in float32 or wider, or on the integer grid."""
     dtype = precision.accumulation_dtype(gradient.dtype, factor.dtype)
     weighted = along(factor, gradient).astype(dtype) * chosen(keep, gradient).astype(dtype)
@@ -151,7 +148,7 @@ def kept_sum(task: "Task", gradient: Any, factor: Any, keep: Any) -> jax.Array:
 
 
 def finish(
-    task: "Task", shares: Shares, layout: Layout, sums: Sequence[Any], params: Sequence[Any]
+    task: Task, shares: Shares, layout: Layout, sums: Sequence[Any], params: Sequence[Any]
 ) -> list[Any]:
     """The sums, reduced over manual axes if asked, normalised, cast, placed like the parameters."""
     finished = []

@@ -1,6 +1,5 @@
 """One clipped sum: trace one example, tap, differentiate, batch, norms, combine."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bevel.clipping.arguments import Call, Leaves, PyTree, batch_size
+from bevel.clipping.arguments import Call, Leaves, batch_size
 from bevel.clipping.batch import over_examples
 from bevel.clipping.bounded import Aux, TracedProgram
 from bevel.clipping.combine import Outputs, Shares, combine, finish, group_by_clip_norm
@@ -30,36 +29,10 @@ from bevel.clipping.meshes import (
     refuse_collectives,
 )
 from bevel.clipping.microbatches import in_microbatches
-from bevel.clipping.options import Clip
+from bevel.clipping.options import Task
 from bevel.clipping.taps import differentiate, find_taps
 from bevel.sharding.axes import Layout, Seen
 from bevel.sharding.types import zeros_of_type
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What a clipped function was asked to do."""
-
-    fun: Callable[..., Any]
-    clip: Clip
-    argnums: int | Sequence[int] | None  # None: clip the output of fun, not its gradient
-    batch_argnums: int | Sequence[int]
-    has_aux: bool = False
-    prng_argnum: int | None = None
-    keep_batch_dim: bool = True
-    transform: Callable[[PyTree], PyTree] | None = None
-    microbatch_size: int | None = None
-    dtype: Any = None
-    engine: str = "auto"
-    batch_axes: tuple[str, ...] | None = None
-    reduce_axes: tuple[str, ...] = ()
-    return_values: bool = False
-    return_norms: bool = False
-
-    @property
-    def gradient(self) -> bool:
-        return self.argnums is not None
-
 
 Runner = Callable[[Sequence[Any], Any, Any, Any], Outputs]
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,16 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.example import Example, Program, trace
+from bevel.clipping.options import Task
 from bevel.errors import FixArgumentsError, MoveCollectiveError, PadBatchError
 from bevel.sharding import axes, types
 from bevel.sharding.axes import Layout, Seen
-
-if TYPE_CHECKING:
-    from bevel.clipping.engine import Task
 
 # Equations that name manual axes without communicating over them.
 SILENT = {"pvary", "pcast", "axis_index", "axis_size"}
 
 
-def on_mesh(task: "Task", leaves: Leaves, seen: Seen) -> tuple[Layout, Leaves]:
+def on_mesh(task: Task, leaves: Leaves, seen: Seen) -> tuple[Layout, Leaves]:
     """The kind of mesh, and the arguments as they must be differentiated there.
 
     Inside shard_map, autodiff sums the gradient of a parameter that the shards share over those
@@ -58,7 +56,7 @@ def on_mesh(task: "Task", leaves: Leaves, seen: Seen) -> tuple[Layout, Leaves]:
     return Layout(found, manual=True), leaves
 
 
-def untyped_batch_axes(task: "Task", manual: tuple[str, ...]) -> tuple[str, ...]:
+def untyped_batch_axes(task: Task, manual: tuple[str, ...]) -> tuple[str, ...]:
     """The batch axes where types say nothing: all manual ones, or it is not known what shards hold.
 
     A parameter that is split over another axis would be clipped piece by piece.
@@ -76,7 +74,7 @@ def untyped_batch_axes(task: "Task", manual: tuple[str, ...]) -> tuple[str, ...]
 
 
 def batch_layout(
-    task: "Task", layout: Layout, example: Example, leaves: Leaves, program: Program
+    task: Task, layout: Layout, example: Example, leaves: Leaves, program: Program
 ) -> tuple[Layout, int]:
     """The layout with its batch axes, and the number of pieces they cut the batch into.
 
@@ -101,7 +99,7 @@ def batch_layout(
 
 
 def axes_that_grow(
-    task: "Task", example: Example, leaves: Leaves, mesh: AbstractMesh | None
+    task: Task, example: Example, leaves: Leaves, mesh: AbstractMesh | None
 ) -> tuple[str, ...]:
     """The axes that the gradient's constraints put on dimensions that grow with the batch."""
 
@@ -189,7 +187,7 @@ def check_loss_is_shared(loss: Any, layout: Layout) -> None:
         )
 
 
-def example_keys(key: Any, size: int, layout: Layout, task: "Task") -> jax.Array:
+def example_keys(key: Any, size: int, layout: Layout, task: Task) -> jax.Array:
     """One key per example, folded from the example's index in the global batch."""
     index = jnp.arange(size, dtype=jnp.uint32)
     if layout.manual:

@@ -1,7 +1,8 @@
-"""The options of a clipping, checked once, privacy-changing ones apart from the others."""
+"""The options of a clipped function: those that change privacy (`Clip`) apart from the others."""
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -119,3 +120,28 @@ def checked_norm(norm: Any) -> Any:
             f"l2_clip_norm={value}: the clip norm is a length, so give a number >= 0."
         )
     return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a clipped function was asked to do."""
+
+    fun: Callable[..., Any]
+    clip: Clip
+    argnums: int | Sequence[int] | None  # None: clip the output of fun, not its gradient
+    batch_argnums: int | Sequence[int]
+    has_aux: bool = False
+    prng_argnum: int | None = None
+    keep_batch_dim: bool = True
+    transform: Callable[[PyTree], PyTree] | None = None
+    microbatch_size: int | None = None
+    dtype: Any = None
+    engine: str = "auto"
+    batch_axes: tuple[str, ...] | None = None
+    reduce_axes: tuple[str, ...] = ()
+    return_values: bool = False
+    return_norms: bool = False
+
+    @property
+    def gradient(self) -> bool:
+        return self.argnums is not None
