@@ -1,6 +1,6 @@
 """The table of the sharp edges as README quotes it: Markdown, with machine, date and versions.
 
-    python benchmarks/sharp_edges.py
+python benchmarks/sharp_edges.py
 """
 
 import datetime
