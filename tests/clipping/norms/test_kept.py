@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bevel import precision
-from bevel.clipping.norms.kept import kept_norm, roundings, staged_sum
+from bevel.clipping.norms.kept import ONE_STAGE, kept_norm, roundings, staged_sum
 
 TINY = float(np.finfo(np.float32).tiny)
 # The bound may exceed the norm by this factor in any shape: more would waste the clip norm.
@@ -183,3 +183,16 @@ def test_staged_sum_counts_its_roundings(shape, seed):
     truth = np.array([math.fsum(row.ravel().astype(np.float64)) for row in x])
     error = np.abs(np.asarray(total) - truth)
     assert np.all(error <= precision.rounding_growth(int(terms)) * truth)
+
+
+@pytest.mark.parametrize("shape", [(2**20,), (50257, 24), (3, 3, 64, 128)])
+def test_no_sum_is_long(shape):
+    """What the bound counts is what is added: each sum is short, and the compiler keeps it so."""
+    x = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    sums = [e for e in jax.make_jaxpr(kept_norm)(x).eqns if e.primitive.name == "reduce_sum"]
+    lengths = [math.prod(e.invars[0].aval.shape[i] for i in e.params["axes"]) for e in sums]
+    assert max(lengths) <= ONE_STAGE
+    assert sum(lengths) <= roundings(shape)
+    text = kept.lower(x).compile().as_text()
+    added = [line for line in text.splitlines() if " reduce(" in line and "maximum" not in line]
+    assert len(added) >= len([n for n in lengths if n > 1])
