@@ -50,6 +50,7 @@ def clipped_grad(
 
     The result equals `sum_i clip(jax.grad(fun)(params, batch[i:i+1]))`, whatever `fun` computes for
     a whole batch: a loss that couples examples (batch normalisation) is evaluated on one at a time.
+    Clipped contributions are smaller by the slack that covers rounding (`bevel.precision`).
     `fun` may hold sharding constraints, jit, scan, cond, remat and custom rules, on any mesh. As
     with `jax.jit`, Python values that it closes over are read when it is traced, not at each call.
 
@@ -81,8 +82,8 @@ def clipped_grad(
     Inside `jax.shard_map`: norms, values and aux are those of the shard's own examples, and the sum
     is over the shard's own examples, typed as varying over the batch axes. `reduce_axes=('data',)`
     gives the global sum instead, reduced once and the same on every shard. All manual axes that the
-    batch varies over are taken to carry examples: name the others' complement in `batch_axes` where
-    an axis splits a sequence.
+    batch varies over are taken to carry examples: where one of them splits a sequence instead, name
+    the ones that do carry examples in `batch_axes`.
 
     Returns:
       A `BoundedSensitivityCallable`. Called with `is_padding_example=mask`, rows where the
