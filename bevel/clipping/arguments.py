@@ -172,10 +172,19 @@ def check_param(leaf: Any, where: str) -> None:
         )
 
 
+def first_key(key: Any) -> jax.Array:
+    return jax.random.fold_in(key, 0)
+
+
+def example_key_type(key: Any) -> jax.ShapeDtypeStruct:
+    """The type of the key that one example gets. One function, so that JAX traces it once."""
+    return jax.eval_shape(first_key, key)
+
+
 def check_key(leaf: Any, where: str) -> None:
     """Raises unless a leaf is one random key."""
     try:
-        jax.eval_shape(lambda key: jax.random.fold_in(key, 0), leaf)
+        example_key_type(leaf)
     except (TypeError, ValueError) as error:
         raise FixArgumentsError(
             f"{where} is named by prng_argnum, but is no random key: pass jax.random.key(seed)."

@@ -12,7 +12,7 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.coefficients import coefficients, tree_norm, usable
 from bevel.clipping.grid import on_grid, tightened
-from bevel.clipping.norms import Norm, kept_norm, rule_for
+from bevel.clipping.norms import Norm, kept_norm
 from bevel.clipping.options import Clip, Task
 from bevel.clipping.taps import Tap
 from bevel.errors import FixArgumentsError
@@ -77,7 +77,7 @@ def combine(
     pairs = dict(zip(taps, read, strict=True))
     norms: dict[int, Norm] = {leaf: kept_norm(g) for leaf, g in gradients.items()}
     for leaf, (h, g) in pairs.items():
-        norms[leaf] = tap_rule(taps[leaf]).norm(taps[leaf].eqn, taps[leaf].operand, h, g)
+        norms[leaf] = taps[leaf].norm(h, g)
     whole, factors = clip_factors(task.clip, shares.groups, norms, layout, outputs)
     keep = usable(whole, padding, task.clip.nan_safe)
 
@@ -87,11 +87,10 @@ def combine(
         if leaf in gradients:
             sums.append(kept_sum(task, gradients[leaf], factor, keep))
         else:
-            tap, (h, g) = taps[leaf], pairs[leaf]
+            h, g = pairs[leaf]
             dtype = precision.accumulation_dtype(g.dtype, factor.dtype)
             weighted = along(factor, g).astype(dtype) * chosen(keep, g).astype(dtype)
-            total = tap_rule(tap).weighted_sum(tap.eqn, tap.operand, chosen(keep, h), weighted)
-            sums.append(tap.to_param(total))
+            sums.append(taps[leaf].weighted_sum(chosen(keep, h), weighted))
 
     rows = [outputs.value] if task.return_values else []
     rows += [whole.estimate] if task.return_norms else []
@@ -127,7 +126,8 @@ def clip_factors(
         clip_norms = [tightened(norm, clip.grid_scale, dimension) for norm in clip_norms]
     for group, clip_norm in enumerate(clip_norms):
         members = [norms[leaf] for leaf, of in enumerate(groups.of_leaf) if of == group]
-        norm = tree_norm(members, layout.batch_axes) if members else whole
+        part = 0 < len(members) < len(norms)
+        norm = tree_norm(members, layout.batch_axes) if part else whole
         factors.append(coefficients(norm, clip_norm, clip))
     return whole, factors
 
@@ -166,10 +166,6 @@ def finish(
             total = placed_like(total, params[leaf], layout.params[leaf], layout.explicit_mesh)
         finished.append(total)
     return finished
-
-
-def tap_rule(tap: Tap) -> Any:
-    return rule_for(tap.eqn.primitive.name)
 
 
 def along(factor: jax.Array, like: jax.Array) -> jax.Array:

@@ -70,8 +70,10 @@ def clipped_sum(
     if size == 0:
         sums, rows = nothing(compute, arrays)
     elif layout.explicit_mesh is not None and task.engine == "auto":
-        specs = leaves.params if shares.like_params else None
-        sums, rows = in_auto_axes(compute, layout, specs, arrays)
+        like = leaves.params if shares.like_params else [None] * shares.out_tree.num_leaves
+        asked = [task.return_values, task.return_norms]
+        count = sum(asked) + (shares.aux_tree.num_leaves if task.has_aux else 0)
+        sums, rows = in_auto_axes(compute, layout, like, count, arrays)
     else:
         sums, rows = compute(*arrays)
     result = jax.tree.unflatten(shares.out_tree, sums)

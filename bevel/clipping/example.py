@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import AbstractMesh
 
 from bevel import errors
-from bevel.clipping.arguments import Call, Leaves
+from bevel.clipping.arguments import Call, Leaves, example_key_type
 from bevel.clipping.equations import inline_calls
 from bevel.errors import BevelError, FixLossError
 from bevel.sharding import types
@@ -61,7 +61,7 @@ class Example:
         return Leaves(
             [whole(x) for x in leaves.params],
             [one(x) for x in leaves.batch],
-            [jax.eval_shape(lambda k: jax.random.fold_in(k, 0), key) for key in leaves.keys],
+            [example_key_type(key) for key in leaves.keys],
             [whole(x) for x in leaves.constants],
         )
 

@@ -1,7 +1,6 @@
 """How a call meets the mesh: Auto axes, Explicit axes, or inside `shard_map`."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -205,20 +204,21 @@ def example_keys(key: Any, size: int, layout: Layout, task: Task) -> jax.Array:
 def in_auto_axes(
     compute: Callable[..., tuple[list[Any], list[Any]]],
     layout: Layout,
-    like: Sequence[Any] | None,
+    like: Sequence[Any],
+    rows: int,
     arrays: tuple[Any, ...],
 ) -> tuple[list[Any], list[Any]]:
     """Runs `compute` with the Explicit axes as Auto ones; results are typed again as they leave.
 
-    Sums get the spec of the parameters `like`, per-example rows that of the batch.
+    Sums get the spec of the parameters `like` (None: replicated), the `rows` per-example outputs
+    that of the batch.
     """
     mesh: Any = layout.explicit_mesh
-    auto = functools.partial(jax.sharding.auto_axes, compute, axes=types.explicit_axes(mesh))
+    explicit = types.explicit_axes(mesh)
+    shardings = [None if x is None else types.explicit_sharding(x) for x in like]
+    by_param = [PartitionSpec() if s is None else s.spec for s in shardings]
+    carried = tuple(axis for axis in layout.batch_axes if axis in explicit)
+    by_row = [PartitionSpec(carried or None)] * rows
+    auto = jax.sharding.auto_axes(compute, axes=explicit, out_sharding=(by_param, by_row))
     with jax.sharding.use_abstract_mesh(mesh):
-        sums, rows = jax.eval_shape(auto(out_sharding=PartitionSpec()), *arrays)
-        shardings = [types.explicit_sharding(x) for x in like or ()]
-        by_param = [PartitionSpec() if s is None else s.spec for s in shardings]
-        explicit = tuple(a for a in layout.batch_axes if a in types.explicit_axes(mesh))
-        by_row = [PartitionSpec(explicit or None)] * len(rows)
-        out_sharding = (by_param or [PartitionSpec()] * len(sums), by_row)
-        return auto(out_sharding=out_sharding)(*arrays)
+        return auto(*arrays)

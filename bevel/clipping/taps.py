@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from bevel.clipping.equations import bind, depends_on, evaluate
-from bevel.clipping.norms import rule_for
+from bevel.clipping.norms import Norm, Rule, rule_for
 from bevel.sharding.types import zeros_of_type
 
 # Equations that pass a parameter on, norm unchanged.
@@ -32,12 +32,20 @@ class Tap:
     eqn: JaxprEqn
     operand: int
     chain: tuple[JaxprEqn, ...]
+    rule: Rule
 
     @property
     def rows(self) -> int:
         """With how many rows one example enters."""
-        rule = rule_for(self.eqn.primitive.name)
-        return rule.rows(self.eqn, self.operand) if rule else 1
+        return self.rule.rows(self.eqn, self.operand)
+
+    def norm(self, h: jax.Array, g: jax.Array) -> Norm:
+        """Norms of the examples' gradients, from the other operand and the cotangent."""
+        return self.rule.norm(self.eqn, self.operand, h, g)
+
+    def weighted_sum(self, h: jax.Array, g: jax.Array) -> jax.Array:
+        """The gradient of the parameter, summed over examples; `g` carries the coefficients."""
+        return self.to_param(self.rule.weighted_sum(self.eqn, self.operand, h, g))
 
     def to_param(self, gradient: jax.Array) -> jax.Array:
         """Carries a gradient from the operand back to the parameter."""
@@ -68,8 +76,10 @@ def find_taps(program: ClosedJaxpr, params: int) -> list[Tap]:
                 chains[eqn.outvars[0]] = (param, (*chain, eqn))
                 continue
             rule = rule_for(eqn.primitive.name)
-            fits = rule is not None and meets_example and rule.accepts(eqn, position)
-            uses[param].append(Tap(param, eqn, position, chain) if fits else None)
+            if rule is not None and meets_example and rule.accepts(eqn, position):
+                uses[param].append(Tap(param, eqn, position, chain, rule))
+            else:
+                uses[param].append(None)
     for var in jaxpr.outvars:
         if not isinstance(var, Literal) and var in chains:
             uses[chains[var][0]].append(None)
