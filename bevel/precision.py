@@ -20,6 +20,8 @@ Two bounds follow, and they are kept apart:
   `BoundedSensitivityCallable.rounding_bound(batch_size)`.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +48,38 @@ def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> np.dtype:
 def unit_roundoff(dtype: jax.typing.DTypeLike) -> float:
     """Largest relative error of one rounding to `dtype`."""
     return float(jnp.finfo(dtype).eps) / 2
+
+
+def multiplier(dtype: jax.typing.DTypeLike, asked: object = None) -> "Multiplier":
+    """How matrices of `dtype` are multiplied here, so that each product is exact in float32.
+
+    Matrix units take bfloat16 as it is. By default GPUs take float32 as TF32 (11 significant bits):
+    where the model does, so do norm and sum, on operands that were rounded so once, and for both.
+    Elsewhere, and where the model asks for more, float32 is multiplied in full.
+    """
+    dtype = np.dtype(dtype)
+    if dtype == jnp.dtype("bfloat16"):
+        return Multiplier(dtype, unit_roundoff(dtype), jax.lax.Precision.DEFAULT, None)
+    wide = accumulation_dtype(dtype)
+    plain = asked in (None, jax.lax.Precision.DEFAULT, (jax.lax.Precision.DEFAULT,) * 2)
+    if wide == np.dtype(np.float32) and plain and jax.default_backend() == "gpu":
+        return Multiplier(wide, 2.0**-11, jax.lax.Precision.DEFAULT, 10)
+    return Multiplier(wide, unit_roundoff(wide), jax.lax.Precision.HIGHEST, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Multiplier:
+    """What a matrix product takes: the dtype of its operands, their roundoff and precision."""
+
+    dtype: np.dtype
+    roundoff: float
+    precision: jax.lax.Precision
+    mantissa: int | None  # bits to which operands are rounded, if fewer than the dtype has
+
+    def operand(self, x: jax.Array) -> jax.Array:
+        """`x` as the multiplier takes it."""
+        x = x.astype(self.dtype)
+        return x if self.mantissa is None else jax.lax.reduce_precision(x, 8, self.mantissa)
 
 
 def rounding_growth(terms: float, dtype: jax.typing.DTypeLike = np.float32) -> float:

@@ -31,6 +31,10 @@ class Leaves(NamedTuple):
     keys: list[Any]
     constants: list[Any]
 
+    def flat(self) -> list[Any]:
+        """In the order of a traced program's inputs."""
+        return [*self.params, *self.batch, *self.keys, *self.constants]
+
 
 @dataclasses.dataclass(frozen=True)
 class ByIdentity:

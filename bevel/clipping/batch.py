@@ -30,8 +30,13 @@ BODIES = {"scan", "while", "cond", "remat2", "checkpoint", "custom_linear_solve"
 CUSTOM_CALLS = {"custom_jvp_call", "custom_vjp_call"}
 
 
-def over_examples(program: ClosedJaxpr, layout: Layout) -> Callable[..., list[Any]]:
-    """`f(consts, params, examples, constants)`: the program for every row of `examples`."""
+def over_examples(
+    program: ClosedJaxpr, layout: Layout, summed: bool = False
+) -> Callable[..., list[Any]]:
+    """`f(consts, params, examples, constants)`: the program for every row of `examples`.
+
+    `summed`: its outputs are sums over the examples (`recompute.py`), not one for each.
+    """
 
     def one(consts: Any, params: Any, examples: Any, constants: Any) -> list[Any]:
         inputs = (*params, *examples, *constants)
@@ -44,7 +49,8 @@ def over_examples(program: ClosedJaxpr, layout: Layout) -> Callable[..., list[An
 
     split = not layout.manual and split_by_inner_shard_maps(program, layout)
     spmd = layout.batch_axes if split and layout.batch_axes else None
-    return jax.vmap(one, in_axes=(None, None, 0, None), spmd_axis_name=spmd)
+    out_axes = None if summed else 0
+    return jax.vmap(one, (None, None, 0, None), out_axes, spmd_axis_name=spmd)
 
 
 def split_by_inner_shard_maps(program: ClosedJaxpr, layout: Layout) -> bool:

@@ -40,9 +40,12 @@ def over_shards(norm: Norm, batch_axes: Collection[str]) -> Norm:
     return Norm(added(norm.estimate), added(norm.upper) * (1 + slack))
 
 
-def tree_norm(leaves: Sequence[Norm], batch_axes: Collection[str] = ()) -> Norm:
-    """Norm and bound of a group of leaves, with room for rounding `coefficient * gradient`."""
-    whole = [over_shards(n, batch_axes) for n in leaves]
+def tree_norm(leaves: Sequence[Norm], batch_axes: Collection[str] | None = ()) -> Norm:
+    """Norm and bound of a group of leaves, with room for rounding `coefficient * gradient`.
+
+    `batch_axes=None`: of what lies on one shard.
+    """
+    whole = leaves if batch_axes is None else [over_shards(n, batch_axes) for n in leaves]
     upper = total_norm([n.upper for n in whole])
     slack = precision.rounding_growth(len(leaves) + 16, upper.dtype)
     return Norm(total_norm([n.estimate for n in whole]), upper * (1 + slack))

@@ -1,8 +1,10 @@
 """Norms, coefficients and the sum: from what each example gives to the clipped sum."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Collection, Sequence
+import operator
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,13 +14,17 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.coefficients import coefficients, tree_norm, usable
 from bevel.clipping.grid import on_grid, tightened
-from bevel.clipping.norms import Norm, kept_norm
+from bevel.clipping.norms import Measured, Norm, kept_norm
+from bevel.clipping.norms.factors import chosen
 from bevel.clipping.options import Clip, Task
-from bevel.clipping.taps import Tap
+from bevel.clipping.taps import Reading, Tapped
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import Layout
 from bevel.sharding.placed import placed_like
 from bevel.sharding.types import varying_axes
+
+# Norms from pairs of rows with more numbers than this, per example, are first taken in one pass.
+ONE_PASS = 4096
 
 
 class Outputs(NamedTuple):
@@ -27,8 +33,7 @@ class Outputs(NamedTuple):
     value: Any
     aux: list[Any]
     contribution: Any  # gradients of the kept parameters, or the output of clipped_fun
-    others: list[Any]  # h, one per tap
-    cotangents: list[Any]  # g, one per tap
+    readings: list[Reading]  # one per use of a tapped parameter
 
 
 class Groups(NamedTuple):
@@ -42,7 +47,7 @@ class Groups(NamedTuple):
 class Shares:
     """Which leaf of the result comes from where."""
 
-    taps: list[Tap]
+    taps: list[Tapped]
     kept: list[int]
     out_tree: Any
     aux_tree: Any
@@ -67,47 +72,138 @@ def group_by_clip_norm(clip: Clip, out_tree: Any) -> Groups:
 
 
 def combine(
-    task: Task, shares: Shares, layout: Layout, outputs: Outputs, padding: Any
+    task: Task,
+    shares: Shares,
+    layout: Layout,
+    outputs: Outputs,
+    padding: Any,
+    again: Callable[[list[Any], Any], dict[int, Any]],
 ) -> tuple[list[Any], list[Any]]:
-    """The sums over the examples, one per leaf, and the per-example outputs that were asked for."""
-    outputs = rounded_once(outputs)
-    gradients = dict(zip(shares.kept, jax.tree.leaves(outputs.contribution), strict=True))
-    taps = {tap.param: tap for tap in shares.taps}
-    read = zip(outputs.others, outputs.cotangents, strict=True)
-    pairs = dict(zip(taps, read, strict=True))
-    norms: dict[int, Norm] = {leaf: kept_norm(g) for leaf, g in gradients.items()}
-    for leaf, (h, g) in pairs.items():
-        norms[leaf] = taps[leaf].norm(h, g)
-    whole, factors = clip_factors(task.clip, shares.groups, norms, layout, outputs)
-    keep = usable(whole, padding, task.clip.nan_safe)
+    """The sums over the examples, one per leaf, and the per-example outputs that were asked for.
 
-    sums = []
-    for leaf in range(shares.out_tree.num_leaves):
-        factor = factors[shares.groups.of_leaf[leaf]]
-        if leaf in gradients:
-            sums.append(kept_sum(task, gradients[leaf], factor, keep))
-        else:
-            h, g = pairs[leaf]
-            dtype = precision.accumulation_dtype(g.dtype, factor.dtype)
-            weighted = along(factor, g).astype(dtype) * chosen(keep, g).astype(dtype)
-            sums.append(taps[leaf].weighted_sum(chosen(keep, h), weighted))
+    `again(coefficients of each group, which examples count)` gives the sums that a second backward
+    pass takes.
+    """
+    kept, made = rounded_once(outputs.contribution, gradients_of(shares, layout, outputs.readings))
+    gradients = dict(zip(shares.kept, jax.tree.leaves(kept), strict=True))
+    source = Source(task, shares, gradients, made)
+    large = [leaf for leaf in source.leaves if source.in_one_pass(leaf)]
+    small = source.norms([leaf for leaf in source.leaves if leaf not in large])
+
+    def sums_of(norms: dict[int, Norm], clean: bool) -> tuple[dict[int, Any], list[Any], Any, Any]:
+        whole, factors = clip_factors(task.clip, shares.groups, norms, layout, outputs)
+        keep = usable(whole, padding, task.clip.nan_safe)
+        return source.sums(large, factors, keep, clean), factors, keep, whole.estimate
+
+    if large:
+        # In one pass, which is sound if no square leaves the range of a float: known afterwards.
+        quick = {leaf: source.measured(leaf) for leaf in large}
+        sound = [m.sound for parts in quick.values() for m in parts]
+        norms = {leaf: side_by_side([m.norm for m in parts]) for leaf, parts in quick.items()}
+        sums, factors, keep, estimate = jax.lax.cond(
+            jnp.all(functools.reduce(operator.and_, sound)),
+            lambda: sums_of(small | norms, clean=True),
+            lambda: sums_of(small | source.norms(large), clean=False),
+        )
+    else:
+        sums, factors, keep, estimate = sums_of(small, clean=False)
+    sums |= source.sums([leaf for leaf in small if not source.again(leaf)], factors, keep)
+    sums |= again(factors, keep)
 
     rows = [outputs.value] if task.return_values else []
-    rows += [whole.estimate] if task.return_norms else []
+    rows += [estimate] if task.return_norms else []
     rows += outputs.aux if task.has_aux else []
-    return sums, [row if padding is None else chosen(~padding, row) for row in rows]
+    return [sums[leaf] for leaf in sorted(sums)], [
+        row if padding is None else chosen(~padding, row) for row in rows
+    ]
 
 
-def rounded_once(outputs: Outputs) -> Outputs:
-    """The same outputs, of which norm and sum see the same numbers.
+def gradients_of(
+    shares: Shares, layout: Layout, readings: Sequence[Reading]
+) -> dict[int, list[Any]]:
+    """The gradients of each tapped parameter at its uses, not formed."""
+    left = iter(readings)
+    return {
+        tap.param: tap.gradients([next(left) for _ in tap.uses], layout.pieces)
+        for tap in shares.taps
+    }
+
+
+def rounded_once(*values: Any) -> Any:
+    """The same values, of which norm and sum see the same numbers.
 
     Without the barrier the compiler may compute a bfloat16 gradient twice, once without rounding
     it, and the norm would be that of another gradient than the one that is summed.
     """
-    summed = outputs.contribution, outputs.others, outputs.cotangents
     # Leaf by leaf: a joint barrier would give all of them the manual axes of each.
-    contribution, others, cotangents = jax.tree.map(jax.lax.optimization_barrier, summed)
-    return outputs._replace(contribution=contribution, others=others, cotangents=cotangents)
+    return jax.tree.map(jax.lax.optimization_barrier, values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What the norms and sums of the leaves are made of."""
+
+    task: Task
+    shares: Shares
+    gradients: dict[int, Any]
+    made: dict[int, list[Any]]  # of tapped parameters
+
+    @property
+    def leaves(self) -> list[int]:
+        return sorted((*self.gradients, *self.made))
+
+    def tap(self, leaf: int) -> Tapped | None:
+        return next((tap for tap in self.shares.taps if tap.param == leaf), None)
+
+    def again(self, leaf: int) -> bool:
+        tap = self.tap(leaf)
+        return tap is not None and tap.again
+
+    def in_one_pass(self, leaf: int) -> bool:
+        """Whether the norm of a leaf is first taken without scaling, to read its values once."""
+        tap = self.tap(leaf)
+        if tap is None or tap.again or tap.way == "outer":
+            return False
+        arrays = jax.tree.leaves(self.made[leaf])
+        return sum(math.prod(x.shape[1:]) for x in arrays) > ONE_PASS
+
+    def measured(self, leaf: int) -> list[Measured]:
+        """Norms without scaling."""
+        tap = self.tap(leaf)
+        return [] if tap is None else tap.norms(self.made[leaf], False)
+
+    def norms(self, leaves: Collection[int]) -> dict[int, Norm]:
+        """Norms with scaling."""
+        found = {}
+        for leaf in leaves:
+            tap = self.tap(leaf)
+            if tap is None:
+                found[leaf] = kept_norm(self.gradients[leaf])
+            else:
+                parts = tap.norms(self.made[leaf], True)
+                found[leaf] = side_by_side([m.norm for m in parts])
+        return found
+
+    def sums(
+        self, leaves: Collection[int], factors: Sequence[Any], keep: Any, clean: bool = False
+    ) -> dict[int, Any]:
+        """The weighted sums. `clean`: all numbers are finite, so a coefficient 0 removes them."""
+        result = {}
+        for leaf in leaves:
+            factor = factors[self.shares.groups.of_leaf[leaf]]
+            if clean and keep is not None:
+                factor = jnp.where(keep, factor, jnp.zeros_like(factor))
+            tap, kept = self.tap(leaf), None if clean else keep
+            if tap is None:
+                result[leaf] = kept_sum(self.task, self.gradients[leaf], factor, kept)
+            else:
+                result[leaf] = tap.weighted_sum(self.made[leaf], factor, kept)
+        return result
+
+
+def side_by_side(parts: Sequence[Norm]) -> Norm:
+    """The norm of a gradient whose parts have these norms."""
+    return parts[0] if len(parts) == 1 else tree_norm(parts, None)
 
 
 def clip_factors(
@@ -171,10 +267,3 @@ def finish(
 def along(factor: jax.Array, like: jax.Array) -> jax.Array:
     """`factor` (B,) shaped to multiply `like` (B, ...)."""
     return jnp.expand_dims(factor, tuple(range(1, like.ndim)))
-
-
-def chosen(keep: jax.Array | None, x: jax.Array) -> jax.Array:
-    """`x` with unwanted examples replaced by zeros: selected, for 0 times inf is NaN."""
-    if keep is None or jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        return x
-    return jnp.where(along(keep, x), x, jnp.zeros_like(x))

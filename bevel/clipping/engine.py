@@ -1,5 +1,6 @@
 """One clipped sum: trace one example, tap, differentiate, batch, norms, combine."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from bevel.clipping.arguments import Call, Leaves, batch_size
 from bevel.clipping.batch import over_examples
 from bevel.clipping.bounded import Aux, TracedProgram
+from bevel.clipping.choose import choose, tapped_of
 from bevel.clipping.combine import Outputs, Shares, combine, finish, group_by_clip_norm
 from bevel.clipping.example import (
     Example,
@@ -30,7 +32,9 @@ from bevel.clipping.meshes import (
 )
 from bevel.clipping.microbatches import in_microbatches
 from bevel.clipping.options import Task
-from bevel.clipping.taps import differentiate, find_taps
+from bevel.clipping.recompute import Measure, can_do_again, sums_again
+from bevel.clipping.taps import Hold, Reading, Tapped, differentiate
+from bevel.clipping.uses import find_uses
 from bevel.sharding.axes import Layout, Seen
 from bevel.sharding.types import zeros_of_type
 
@@ -60,7 +64,16 @@ def clipped_sum(
                 batch = [jnp.expand_dims(x, 1) for x in batch]
             with explained_batching():
                 outputs = run(consts, params, (batch, keys), constants)
-            return combine(task, shares, layout, outputs, padding)
+
+            def again(factors: list[Any], keep: Any) -> dict[int, Any]:
+                taps = [tap for tap in shares.taps if tap.again]
+                if not taps:
+                    return {}
+                groups = [shares.groups.of_leaf[tap.param] for tap in taps]
+                sums = sums_again(loss, arguments, taps, groups, layout)
+                return sums(Leaves(params, batch, keys, constants), factors, keep)
+
+            return combine(task, shares, layout, outputs, padding, again)
 
         sums, rows = in_microbatches(chunk, size, task.microbatch_size, batch, keys, padding)
         return finish(task, shares, layout, sums, params), rows
@@ -93,7 +106,15 @@ def share_out(
     count = len(arguments.params)
     like_params = task.gradient and task.transform is None
     whole = not like_params or task.clip.grid_scale is not None or task.engine == "vmap"
-    taps = [] if whole else find_taps(loss.jaxpr, count)
+    taps = []
+    if not whole:
+        chosen = choose(find_uses(loss.jaxpr, count), arguments.params, lambda _: None)
+        made = [tapped_of(c, arguments.params[c.param]) for c in chosen]
+        taps = [tap for tap in made if tap is not None]
+        taps = [dataclasses.replace(tap, again=low_memory(tap, layout)) for tap in taps]
+    reads = [(use, Measure(tap.way) if tap.again else Hold()) for tap in taps for use in tap.uses]
+    tapped = {tap.param for tap in taps}
+    others = [i for i in range(count) if i not in tapped]
     value, aux = jax.tree.unflatten(loss.out_tree, loss.jaxpr.out_avals)
     if task.gradient:
         check_scalar_loss(value)
@@ -102,24 +123,22 @@ def share_out(
     def one(leaves: Leaves) -> Outputs:
         if not task.gradient:
             value, aux = example(leaves)
-            return Outputs(None, jax.tree.leaves(aux), value, [], [])
+            return Outputs(None, jax.tree.leaves(aux), value, [])
         if task.engine == "vmap":
             loss_of = lambda params: example(leaves._replace(params=params))  # noqa: E731
             (value, aux), kept = jax.value_and_grad(loss_of, has_aux=True)(leaves.params)
-            others, cotangents = list[Any](), list[Any]()
+            readings = list[Reading]()
         else:
-            rest = [*leaves.batch, *leaves.keys, *leaves.constants]
-            flat, kept, others, cotangents = differentiate(loss.jaxpr, taps, leaves.params, rest)
+            flat, kept, readings = differentiate(loss.jaxpr, reads, others, leaves.flat())
             value, aux = jax.tree.unflatten(loss.out_tree, flat)
         contribution: Any = kept
         if task.transform is not None:
             contribution = task.transform(jax.tree.unflatten(example.call.result, kept))
-        return Outputs(value, jax.tree.leaves(aux), contribution, others, cotangents)
+        return Outputs(value, jax.tree.leaves(aux), contribution, readings)
 
     program = trace_gradient(one, arguments, loss, example.call)
     refuse_collectives(program.jaxpr, layout)
     outputs = jax.tree.unflatten(program.out_tree, program.jaxpr.out_avals)
-    tapped = {tap.param for tap in taps}
     out_tree = example.call.result if like_params else jax.tree.structure(outputs.contribution)
     shares = Shares(
         taps=taps,
@@ -130,6 +149,12 @@ def share_out(
         groups=group_by_clip_norm(task.clip, out_tree),
     )
     return program, one, shares
+
+
+def low_memory(tap: Tapped, layout: Layout) -> bool:
+    """Whether a tap is read twice: within a remat, which what is held would undo."""
+    wanted = any(use.recomputed for use in tap.uses)
+    return wanted and can_do_again(tap) and layout.explicit_mesh is None
 
 
 def runner(

@@ -62,6 +62,14 @@ def body_of_call(eqn: JaxprEqn) -> ClosedJaxpr | None:
     return ClosedJaxpr(body, [])
 
 
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many inputs of a scan are constants, and how many are its carry."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()  # trees of inputs, from jax 0.11 on
+    return len(list(consts)), len(list(carry))
+
+
 def inline_calls(program: ClosedJaxpr, args: Sequence[Any]) -> ClosedJaxpr:
     """The same program without nested jits; their in- and out-shardings become constraints."""
 

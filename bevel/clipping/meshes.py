@@ -21,6 +21,10 @@ from bevel.sharding.axes import Layout, Seen
 SILENT = {"pvary", "pcast", "axis_index", "axis_size"}
 
 
+# In which the values of one example are cut for their norms, where the mesh is not known.
+MOST_PIECES = 8
+
+
 def on_mesh(task: Task, leaves: Leaves, seen: Seen) -> tuple[Layout, Leaves]:
     """The kind of mesh, and the arguments as they must be differentiated there.
 
@@ -94,6 +98,11 @@ def batch_layout(
         layout = dataclasses.replace(
             layout, batch_axes=tuple(dict.fromkeys((*layout.batch_axes, *more)))
         )
+    hidden = not sizes and any(isinstance(x, jax.core.Tracer) for x in leaves.params)
+    others = {axis: size for axis, size in sizes.items() if axis not in layout.batch_axes}
+    # Inside jit on Auto axes nothing may be known of the mesh.
+    pieces = min(jax.device_count(), MOST_PIECES) if hidden else math.prod(others.values())
+    layout = dataclasses.replace(layout, pieces=pieces)
     return layout, math.prod(sizes.get(axis, 1) for axis in layout.batch_axes)
 
 

@@ -1,100 +1,118 @@
-"""Taps: where a parameter meets an example in an equation that has a norm rule.
+"""Taps: the uses of parameters whose gradients are never formed, and the program that reads them.
 
-The program is walked once. A parameter is tapped if it has one use, possibly behind casts,
-transposes, reshapes and constraints, and that use has a rule. At a tap the other operand `h` is
-returned, and the output passes through an identity whose cotangent `g` is read, so that no gradient
-of the parameter is computed in the backward pass. Every other parameter is differentiated by JAX
-itself, through any program and by every custom rule, so there is nothing to support or to miss.
+At a tap the other operands `h` are returned, and the output passes through an identity whose
+cotangent `g` is read, so that no gradient of the parameter is computed in the backward pass.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr
 
-from bevel.clipping.equations import bind, depends_on, evaluate
-from bevel.clipping.norms import Norm, Rule, rule_for
+from bevel import precision
+from bevel.clipping.control import evaluate_tapped
+from bevel.clipping.norms import Measured, Norm
+from bevel.clipping.norms.factors import Factored, norm_of
+from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
+from bevel.clipping.routes import dimensions, pull_back
+from bevel.clipping.uses import Use
 from bevel.sharding.types import zeros_of_type
-
-# Equations that pass a parameter on, norm unchanged.
-IDENTITIES = {"convert_element_type", "copy", "copy_p", "sharding_constraint", "reshard"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Tap:
-    """One use of parameter number `param`: operand `operand` of `eqn`, reached over `chain`."""
+class Tapped:
+    """One parameter whose gradient is read at all its uses, and how its norm is taken."""
 
     param: int
-    eqn: JaxprEqn
-    operand: int
-    chain: tuple[JaxprEqn, ...]
-    rule: Rule
+    shape: tuple[int, ...]
+    uses: tuple[Use, ...]
+    way: str  # outer, gram or product
+    rows: int  # with how many rows one example enters
+    joined: bool = False  # uses overlap: their gradients add before the norm
+    again: bool = False  # not held: the norm is taken in the backward pass, the sum in a second one
 
-    @property
-    def rows(self) -> int:
-        """With how many rows one example enters."""
-        return self.rule.rows(self.eqn, self.operand)
+    def gradients(self, read: Sequence["Reading"], pieces: int = 1) -> list[Any]:
+        """The gradients of B examples at each use, not formed; norms only, if those are all."""
+        if self.again:
+            return [reading.g for reading in read]
+        made = [
+            use.rule.gradient(use.eqn, use.operand, use.loops, reading.h, reading.g)
+            for use, reading in zip(self.uses, read, strict=True)
+        ]
+        return [
+            dataclasses.replace(g, pieces=pieces).padded() if isinstance(g, Factored) else g
+            for g in made
+        ]
 
-    def norm(self, h: jax.Array, g: jax.Array) -> Norm:
-        """Norms of the examples' gradients, from the other operand and the cotangent."""
-        return self.rule.norm(self.eqn, self.operand, h, g)
+    def norms(self, gradients: Sequence[Any], scaled: bool) -> list[Measured]:
+        """Norms of the parameter's gradients, in parts that lie side by side."""
+        if self.again:
+            return [measured_before(norms) for norms in gradients]
+        if self.joined:
+            return [norm_of(self.aligned(gradients), self.way, scaled)]
+        return [gradient.norm(self.way, scaled) for gradient in gradients]
 
-    def weighted_sum(self, h: jax.Array, g: jax.Array) -> jax.Array:
-        """The gradient of the parameter, summed over examples; `g` carries the coefficients."""
-        return self.to_param(self.rule.weighted_sum(self.eqn, self.operand, h, g))
+    def aligned(self, gradients: Sequence[Factored]) -> list[Factored]:
+        """The same, with the sides of all uses in the parameter's dimensions and order."""
+        result = []
+        first: frozenset[int | None] | None = None
+        for use, gradient in zip(self.uses, gradients, strict=True):
+            gradient = in_dimensions(use, gradient, self.shape)
+            left = frozenset(gradient.left_places)
+            first = left if first is None else first
+            result.append(gradient if left == first else gradient.turned())
+        return result
 
-    def to_param(self, gradient: jax.Array) -> jax.Array:
-        """Carries a gradient from the operand back to the parameter."""
-        for eqn in reversed(self.chain):
-            if eqn.primitive.name == "transpose":
-                gradient = jnp.transpose(gradient, tuple(np.argsort(eqn.params["permutation"])))
-            else:
-                before: Any = eqn.invars[0].aval
-                gradient = gradient.reshape(before.shape)
-        return gradient
-
-
-def find_taps(program: ClosedJaxpr, params: int) -> list[Tap]:
-    """The taps of a program whose first `params` inputs are parameters."""
-    jaxpr = program.jaxpr
-    chains: dict[Any, tuple[int, tuple[JaxprEqn, ...]]] = {
-        var: (i, ()) for i, var in enumerate(jaxpr.invars[:params])
-    }
-    from_example = depends_on(jaxpr, jaxpr.invars[params:])
-    uses: dict[int, list[Tap | None]] = {i: [] for i in range(params)}
-    for eqn in jaxpr.eqns:
-        meets_example = any(v in from_example for v in eqn.invars if not isinstance(v, Literal))
-        for position, var in enumerate(eqn.invars):
-            if isinstance(var, Literal) or var not in chains:
-                continue
-            param, chain = chains[var]
-            if passes_on(eqn):
-                chains[eqn.outvars[0]] = (param, (*chain, eqn))
-                continue
-            rule = rule_for(eqn.primitive.name)
-            if rule is not None and meets_example and rule.accepts(eqn, position):
-                uses[param].append(Tap(param, eqn, position, chain, rule))
-            else:
-                uses[param].append(None)
-    for var in jaxpr.outvars:
-        if not isinstance(var, Literal) and var in chains:
-            uses[chains[var][0]].append(None)
-    return [found[0] for found in uses.values() if len(found) == 1 and found[0] is not None]
+    def weighted_sum(self, gradients: Sequence[Any], factor: jax.Array, keep: Any) -> jax.Array:
+        """The gradient of the parameter, summed over examples with their coefficients."""
+        pairs = zip(self.uses, gradients, strict=True)
+        sums = [
+            pull_back(use.route, gradient.weighted_sum(factor, keep, self.way))
+            for use, gradient in pairs
+        ]
+        return sum(sums[1:], sums[0])
 
 
-def passes_on(eqn: JaxprEqn) -> bool:
-    """Whether an equation hands a parameter on as a rearrangement of itself."""
-    name = eqn.primitive.name
-    if name == "convert_element_type":
-        aval: Any = eqn.outvars[0].aval
-        return bool(jnp.issubdtype(aval.dtype, jnp.floating))
-    if name == "reshape":
-        return eqn.params["dimensions"] is None  # else it permutes as well
-    return name in IDENTITIES or name in ("squeeze", "expand_dims", "transpose")
+def measured_before(norms: jax.Array) -> Measured:
+    """Of norms (B, loops..., 2) that the backward pass took."""
+    parts = norms.reshape(norms.shape[0], -1, 2)
+    scaled, e = scale_to_one(parts, (1,))
+    total = scale_back(root(jnp.sum(scaled * scaled, axis=1)), e)
+    slack = precision.rounding_growth(parts.shape[1] + 8, parts.dtype)
+    sound = jnp.ones(norms.shape[:1], bool)
+    return Measured(Norm(total[:, 0], total[:, 1] * (1 + slack)), sound)
+
+
+def in_dimensions(use: Use, gradient: Factored, shape: Sequence[int]) -> Factored:
+    """A gradient whose places are dimensions of the parameter, in rising order on either side."""
+    of_operand, _ = dimensions(use.route, shape)
+    if of_operand is None:
+        raise ValueError("only uses whose dimensions are known can be joined")
+    return gradient.relabelled(of_operand)
+
+
+@dataclasses.dataclass
+class Reading:
+    """What was read at one tap: the other operands and the cotangent of the output."""
+
+    h: Sequence[Any]
+    g: Any
+
+
+jax.tree_util.register_dataclass(Reading, ["h", "g"], [])
+
+
+class Reader(Protocol):
+    """How a tap is read: through the cotangent of a sink that its output passes by."""
+
+    def sink(self, use: Use) -> jax.Array: ...
+
+    def read(self, use: Use, h: list[Any], output: Any, sink: Any) -> tuple[Any, list[Any]]:
+        """The output, and the values that leave the program."""
+        ...
 
 
 @jax.custom_vjp
@@ -107,34 +125,47 @@ def read_cotangent(y: jax.Array, sink: jax.Array) -> jax.Array:
 read_cotangent.defvjp(lambda y, sink: (y, None), lambda _, g: (g, g))
 
 
+class Hold:
+    """Keeps `h` and `g` until the coefficients are known."""
+
+    def sink(self, use: Use) -> jax.Array:
+        return zeros_of_type(use.eqn.outvars[0].aval, lengths(use))
+
+    def read(self, use: Use, h: list[Any], output: Any, sink: Any) -> tuple[Any, list[Any]]:
+        del use
+        return read_cotangent(output, sink), h
+
+
+def lengths(use: Use) -> tuple[int, ...]:
+    """Of the loops around a use, which stack what is read there."""
+    return tuple(length for _, length in use.loops)
+
+
 def differentiate(
-    program: ClosedJaxpr, taps: Sequence[Tap], params: Sequence[Any], rest: Sequence[Any]
-) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """`(outputs, kept gradients, h per tap, g per tap)` of the program's first output, a scalar."""
-    tapped = {tap.param for tap in taps}
-    kept = {i: x for i, x in enumerate(params) if i not in tapped}
-    sinks = []
-    for tap in taps:
-        with tap.eqn.ctx.manager:  # the mesh on which the equation stands
-            sinks.append(zeros_of_type(tap.eqn.outvars[0].aval))
-    order = {id(tap.eqn): i for i, tap in enumerate(taps)}
+    program: ClosedJaxpr,
+    taps: Sequence[tuple[Use, Reader]],
+    kept: Sequence[int],
+    args: Sequence[Any],
+) -> tuple[list[Any], list[Any], list[Reading]]:
+    """`(outputs, gradients of the kept inputs, readings)` of the program's first output."""
+    numbers = {use.path: i for i, (use, _) in enumerate(taps)}
+    sinks = {}
+    for i, (use, reader) in enumerate(taps):
+        with use.eqn.ctx.manager:  # the mesh on which the equation stands
+            sinks[i] = reader.sink(use)
 
-    def forward(kept: dict[int, Any], sinks: list[Any]) -> tuple[Any, Any]:
-        others: dict[int, Any] = {}
+    def read(i: int, inputs: Sequence[Any], output: Any, sink: Any) -> Any:
+        use, reader = taps[i]
+        h = [inputs[j] for j in use.rule.others(use.eqn, use.operand)]
+        return reader.read(use, h, output, sink)
 
-        def handle(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
-            outputs = bind(eqn, inputs)
-            i = order.get(id(eqn))
-            if i is None:
-                return outputs
-            others[i] = inputs[1 - taps[i].operand]
-            return [read_cotangent(outputs[0], sinks[i])]
+    def forward(own: dict[int, Any], sinks: dict[int, Any]) -> tuple[Any, Any]:
+        values = [own.get(i, x) for i, x in enumerate(args)]
+        outputs, leaving = evaluate_tapped(program, values, numbers, sinks, read)
+        return outputs[0], (outputs, leaving)
 
-        values = [kept.get(i, x) for i, x in enumerate(params)]
-        outputs = evaluate(program.jaxpr, program.consts, (*values, *rest), handle)
-        return outputs[0], (outputs, [others[i] for i in range(len(taps))])
-
-    (_, (outputs, others)), (gradients, cotangents) = jax.value_and_grad(
+    (_, (outputs, leaving)), (gradients, cotangents) = jax.value_and_grad(
         forward, argnums=(0, 1), has_aux=True
-    )(kept, sinks)
-    return outputs, list(gradients.values()), others, cotangents
+    )({i: args[i] for i in kept}, sinks)
+    readings = [Reading(leaving[i], cotangents[i]) for i in range(len(taps))]
+    return outputs, [gradients[i] for i in kept], readings

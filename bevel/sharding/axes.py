@@ -40,6 +40,7 @@ class Layout:
     explicit_mesh: AbstractMesh | None = None
     manual: bool = False
     params: tuple[NamedSharding | None, ...] = ()  # where parameters lie, as far as is known
+    pieces: int = 1  # in which a mesh may have cut one example's values
 
 
 def axes_of_arguments(batch: Iterable[Any]) -> tuple[str, ...]:

@@ -64,12 +64,19 @@ def explicit_mesh(leaves: Iterable[Any]) -> AbstractMesh | None:
     return context if explicit_axes(context) else None
 
 
-def zeros_of_type(aval: Any) -> jax.Array:
-    """Zeros with the shape, dtype, Explicit sharding and varying axes of `aval`."""
+def zeros_of_type(aval: Any, lead: tuple[int, ...] = ()) -> jax.Array:
+    """Zeros with the shape, dtype, Explicit sharding and varying axes of `aval`.
+
+    `lead`: dimensions to put in front, on no mesh axis.
+    """
     sharding = getattr(aval, "sharding", None)
     explicit = isinstance(sharding, NamedSharding) and explicit_axes(sharding.mesh)
-    placed = {"out_sharding": sharding} if explicit else {}
-    return as_varying(jnp.zeros(aval.shape, aval.dtype, **placed), varying_axes(aval))
+    placed: dict[str, Any] = {}
+    if explicit:
+        spec = PartitionSpec(*(None,) * len(lead), *sharding.spec.partitions)
+        placed = {"out_sharding": NamedSharding(sharding.mesh, spec) if lead else sharding}
+    zeros = jnp.zeros((*lead, *aval.shape), aval.dtype, **placed)
+    return as_varying(zeros, varying_axes(aval))
 
 
 def retyped(x: Any, shape: tuple[int, ...], mesh: AbstractMesh | None, dropped: int = 0) -> Any:

@@ -1,7 +1,9 @@
-"""Squared norms per example, by rule where there is one and from kept gradients where not."""
+"""Norms per example, by rule where there is one and from kept gradients where not."""
 
 from bevel.clipping.norms import dense as dense
+from bevel.clipping.norms import lookup as lookup
 from bevel.clipping.norms.kept import kept_norm as kept_norm
+from bevel.clipping.norms.registry import Measured as Measured
 from bevel.clipping.norms.registry import Norm as Norm
 from bevel.clipping.norms.registry import Rule as Rule
 from bevel.clipping.norms.registry import register as register

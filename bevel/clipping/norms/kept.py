@@ -1,5 +1,7 @@
 """Norms of gradients that are kept, one per example: right for any program."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,18 +19,49 @@ CHUNK = 512
 def kept_norm(gradient: jax.Array) -> Norm:
     """L2 norms of `gradient[i]` for a stack of gradients (B, ...).
 
-    Squares are taken after an exact scaling by a power of two, so neither overflow nor underflow
-    of a square can change the norm, and are summed in stages, because one long float32 sum can
-    stall: 2**25 ones summed in a row give 2**24.
+    Neither overflow nor underflow of a square can change the norm. Squares are summed in stages,
+    because one long float32 sum can stall: 2**25 ones summed in a row give 2**24.
     """
     if gradient.size == 0:
         zeros = jnp.zeros(gradient.shape[:1], precision.accumulation_dtype(gradient.dtype))
         return Norm(zeros, zeros)
-    scaled, exponent = scale_to_one(gradient)
-    squares, terms = staged_sum(scaled * scaled)
-    estimate = scale_back(root(squares), exponent)
-    slack = precision.rounding_growth(terms + 4, scaled.dtype)
+    square, exponent, terms = scaled_square(gradient)
+    estimate = scale_back(root(square), exponent)
+    slack = precision.rounding_growth(terms + 8, square.dtype)
     return Norm(estimate, estimate * (1 + slack))
+
+
+def scaled_square(x: jax.Array) -> tuple[jax.Array, jax.Array, int]:
+    """The square of the norm of each x[i] as `square * 4**exponent`, and the roundings in a row.
+
+    Small arrays are scaled by their largest number. Large ones are read once: numbers that are very
+    large, very small or in between are scaled by a power of two for each kind, and what is small
+    beside the largest kind may be lost.
+    """
+    if math.prod(x.shape[1:]) <= ONE_STAGE:
+        scaled, exponent = scale_to_one(x)
+        square, terms = staged_sum(scaled * scaled)
+        return square, exponent, terms
+    wide = x.astype(precision.accumulation_dtype(x.dtype))
+    info = jnp.finfo(wide.dtype)
+    limit, shift = int(info.maxexp) * 5 // 16, int(info.maxexp) * 11 // 16
+    size = jnp.abs(wide)
+    kinds = [size > 2.0**limit, size < 2.0**-limit]
+    kinds.append(~(kinds[0] | kinds[1]))  # with NaN
+    scales = [2.0**-shift, 2.0**shift, 1.0]
+    sums = []
+    for kind, scale in zip(kinds, scales, strict=True):
+        part = jnp.where(kind, wide * scale, 0)
+        square, terms = staged_sum(part * part)
+        sums.append(square)
+    large, small, middle = sums
+    down = 2.0 ** -(2 * shift)
+    most = jnp.where(middle > 0, middle + small * down, small)
+    square = jnp.where(large > 0, large + middle * down, most)
+    exponent = jnp.where(large > 0, shift, jnp.where(middle > 0, 0, -shift))
+    # A NaN compares with nothing.
+    unknown = jnp.isnan(large + middle + small)
+    return jnp.where(unknown, jnp.nan, square), exponent.astype(np.int32), terms + 2
 
 
 def staged_sum(x: jax.Array) -> tuple[jax.Array, int]:

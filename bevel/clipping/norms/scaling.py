@@ -22,6 +22,12 @@ def scale_to_one(x: jax.Array, axes: Sequence[int] | None = None) -> tuple[jax.A
     return x * power_of_two(-e, x.dtype), jnp.squeeze(e, axes)
 
 
+def top_exponent(x: jax.Array) -> jax.Array:
+    """The exponents (B,) of the largest entries of `x` (B, ...)."""
+    top = jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0)
+    return exponent(top.astype(precision.accumulation_dtype(x.dtype)))
+
+
 def exponent(x: jax.Array) -> jax.Array:
     """e with |x| in [2^e, 2^(e+1)), within the range in which 2^e and 2^-e are normal numbers."""
     info = jnp.finfo(x.dtype)

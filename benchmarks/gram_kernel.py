@@ -1,0 +1,268 @@
+"""The Gram and product kernels on the GPU at hand: right, and how fast for which tiles.
+
+    python benchmarks/gram_kernel.py [--seconds 210] [NAME ...]
+
+For each shape of the models in the tables, or of those whose name contains a NAME: the largest
+error of the kernel relative to the XLA form in float32, then milliseconds for
+
+    gram      the kernel, at the fastest of the tilings tried (tile/block/warps/stages)
+    xla       the same sums by XLA: bfloat16 products, float32 sums, T x T matrices in memory
+    product   the kernel over tiles of the per-example products, and its fastest tiling
+    xla prod  the same by XLA, with the products in memory
+    dW        for scale: the weight gradient summed over examples, 'ntd,ntk->dk'
+
+TFLOP/s counts the multiplications that symmetry leaves: N T (T + 1) (D + K). All tilings of a shape
+follow its line. Without a GPU, the kernels are only checked, interpreted, at one small shape.
+"""
+
+import argparse
+import concurrent.futures
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bevel.clipping.norms.gram_kernel import (
+    gram_sums,
+    product_sums,
+    xla_gram_sums,
+    xla_product_sums,
+)
+
+# name: (N, T, D, K)
+SHAPES = {
+    "gpt2 qkv": (32, 512, 768, 2304),
+    "gpt2 proj": (32, 512, 768, 768),
+    "gpt2 up": (32, 512, 768, 3072),
+    "gpt2 down": (32, 512, 3072, 768),
+    "gpt2 head": (32, 512, 768, 50257),
+    "its K even": (32, 512, 768, 50304),
+    "vit qkv": (256, 197, 768, 2304),
+    "vit up": (256, 197, 768, 3072),
+    "1.3b qkv": (8, 1024, 2048, 6144),
+    "1.3b up": (8, 1024, 2048, 8192),
+    "1.3b head": (8, 1024, 2048, 50257),
+}
+GRAM = [  # tile, block_d, num_warps, num_stages
+    (128, 64, 8, 3),
+    (128, 64, 8, 4),
+    (128, 64, 8, 6),
+    (128, 128, 8, 2),
+    (128, 128, 8, 3),
+    (128, 32, 8, 4),
+    (64, 64, 4, 4),
+    (64, 128, 4, 3),
+    (64, 64, 8, 4),
+]
+PRODUCT = [  # tile_d, tile_k, block_t, num_warps, num_stages
+    (128, 128, 64, 8, 3),
+    (128, 256, 64, 8, 3),
+    (128, 256, 64, 8, 4),
+    (128, 128, 64, 4, 3),
+]
+REPEATS = 20
+# One measurement runs at least this long, so that a launch from Python does not show.
+MEASUREMENT = 2e-3
+# Inputs are rotated until together they pass the cache by far.
+ROTATION_BYTES = 400e6
+# Tensor cores truncate each of the K / 16 sums they add up, always in the same direction.
+ERROR_ALLOWED = 1e-3
+
+Form = Callable[[jax.Array, jax.Array], Any]
+
+
+def gram_form(config: tuple[int, ...]) -> Form:
+    names = ("tile", "block_d", "num_warps", "num_stages")
+    return functools.partial(gram_sums, **dict(zip(names, config, strict=True)))
+
+
+def product_form(config: tuple[int, ...]) -> Form:
+    names = ("tile_d", "tile_k", "block_t", "num_warps", "num_stages")
+    return functools.partial(product_sums, **dict(zip(names, config, strict=True)))
+
+
+def weight_gradient(h: jax.Array, g: jax.Array) -> jax.Array:
+    return jnp.einsum("ntd,ntk->dk", h, g, preferred_element_type=jnp.float32)
+
+
+def reference(h: jax.Array, g: jax.Array) -> Any:
+    return xla_gram_sums(h.astype(jnp.float32), g.astype(jnp.float32))
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+
+
+def compile_all(forms: dict[str, Form], h: jax.Array, g: jax.Array) -> dict[str, Any]:
+    """Each form compiled, several at a time; those that fail are named and left out."""
+    compiled = {}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        pending = {}
+        for name, form in forms.items():
+            try:
+                pending[name] = pool.submit(jax.jit(form).lower(h, g).compile)
+            except Exception as error:
+                print(f"  {name}: does not lower: {first_line(error)}", flush=True)
+        for name, future in pending.items():
+            try:
+                compiled[name] = future.result()
+            except Exception as error:
+                print(f"  {name}: does not compile: {first_line(error)}", flush=True)
+    return compiled
+
+
+def milliseconds(call: Form, sets: list[tuple[jax.Array, jax.Array]]) -> float:
+    """Median over `REPEATS` measurements of one call, the inputs taken in turn."""
+
+    def several(count: int) -> float:
+        start = time.perf_counter()
+        for k in range(count):
+            out = call(*sets[k % len(sets)])
+        jax.block_until_ready(out)
+        return (time.perf_counter() - start) / count
+
+    several(len(sets))
+    count = max(len(sets), min(100, int(MEASUREMENT / several(len(sets))) + 1))
+    return 1e3 * statistics.median(several(count) for _ in range(REPEATS))
+
+
+def time_all(compiled: dict[str, Any], sets: list[tuple[jax.Array, jax.Array]]) -> dict[str, float]:
+    times = {}
+    for name, call in compiled.items():
+        try:
+            times[name] = milliseconds(call, sets)
+        except Exception as error:
+            print(f"  {name}: does not run: {first_line(error)}", flush=True)
+    return times
+
+
+def relative_error(found: Any, expected: Any) -> float:
+    """The largest over all examples and numbers; NaN if there is one."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    off = [np.abs(np.asarray(a, np.float64) - b) / np.abs(b) for a, b in pairs]
+    return float(np.max(np.stack(off)))
+
+
+def errors_of(compiled: dict[str, Any], h: jax.Array, g: jax.Array) -> dict[str, float]:
+    """The relative error of each kernel; empty where the reference itself fails."""
+    try:
+        expected = jax.tree.map(np.asarray, jax.jit(reference)(h, g))
+    except Exception as error:
+        print(f"  reference: {first_line(error)}", flush=True)
+        return {}
+    errors = {}
+    for name, call in compiled.items():
+        if name.startswith(("gram", "product")):
+            try:
+                truth = expected if name.startswith("gram") else expected.square
+                errors[name] = relative_error(call(h, g), truth)
+            except Exception as error:
+                print(f"  {name}: does not run: {first_line(error)}", flush=True)
+    return errors
+
+
+def inputs(shape: tuple[int, ...], seed: int) -> tuple[jax.Array, jax.Array]:
+    n, t, *widths = shape
+    keys = jax.random.split(jax.random.key(seed))
+    h, g = (
+        jax.random.normal(key, (n, t, width), jnp.bfloat16)
+        for key, width in zip(keys, widths, strict=True)
+    )
+    return h, g
+
+
+def best(times: dict[str, float], kind: str) -> tuple[str, float]:
+    of_kind = {k.removeprefix(kind + " "): v for k, v in times.items() if k.startswith(kind + " ")}
+    name = min(of_kind, key=lambda k: of_kind[k], default="-")
+    return name, of_kind.get(name, float("nan"))
+
+
+def named(kind: str, configs: list[tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(f"{kind} {'/'.join(map(str, config))}", config) for config in configs]
+
+
+HEADER = (
+    f"{'shape':10} {'N,T,D,K':>18} {'error':>8} {'gram':>8} {'TFLOP/s':>8} {'tiling':>14}"
+    f" {'xla':>8} {'product':>8} {'tiling':>16} {'xla prod':>8} {'dW':>8}"
+)
+
+
+def measure(name: str, shape: tuple[int, ...], hurry: bool) -> str:
+    """The line of one shape; what fails on the way is printed."""
+    n, t, d, k = shape
+    size = 2 * n * t * (d + k)
+    sets = [inputs(shape, seed) for seed in range(max(1, min(8, int(ROTATION_BYTES / size))))]
+    forms = {name: gram_form(c) for name, c in named("gram", GRAM[:2] if hurry else GRAM)}
+    forms |= {
+        name: product_form(c) for name, c in named("product", PRODUCT[:1] if hurry else PRODUCT)
+    }
+    forms |= {"xla": xla_gram_sums, "xla prod": xla_product_sums, "dW": weight_gradient}
+    compiled = compile_all(forms, *sets[0])
+    errors = errors_of(compiled, *sets[0])
+    for form, error in errors.items():
+        if not error < ERROR_ALLOWED:
+            print(f"  {form}: WRONG, relative error {error:.1e}, not timed", flush=True)
+            del compiled[form]
+    times = time_all(compiled, sets)
+    (tiling, gram), (product_tiling, product) = best(times, "gram"), best(times, "product")
+    rate = n * t * (t + 1) * (d + k) / gram / 1e9
+    others = [times.get(x, float("nan")) for x in ("xla", "xla prod", "dW")]
+    print("  " + "  ".join(f"{k} {v:.3f}" for k, v in times.items()), flush=True)
+    return (
+        f"{name:10} {','.join(map(str, shape)):>18} {max(errors.values(), default=np.nan):8.1e}"
+        f" {gram:8.3f} {rate:8.0f} {tiling:>14} {others[0]:8.3f} {product:8.3f}"
+        f" {product_tiling:>16} {others[1]:8.3f} {others[2]:8.3f}"
+    )
+
+
+def check_interpreted() -> int:
+    h, g = inputs((2, 37, 24, 40), 0)
+    expected = reference(h, g)
+    found = gram_sums(h, g, tile=16, block_d=16, interpret=True)
+    product = product_sums(h, g, tile_d=16, tile_k=16, block_t=16, interpret=True)
+    errors = relative_error(found, expected), relative_error(product, expected.square)
+    print(
+        f"no GPU: interpreted only. Relative error {errors[0]:.1e}, of the product {errors[1]:.1e}"
+    )
+    return int(not max(errors) < ERROR_ALLOWED)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parts of the names of shapes; all by default")
+    parser.add_argument(
+        "--seconds", type=float, default=210, help="then only few tilings are tried"
+    )
+    args = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        return check_interpreted()
+    start = time.monotonic()
+    print(jax.devices()[0].device_kind, "jax", jax.__version__)
+    print(HEADER, flush=True)
+    lines = []
+    for name, shape in SHAPES.items():
+        if args.names and not any(part in name for part in args.names):
+            continue
+        elapsed = time.monotonic() - start
+        # What is left of the time is for the shapes that are left: few tilings for these.
+        hurry = elapsed > args.seconds * (len(lines) + 2) / (len(SHAPES) + 1)
+        try:
+            lines.append(measure(name, shape, hurry))
+        except Exception as error:
+            lines.append(f"{name:10} {first_line(error)}")
+        print(lines[-1], f"  [{time.monotonic() - start:.0f} s]", flush=True)
+    print("\n" + "\n".join([HEADER, *lines]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The choice, per parameter: how its norm and its sum are taken, by FLOPs and bytes from shapes.
+
+| way     | norm                                       | sum over the batch         |
+| ------- | ------------------------------------------ | -------------------------- |
+| outer   | lengths of two vectors, where rows are one | one contraction            |
+| gram    | inner products of all pairs of rows        | one contraction            |
+| product | the gradient, formed and dropped           | one contraction            |
+| keep    | the gradient, formed by JAX and kept       | from the kept gradients    |
+
+Costs are those of one example, over the cost of moving a byte; `BALANCE` says how many operations
+take as long.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevel import precision
+from bevel.clipping.norms import gram, gram_kernel
+from bevel.clipping.norms.registry import Sizes
+from bevel.clipping.routes import apart, dimensions, whole
+from bevel.clipping.taps import Tapped
+from bevel.clipping.uses import Found, Use
+
+WAYS = ("outer", "gram", "product", "keep")
+# Operations in the time of moving one byte, by platform and by bytes per number.
+BALANCE: Mapping[str, Mapping[int, float]] = {
+    "gpu": {2: 180.0, 4: 90.0, 8: 10.0},
+    "tpu": {2: 200.0, 4: 30.0, 8: 1.0},
+    "cpu": {2: 4.0, 4: 8.0, 8: 4.0},
+}
+# A kept gradient may take so many times the memory of the values that it is made of.
+KEPT_MEMORY: Mapping[str, float] = {"gpu": 1.0, "tpu": 1.0, "cpu": 2.0}
+# Pairs of rows make small matrices, at which matrix units are not at their best: a multiple of the
+# time, with a kernel that takes half of the symmetric matrices, and without.
+GRAM_WITH_KERNEL, GRAM_BY_COMPILER = 1.2, 2.4
+SMALL = 2**14  # numbers; a gradient of fewer is kept without a thought
+# Of a norm whose rows are at random angles: a form that may be further off is not taken.
+WORST_SLACK = 0.03
+
+
+class Cost(NamedTuple):
+    """Of one example, beyond the forward pass and the backward pass of activations."""
+
+    flops: float
+    bytes: float
+    memory: float  # bytes that live until the coefficients are known
+    slack: float  # of the norm, where rows are at random angles
+
+    def time(self, itemsize: int) -> float:
+        """In bytes moved."""
+        balance = BALANCE.get(jax.default_backend(), BALANCE["cpu"])
+        return self.flops / balance[itemsize] + self.bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """What was decided for one parameter, and why."""
+
+    param: int
+    way: str
+    costs: Mapping[str, Cost]
+    uses: tuple[Use, ...] | None  # None: not understood, so differentiated by JAX
+    joined: bool = False
+    why: str = ""
+
+
+def choose(found: Found, types: Sequence[Any], asked: Callable[[int], str | None]) -> list[Chosen]:
+    """The way of each parameter. `asked(param)` is what the caller wants, if anything."""
+    return [choose_one(i, found[i], types[i], asked(i)) for i in range(len(types))]
+
+
+def choose_one(param: int, uses: Sequence[Use] | None, aval: Any, asked: str | None) -> Chosen:
+    if not uses:
+        why = "not used" if uses is not None else "a use without a rule"
+        return Chosen(param, "keep", {}, None, why=why)
+    related = relation(uses, aval.shape)
+    if related is None:
+        return Chosen(param, "keep", {}, None, why="overlapping uses of different shape")
+    joined = related == "joined"
+    itemsize = max(2, min(8, max(np.dtype(u.eqn.outvars[0].aval.dtype).itemsize for u in uses)))
+    costs = costs_of([u.rule.sizes(u.eqn, u.operand, u.loops) for u in uses], joined, itemsize)
+    if asked in costs:
+        return Chosen(param, asked, costs, tuple(uses), joined, "asked for")
+    allowed = {way: cost for way, cost in costs.items() if cost.slack <= WORST_SLACK}
+    tapped = {way: cost for way, cost in allowed.items() if way != "keep"}
+    times = KEPT_MEMORY.get(jax.default_backend(), 1.0)
+    room = times * min((c.memory for c in tapped.values()), default=math.inf)
+    if any(use.recomputed for use in uses):
+        room = 0.0
+    if tapped and costs["keep"].memory > max(room, SMALL * itemsize):
+        allowed = tapped
+    way = min(allowed, key=lambda w: allowed[w].time(itemsize))
+    return Chosen(param, way, costs, tuple(uses), joined)
+
+
+def relation(uses: Sequence[Use], shape: Sequence[int]) -> str | None:
+    """'apart' if no two uses share a number of the parameter, 'joined' if they can be added."""
+    seen = [dimensions(use.route, shape) for use in uses]
+    if all(apart(a, b) for (_, a), (_, b) in itertools.combinations(seen, 2)):
+        return "apart"
+    if not all(dims is not None and whole(box, shape) for dims, box in seen):
+        return None
+    sides = {sides_of(use, dims) for use, (dims, _) in zip(uses, seen, strict=True) if dims}
+    return "joined" if len(sides) == 1 and None not in sides else None
+
+
+def sides_of(use: Use, dims: Sequence[int | None]) -> Any:
+    """Which dimensions of the parameter a use takes apart, and which two sets it multiplies."""
+    if use.rule.sides is None or any(kind == "separate" for kind, _ in use.loops):
+        return None
+    separate, left, right = use.rule.sides(use.eqn, use.operand)
+    names = [frozenset(dims[i] for i in own) for own in (left, right)]
+    if any(None in own for own in names) or not all(names):
+        return None
+    return tuple(dims[i] for i in separate), frozenset(names)
+
+
+def costs_of(sizes: Sequence[Sizes], joined: bool, itemsize: int) -> dict[str, Cost]:
+    """What each way costs for the uses of one parameter."""
+    looked_up = any(s.looked_up for s in sizes)
+    if joined:
+        rows = sum(s.rows for s in sizes)
+        only_lookups = all(s.looked_up for s in sizes)
+        largest = max(sizes, key=lambda s: s.rows * s.left)
+        sizes = [largest._replace(rows=rows, looked_up=only_lookups)]
+    result = {}
+    barred = {"outer"} if joined else set()
+    barred |= {"product"} if looked_up else set()
+    for way in (w for w in WAYS if w not in barred):
+        parts = [cost(way, s, itemsize) for s in sizes]
+        if None not in parts:
+            whole = zip(*parts, strict=True)
+            flops, moved, memory, slack = whole
+            result[way] = Cost(sum(flops), sum(moved), sum(memory), max(slack))
+    return result
+
+
+def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
+    """Of one use: n sums of R outer products of D and K numbers. None: it cannot be done so."""
+    n, rows, left, right = s[:4]
+    dtype = np.dtype(np.float64) if itemsize == 8 else np.dtype(np.float32)
+    contraction = 2.0 * n * rows * right * (1 if s.looked_up else left)
+    read = n * rows * (right + (1 if s.looked_up else left)) * itemsize
+    gradient = n * left * right
+    if way == "keep":
+        kept = gradient * itemsize
+        return Cost(contraction, read + 3 * kept, kept, 1e-5)
+    # One side is scaled before the contraction.
+    shorter = n * rows * (right if s.looked_up else min(left, right)) * itemsize
+    flops, moved = contraction, read + 2.0 * shorter
+    rounding = precision.unit_roundoff(jnp.bfloat16 if itemsize == 2 else dtype)
+    if way == "outer":
+        if rows > 1:
+            return None
+        return Cost(flops, moved + read, read, rounding)
+    if way == "gram":
+        pairs = n * rows * rows
+        kernel = gram_kernel.available(jnp.bfloat16, jnp.bfloat16) and rows >= gram.KERNEL_ROWS
+        times = GRAM_WITH_KERNEL if kernel else GRAM_BY_COMPILER
+        flops += times * 2.0 * pairs * (right + (0 if s.looked_up else left))
+        slack = gram_slack(s, dtype) + rounding * math.sqrt(spread(rows, max(left, right)))
+        return Cost(flops, moved + read + (0 if kernel else 20 * pairs), read, slack)
+    if s.looked_up:
+        return None
+    short = min(left, right)
+    sharp = rounding * math.sqrt(spread(rows, short)) if itemsize == 2 else rounding
+    extra = 2.0 * n * rows * short * short if itemsize == 2 else 0
+    flops += contraction + extra
+    return Cost(flops, moved + 2 * read + 8 * gradient, read, sharp + rows * 1e-7)
+
+
+def spread(rows: int, entries: int) -> float:
+    """The Frobenius norm of the Gram matrix of random unit rows."""
+    return math.sqrt(rows + rows * rows / entries)
+
+
+def gram_slack(s: Sizes, dtype: np.dtype) -> float:
+    def off(entries: int, others: int) -> float:
+        near = 1 + 0.8 * s.rows / math.sqrt(others)
+        terms = 2 * min(entries, gram_kernel.CHUNK)
+        return precision.rounding_growth(terms, dtype) * min(spread(s.rows, others), near)
+
+    left = 0.0 if s.looked_up else off(s.left, s.right)
+    return (left + off(s.right, s.left)) / 2
+
+
+def tapped_of(chosen: Chosen, aval: Any) -> Tapped | None:
+    """The taps of a parameter, or None if its gradient is kept."""
+    if chosen.way == "keep" or chosen.uses is None:
+        return None
+    rows = [u.rule.sizes(u.eqn, u.operand, u.loops).rows for u in chosen.uses]
+    most = sum(rows) if chosen.joined else max(rows)
+    return Tapped(chosen.param, tuple(aval.shape), chosen.uses, chosen.way, most, chosen.joined)

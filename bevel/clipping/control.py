@@ -1,0 +1,131 @@
+"""Evaluate a program with its taps in place, through calls, loops, branches and remats.
+
+At a tap the values `h` leave the program and the output passes by a sink. Within a `scan` the scan
+itself stacks both: `h` joins its outputs, and the sinks its inputs, so nothing is unrolled.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from bevel.clipping.equations import bind, body_of_call, evaluate, scan_counts
+from bevel.clipping.uses import REMATS
+
+Path = tuple[int, ...]
+# (number of the tap, inputs of its equation, output, sink) -> (output, values that leave)
+Read = Callable[[int, Sequence[Any], Any, Any], tuple[Any, Any]]
+
+
+def evaluate_tapped(
+    program: ClosedJaxpr,
+    args: Sequence[Any],
+    taps: Mapping[Path, int],
+    sinks: Mapping[int, Any],
+    read: Read,
+) -> tuple[list[Any], dict[int, Any]]:
+    """The outputs of a program, and what leaves it at each tap."""
+    return run(program.jaxpr, program.consts, args, (), dict(taps), dict(sinks), read)
+
+
+def run(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    path: Path,
+    taps: Mapping[Path, int],
+    sinks: Mapping[int, Any],
+    read: Read,
+) -> tuple[list[Any], dict[int, Any]]:
+    leaving: dict[int, Any] = {}
+
+    def handle(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        here = (*path, id(eqn))
+        if here in taps:
+            tap = taps[here]
+            (output,) = bind(eqn, inputs)
+            output, leaving[tap] = read(tap, inputs, output, sinks[tap])
+            return [output]
+        within = {tap: sinks[tap] for at, tap in taps.items() if at[: len(here)] == here}
+        if not within:
+            return bind(eqn, inputs)
+
+        def body(jaxpr: Any, args: Sequence[Any], sinks: Mapping[int, Any]) -> Any:
+            closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+            return run(closed.jaxpr, closed.consts, args, here, taps, sinks, read)
+
+        name = eqn.primitive.name
+        opened = {"scan": through_scan, "cond": through_cond}.get(name, through_call)
+        if name in REMATS:
+            opened = through_remat
+        with eqn.ctx.manager:
+            outputs, more = opened(eqn, inputs, within, body)
+        leaving.update(more)
+        return outputs
+
+    return evaluate(jaxpr, consts, args, handle), leaving
+
+
+Body = Callable[[Any, Sequence[Any], Mapping[int, Any]], tuple[list[Any], dict[int, Any]]]
+Sinks = dict[int, Any]
+
+
+def through_call(
+    eqn: JaxprEqn, inputs: Sequence[Any], sinks: Sinks, body: Body
+) -> tuple[Sequence[Any], dict[int, Any]]:
+    return body(body_of_call(eqn), inputs, sinks)
+
+
+def through_remat(
+    eqn: JaxprEqn, inputs: Sequence[Any], sinks: Sinks, body: Body
+) -> tuple[Sequence[Any], dict[int, Any]]:
+    options = {k: eqn.params[k] for k in ("prevent_cse", "policy")}
+    again = jax.checkpoint(lambda args, s: body(eqn.params["jaxpr"], args, s), **options)
+    return again(list(inputs), sinks)
+
+
+def through_scan(
+    eqn: JaxprEqn, inputs: Sequence[Any], sinks: Sinks, body: Body
+) -> tuple[Sequence[Any], dict[int, Any]]:
+    consts, carry = scan_counts(eqn)
+    shared, first, slices = (
+        inputs[:consts],
+        inputs[consts : consts + carry],
+        inputs[consts + carry :],
+    )
+
+    def step(state: Any, here: Any) -> tuple[Any, Any]:
+        own, sink = here
+        outputs, leaving = body(eqn.params["jaxpr"], [*shared, *state, *own], sink)
+        return outputs[:carry], (outputs[carry:], leaving)
+
+    options = {k: eqn.params[k] for k in ("length", "reverse", "unroll")}
+    last, (stacked, leaving) = jax.lax.scan(step, list(first), (list(slices), sinks), **options)
+    return [*last, *stacked], leaving
+
+
+def through_cond(
+    eqn: JaxprEqn, inputs: Sequence[Any], sinks: Sinks, body: Body
+) -> tuple[Sequence[Any], dict[int, Any]]:
+    index, *operands = inputs
+    branches = eqn.params["branches"]
+    # What leaves at a tap of one branch is zero in the others.
+    types = [jax.eval_shape(lambda a, s, b=b: body(b, a, s), operands, sinks)[1] for b in branches]
+    everything = {tap: value for found in types for tap, value in found.items()}
+
+    def branch(jaxpr: Any) -> Callable[..., Any]:
+        def taken(args: Sequence[Any], sinks: Sinks) -> Any:
+            outputs, leaving = body(jaxpr, args, sinks)
+            nothing = {
+                tap: jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), value)
+                for tap, value in everything.items()
+                if tap not in leaving
+            }
+            both = leaving | nothing
+            return outputs, {tap: both[tap] for tap in everything}
+
+        return taken
+
+    return jax.lax.switch(index, [branch(b) for b in branches], operands, sinks)

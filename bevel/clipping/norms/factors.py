@@ -1,0 +1,432 @@
+"""Gradients that are sums of outer products: G = sum_t l_t (x) r_t, of which only l and r are held.
+
+    one row:  |l (x) r|              = |l| |r|
+    Gram:     |sum_t l_t (x) r_t|^2  = sum_{t,s} (l_t . l_s) (r_t . r_s)
+    product:  G itself, formed, squared and dropped
+
+With T rows of D and K entries the Gram form costs T^2 (D + K) multiplications and T^2 numbers, the
+product T D K and D K (`choose.py` takes the cheaper one). A parameter that is used several times has
+the rows of all its uses, so cross terms are pairs of rows like others. The rows of a lookup are unit
+vectors: their inner products are equalities of indices, and no vector is as long as the table.
+
+Rounding. Products of operands are exact in float32, and a sum of n of them is off by gamma_n times
+the sum of their sizes. Let Gl, Gr be the Gram matrices, |.| the Frobenius norm, tr the trace.
+
+    error of Gl[t,s]           <= gamma_D |l_t| |l_s|
+    error of sum Gl Gr         <= gamma_D min(tr Gl |Gr|, max_t |l_t|^2 sum |Gr|) + the same, turned
+    |sum_t d_t (x) r_t|        <= sqrt(sum |d_t|^2) |r|_2 <= u sqrt(tr Gl |Gr|)    for |d_t| <= u |l_t|
+
+The last line bounds what rounding `coefficient * l` to the operands' dtype moves a contribution by.
+With A = sum_t |l_t| |r_t|, the bound is never below A / MAX_CANCELLATION, which caps how much larger
+than their sum the terms of one contribution are.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevel import precision
+from bevel.clipping.bounded import MAX_CANCELLATION
+from bevel.clipping.norms import gram
+from bevel.clipping.norms.gram import Sums
+from bevel.clipping.norms.kept import scaled_square, staged_sum
+from bevel.clipping.norms.registry import Measured, Norm
+from bevel.clipping.norms.scaling import power_of_two, root, scale_back, scale_to_one, top_exponent
+
+# Traces within these bounds have entries, fourth powers included, that float32 holds.
+SOUND = (2.0**-60, 2.0**60)
+# Squares below this are lost, relative to 1 or to the smallest number.
+LOST = 2.0**-80
+SMALLEST_SQUARE = 2.0**-126
+
+
+# Matrix units take vectors whose length is a multiple of this; shorter ones than LONG are let be.
+UNIT, LONG = 8, 1024
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["entries", "unit"]
+)
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """Vectors (B, separate..., rows..., entries...); of unit vectors only the places of the ones."""
+
+    values: jax.Array
+    entries: tuple[int, ...]
+    unit: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.entries)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["left", "right"],
+    meta_fields=["separate", "rows", "places", "multiplier", "pieces", "exchanged"],
+)
+@dataclasses.dataclass(frozen=True)
+class Factored:
+    """The gradients of B examples, each a stack of sums of outer products.
+
+    Their dimensions are those of `places`: which dimension of the operand each separate one, each
+    entry of the left side and each of the right side is; None for a loop around the equation.
+    """
+
+    left: Side
+    right: Side
+    separate: int  # number of dimensions
+    rows: int  # number of dimensions
+    places: tuple[int | None, ...]
+    multiplier: precision.Multiplier
+    pieces: int = 1  # in which vectors are cut, as a mesh may have cut them
+    exchanged: bool = False
+
+    def norm(self, way: str, scaled: bool = True) -> Measured:
+        return norm_of([self], way, scaled)
+
+    # Traced once for all uses of one shape, as `norm_of` is.
+    @functools.partial(jax.jit, static_argnames="way")
+    def weighted_sum(self, factor: jax.Array, keep: Any = None, way: str = "gram") -> jax.Array:
+        """`sum_b factor[b] * G_b` in the operand's layout, behind the dimensions of loops."""
+        left, right = self.left.values, self.right.values
+        if self.scales_left(way):
+            left, right = self.weighted(left, factor, keep), chosen(keep, right)
+        else:
+            left, right = chosen(keep, left), self.weighted(right, factor, keep)
+        batch = tuple(range(1, 1 + self.separate))
+        rows = (0, *range(1 + self.separate, 1 + self.separate + self.rows))
+        if self.left.unit:
+            total = self.scattered(left, right)
+        else:
+            total = jax.lax.dot_general(
+                self.multiplier.operand(left),
+                self.multiplier.operand(right),
+                ((rows, rows), (batch, batch)),
+                precision=self.multiplier.precision,
+                preferred_element_type=precision.accumulation_dtype(self.multiplier.dtype),
+            )
+        # Entries may have been padded to what matrix units like.
+        entries = (*self.left.entries, *self.right.entries)
+        total = total[(..., *(slice(size) for size in entries))]
+        loops = sum(place is None for place in self.places)
+        target = [i if p is None else loops + p for i, p in enumerate(self.places)]
+        return jnp.transpose(total, tuple(np.argsort(target)))
+
+    def scattered(self, index: jax.Array, values: jax.Array) -> jax.Array:
+        """Rows added up at the places of their unit vectors: (separate..., left..., right...)."""
+        wide = values.astype(precision.accumulation_dtype(values.dtype))
+        apart = wide.shape[1 : 1 + self.separate]
+        index = jnp.moveaxis(index, 0, self.separate).reshape(*apart, -1)
+        entries = wide.shape[1 + self.separate + self.rows :]
+        wide = jnp.moveaxis(wide, 0, self.separate).reshape(*apart, -1, *entries)
+
+        def add(index: jax.Array, wide: jax.Array) -> jax.Array:
+            table = jnp.zeros((self.left.size, *wide.shape[1:]), wide.dtype)
+            # Indices out of range were moved to where the model reads, or their rows to zero.
+            return table.at[index].add(wide, mode="promise_in_bounds")
+
+        for _ in range(self.separate):
+            add = jax.vmap(add)
+        return add(index, wide).reshape(*apart, *self.left.entries, *entries)
+
+    def scales_left(self, way: str) -> bool:
+        """Which side takes the coefficient: the one with fewer numbers, but see `product_norm`."""
+        if self.left.unit or self.right.unit:
+            return self.right.unit
+        smaller = (self.left.size, self.exchanged) < (self.right.size, not self.exchanged)
+        return smaller if way != "product" or self.multiplier.roundoff < 1e-6 else not smaller
+
+    def weighted(self, values: jax.Array, factor: jax.Array, keep: Any) -> jax.Array:
+        """One side times the coefficient, in the operands' dtype; unwanted examples are zero."""
+        wide = precision.accumulation_dtype(values.dtype, factor.dtype)
+        shape = (-1, *(1,) * (values.ndim - 1))
+        values = factor.astype(wide).reshape(shape) * chosen(keep, values).astype(wide)
+        narrow = values.astype(self.multiplier.dtype)
+        # Near zero a rounding has no small relative error.
+        tiny = jnp.abs(values) < float(jnp.finfo(narrow.dtype).smallest_normal)
+        return jnp.where(tiny, jnp.zeros_like(narrow), narrow)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return precision.accumulation_dtype(self.multiplier.dtype)
+
+    def padded(self) -> "Factored":
+        """With zeros after vectors whose odd length would keep matrix units idle."""
+
+        def even(side: Side) -> Side:
+            rest = -side.size % UNIT
+            if side.unit or len(side.entries) != 1 or side.size < LONG or not rest:
+                return side
+            room = [(0, 0, 0)] * (side.values.ndim - 1) + [(0, rest, 0)]
+            values = jax.lax.pad(side.values, jnp.zeros((), side.values.dtype), room)
+            return dataclasses.replace(side, values=values)
+
+        return dataclasses.replace(self, left=even(self.left), right=even(self.right))
+
+    def operands(self) -> "Factored":
+        """The same with both sides as the multiplier takes them."""
+        left, right = (
+            s if s.unit else dataclasses.replace(s, values=self.multiplier.operand(s.values))
+            for s in (self.left, self.right)
+        )
+        return dataclasses.replace(self, left=left, right=right)
+
+    @property
+    def left_places(self) -> tuple[int | None, ...]:
+        """The dimensions of the operand that the left vectors run over."""
+        return self.places[self.separate : self.separate + len(self.left.entries)]
+
+    @property
+    def right_places(self) -> tuple[int | None, ...]:
+        return self.places[self.separate + len(self.left.entries) :]
+
+    def relabelled(self, dimensions: Sequence[int | None]) -> "Factored":
+        """With other names for the operand's dimensions, each side's entries in their order."""
+
+        def named(places: Sequence[int | None]) -> list[int]:
+            found = [None if p is None else dimensions[p] for p in places]
+            return [-1 if name is None else name for name in found]
+
+        first = 1 + self.separate + self.rows
+        sides, places = [], named(self.places[: self.separate])
+        for side, own in ((self.left, self.left_places), (self.right, self.right_places)):
+            names = named(own)
+            order = np.argsort(names, kind="stable")
+            values = side.values
+            if not side.unit:
+                values = jnp.transpose(values, (*range(first), *(first + i for i in order)))
+            elif list(order) != list(range(len(order))):
+                raise ValueError("places of a lookup are in the order of the table")
+            sides.append(Side(values, tuple(side.entries[i] for i in order), side.unit))
+            places += [names[i] for i in order]
+        return dataclasses.replace(self, left=sides[0], right=sides[1], places=tuple(places))
+
+    @property
+    def goes_to_kernel(self) -> bool:
+        """Whether its pairs of rows are summed by a kernel: on one device, or one shard."""
+        if self.left.unit or self.right.unit or self.pieces != 1:
+            return False
+        values = self.left.values, self.right.values
+        return gram.kernel_takes(*values, 1 + self.separate, self.multiplier)
+
+    def turned(self) -> "Factored":
+        """The sides exchanged."""
+        places = (*self.places[: self.separate], *self.right_places, *self.left_places)
+        return dataclasses.replace(
+            self, left=self.right, right=self.left, places=places, exchanged=not self.exchanged
+        )
+
+
+def chosen(keep: jax.Array | None, x: jax.Array) -> jax.Array:
+    """`x` with unwanted examples replaced by zeros: selected, for 0 times inf is NaN."""
+    if keep is None or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return x
+    keep = jnp.expand_dims(keep, tuple(range(1, x.ndim)))
+    return jnp.where(keep, x, jnp.zeros_like(x))
+
+
+@functools.partial(jax.jit, static_argnames=("way", "scaled"))
+def norm_of(uses: Sequence[Factored], way: str, scaled: bool = True) -> Measured:
+    """Norms of `sum_u G_u` for the uses of one parameter, whose sides have the same entries.
+
+    `scaled`: by powers of two, so that nothing overflows or vanishes. Else `sound` says where the
+    numbers were in a range in which that cannot happen.
+    """
+    uses = [use.operands() for use in uses]
+    if way == "outer":
+        (use,) = uses
+        norm = outer_norm(use)
+        return Measured(norm, jnp.isfinite(norm.upper))
+    exponent = jnp.zeros((), np.int32)
+    if scaled:
+        uses, exponent = scale(uses)
+    sums = gram_sums(uses) if way == "gram" else product_sums(uses)
+    # Squares that are too small for a float count as the smallest one, and what they could have
+    # added to a much larger sum as a tiny part of it.
+    left, right = (
+        trace + size * SMALLEST_SQUARE for trace, size in zip(sums[-2:], numbers(uses), strict=True)
+    )
+    square = jnp.maximum(sums.square, 0)
+    upper = root(square + sums.error + LOST * left * right) + sums.moved
+    upper = jnp.maximum(upper, sums.absolute / MAX_CANCELLATION)
+    vanished = (sums.left == 0) | (sums.right == 0)
+    upper = jnp.where(vanished, jnp.maximum(upper, root(left) * root(right)), upper)
+    upper = upper * (1 + 32 * precision.unit_roundoff(upper.dtype))
+    norm = Norm(scale_back(root(square), exponent), scale_back(upper, exponent))
+    low, high = SOUND
+    fits = [(t == 0) | ((t >= low) & (t <= high)) for t in sums[-2:]]
+    return Measured(norm, fits[0] & fits[1] & jnp.isfinite(upper))
+
+
+def numbers(uses: Sequence[Factored]) -> tuple[int, int]:
+    """How many numbers one example has on either side."""
+    return tuple(
+        sum(math.prod(side.values.shape[1:]) for side in sides)
+        for sides in zip(*((u.left, u.right) for u in uses), strict=True)
+    )
+
+
+def scale(uses: Sequence[Factored]) -> tuple[list[Factored], jax.Array]:
+    """Sides with largest entries near 1 or below, and the exponents (B,) that were taken out."""
+
+    def top(side: Side) -> jax.Array:
+        if side.unit:
+            return jnp.zeros(side.values.shape[:1], np.int32)
+        return top_exponent(side.values)
+
+    def times(side: Side, exponent: jax.Array, shift: jax.Array) -> Side:
+        if side.unit:
+            return side
+        wide = side.values.astype(precision.accumulation_dtype(side.values.dtype))
+        shape = (-1, *(1,) * (wide.ndim - 1))
+        for e in (-exponent, shift):
+            wide = wide * power_of_two(e, wide.dtype).reshape(shape)
+        return dataclasses.replace(side, values=wide.astype(side.values.dtype))
+
+    tops = [(top(use.left), top(use.right)) for use in uses]
+    largest = functools.reduce(jnp.maximum, [a + b for a, b in tops])
+    result = []
+    for use, (left, right) in zip(uses, tops, strict=True):
+        least = jnp.finfo(use.dtype).minexp
+        shift = jnp.maximum(left + right - largest, least)
+        none = jnp.zeros_like(shift)
+        shifts = (none, shift) if use.left.unit else (shift, none)
+        sides = times(use.left, left, shifts[0]), times(use.right, right, shifts[1])
+        result.append(dataclasses.replace(use, left=sides[0], right=sides[1]))
+    return result, largest
+
+
+def outer_norm(use: Factored) -> Norm:
+    """One row for each separate place: its norm is the product of the lengths of two vectors."""
+    dtype, apart = use.dtype, 1 + use.separate
+    square, exponent, terms = jnp.ones((), dtype), jnp.zeros((), np.int32), 8
+    lead = use.right.values.shape[:apart]
+    for side in (use.left, use.right):
+        if side.unit:
+            continue
+        values = side.values.reshape(math.prod(lead), *side.values.shape[apart:])
+        own, e, more = scaled_square(values)
+        square, exponent, terms = (
+            square * own.reshape(lead),
+            exponent + e.reshape(lead),
+            terms + more,
+        )
+    estimate = scale_back(root(square), exponent)
+    slack = precision.rounding_growth(terms, dtype) + use.multiplier.roundoff * (1 + 2.0**-20)
+    norm = Norm(estimate, estimate * (1 + slack))
+    for _ in range(use.separate):
+        norm = Norm(*(lengths_of(x) for x in norm))
+    return norm
+
+
+def lengths_of(x: jax.Array) -> jax.Array:
+    """The lengths of vectors along the last dimension, none of them too short."""
+    scaled, e = scale_to_one(x, (x.ndim - 1,))
+    slack = precision.rounding_growth(x.shape[-1] + 8, x.dtype)
+    return scale_back(root(jnp.sum(scaled * scaled, axis=-1)), e) * (1 + slack)
+
+
+def gram_sums(uses: Sequence[Factored]) -> Sums:
+    """Pairs of rows, of one use or of two."""
+    first = uses[0]
+    apart = 1 + first.separate
+    pairs, by_kernel = [], False
+    for one, two in itertools.combinations_with_replacement(uses, 2):
+        if one is two and one.goes_to_kernel:
+            by_kernel = True
+            tf32 = one.multiplier.mantissa is not None
+            found = gram.by_kernel(one.left.values, one.right.values, apart, tf32)
+        else:
+            left, right = (gram.inner_products(one, two, name) for name in gram.Sides._fields)
+            found = gram.over_matrices(left, right, apart, (one.rows, two.rows))
+            if one is two:
+                own = gram.Sides(*(gram.diagonal(x, one.rows) for x in (left, right)))
+                found = gram.with_diagonals(found, own, apart)
+        pairs.append((1 if one is two else 2, found))
+    rows = sum(math.prod(u.right.values.shape[apart : apart + u.rows]) for u in uses)
+    growth = []
+    for name in gram.Sides._fields:
+        sides = [getattr(use, name) for use in uses]
+        entries = max(side.size for side in sides)
+        entries = min(entries, gram.kernel_chunk()) if by_kernel else entries
+        exact = all(side.unit for side in sides)
+        growth.append(0.0 if exact else precision.rounding_growth(2 * entries + 16, first.dtype))
+    summed = precision.rounding_growth(2 * rows + first.pieces**2 + 32, first.dtype)
+    scaled = [
+        (use.multiplier.roundoff, "left" if use.scales_left("gram") else "right") for use in uses
+    ]
+    return gram.bound(pairs, gram.Rounding(gram.Sides(*growth), summed, rows), scaled)
+
+
+def product_sums(uses: Sequence[Factored]) -> Sums:
+    """The gradient itself, formed for each example."""
+    first = uses[0]
+    dtype, apart = first.dtype, 1 + first.separate
+    batch = tuple(range(apart))
+    gradient, absolute, traces, rows = 0.0, 0.0, [0.0, 0.0], 0
+    for use in uses:
+        over = tuple(range(apart, apart + use.rows))
+        gradient += jax.lax.dot_general(
+            use.left.values,
+            use.right.values,
+            ((over, over), (batch, batch)),
+            precision=use.multiplier.precision,
+            preferred_element_type=dtype,
+        )
+        squares = [
+            jnp.sum(
+                jnp.square(side.values.astype(dtype)),
+                axis=tuple(range(apart + use.rows, side.values.ndim)),
+            )
+            for side in (use.left, use.right)
+        ]
+        absolute += over_all(root(squares[0] * squares[1]))
+        traces = [t + over_all(s) for t, s in zip(traces, squares, strict=True)]
+        rows += math.prod(use.right.values.shape[apart : apart + use.rows])
+    square, terms = staged_sum(jnp.square(gradient))
+    growth = precision.rounding_growth(terms + 8, dtype)
+    absolute = absolute * (
+        1 + precision.rounding_growth(max(first.left.size, first.right.size) + rows + 8, dtype)
+    )
+    moved = precision.rounding_growth(2 * rows + 2, dtype) * absolute
+    for use in uses:
+        moved += use.multiplier.roundoff * product_moves(use, traces, absolute)
+    return Sums(square, growth * square, moved, absolute, *traces)
+
+
+def product_moves(use: Factored, traces: Sequence[Any], absolute: Any) -> Any:
+    """A bound on `|sum_t d_t (x) r_t|` for rows d_t no longer than those of the scaled side.
+
+    In full precision the sum of the lengths will do. Else |r|_2 is bounded by the Gram matrix of
+    the entries of r, the shorter side.
+    """
+    if use.multiplier.roundoff < 1e-6:
+        return absolute
+    left = use.scales_left("product")
+    other = (use.right if left else use.left).values
+    apart = 1 + use.separate
+    over, batch = tuple(range(apart, apart + use.rows)), tuple(range(apart))
+    gram = jax.lax.dot_general(
+        other,
+        other,
+        ((over, over), (batch, batch)),
+        precision=use.multiplier.precision,
+        preferred_element_type=use.dtype,
+    )
+    size = over_all(jnp.square(gram))
+    slack = precision.rounding_growth(2 * math.prod(other.shape[1:]), use.dtype)
+    bound = root(traces[0 if left else 1] * root(size) * (1 + slack))
+    return jnp.minimum(bound, absolute)
+
+
+def over_all(x: jax.Array) -> jax.Array:
+    """Sums all but the first dimension."""
+    return jnp.sum(x, axis=tuple(range(1, x.ndim)))

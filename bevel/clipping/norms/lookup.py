@@ -1,0 +1,160 @@
+"""Rows of a table, picked by index: y[t] = w[i[t]].
+
+The gradient is sum_t e[i[t]] (x) g[t] with unit vectors e, so its left vectors are the indices: two
+are equal or orthogonal, and nothing is as long as the table until the sum over the batch is taken.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from bevel import precision
+from bevel.clipping.norms.dense import in_order
+from bevel.clipping.norms.factors import Factored, Side
+from bevel.clipping.norms.registry import SEPARATE, SHARED, Loops, Rule, Sizes, register
+
+
+def whole_rows(eqn: JaxprEqn, picked: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether single places of some dimensions are picked, and the whole of the others."""
+    table: Any = eqn.invars[0].aval
+    out: Any = eqn.outvars[0].aval
+    floats = jnp.issubdtype(table.dtype, jnp.floating)
+    fits = all(size == (1 if i in picked else table.shape[i]) for i, size in enumerate(sizes))
+    return bool(floats and fits and 0 not in (*table.shape, *out.shape))
+
+
+def accepts_gather(eqn: JaxprEqn, operand: int) -> bool:
+    numbers = eqn.params["dimension_numbers"]
+    picked = tuple(numbers.start_index_map)
+    plain = not numbers.operand_batching_dims and sorted(picked) == list(
+        numbers.collapsed_slice_dims
+    )
+    return operand == 0 and plain and whole_rows(eqn, picked, eqn.params["slice_sizes"])
+
+
+def gather_sizes(eqn: JaxprEqn, operand: int, loops: Loops) -> Sizes:
+    del operand
+    indices: Any = eqn.invars[1].aval
+    return table_sizes(
+        eqn, tuple(eqn.params["dimension_numbers"].start_index_map), indices.shape[:-1], loops
+    )
+
+
+def table_sizes(eqn: JaxprEqn, picked: Sequence[int], rows: Sequence[int], loops: Loops) -> Sizes:
+    table: Any = eqn.invars[0].aval
+    entries = math.prod(table.shape[i] for i in picked)
+    steps = {k: math.prod(n for kind, n in loops if kind == k) for k in (SEPARATE, SHARED)}
+    whole = math.prod(table.shape) // entries
+    return Sizes(steps[SEPARATE], steps[SHARED] * math.prod(rows), entries, whole, looked_up=True)
+
+
+def gather(eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any) -> Factored:
+    del operand
+    numbers = eqn.params["dimension_numbers"]
+    (indices,) = h
+    mode = eqn.params["mode"]
+    offsets = tuple(numbers.offset_dims)
+    rows = tuple(i for i in range(g.ndim - 1 - len(loops)) if i not in offsets)
+    g = in_order(g, loops, (), rows, offsets)
+    places = [indices[..., i] for i in range(indices.shape[-1])]
+    places = [in_order(x, loops, (), range(x.ndim - 1 - len(loops)), ()) for x in places]
+    table: Any = eqn.invars[0].aval
+    dims = tuple(numbers.start_index_map)
+    pairs = zip(places, dims, strict=True)
+    inside = functools.reduce(
+        operator.and_, [(x >= 0) & (x < table.shape[dim]) for x, dim in pairs]
+    )
+    if mode == jax.lax.GatherScatterMode.FILL_OR_DROP:
+        # What is read outside of the table is a constant: it has no gradient.
+        shown = jnp.expand_dims(inside, tuple(range(inside.ndim, g.ndim)))
+        g = jnp.where(shown, g, jnp.zeros_like(g))
+    return at_places(eqn, dims, places, g, loops)
+
+
+def at_places(
+    eqn: JaxprEqn, dims: Sequence[int], places: Sequence[Any], g: Any, loops: Loops
+) -> Factored:
+    """Rows at `places` (B, separate..., rows...), one array per dimension in `dims`."""
+    table: Any = eqn.invars[0].aval
+    index: Any = 0
+    for place, dim in sorted(zip(places, dims, strict=True), key=lambda pair: pair[1]):
+        index = index * table.shape[dim] + jnp.clip(place.astype(np.int32), 0, table.shape[dim] - 1)
+    apart = [None for kind, _ in loops if kind == SEPARATE]
+    picked = tuple(sorted(dims))
+    whole = tuple(i for i in range(len(table.shape)) if i not in dims)
+    return Factored(
+        Side(index, tuple(table.shape[i] for i in picked), unit=True),
+        Side(g, tuple(table.shape[i] for i in whole)),
+        separate=len(apart),
+        rows=index.ndim - 1 - len(apart),
+        places=(*apart, *picked, *whole),
+        multiplier=precision.multiplier(g.dtype),
+    )
+
+
+def accepts_dynamic_slice(eqn: JaxprEqn, operand: int) -> bool:
+    picked = sliced(eqn)
+    return operand == 0 and bool(picked) and whole_rows(eqn, picked, eqn.params["slice_sizes"])
+
+
+def sliced(eqn: JaxprEqn) -> tuple[int, ...]:
+    """The dimensions in which one place is picked."""
+    table: Any = eqn.invars[0].aval
+    slices = zip(eqn.params["slice_sizes"], table.shape, strict=True)
+    return tuple(i for i, (size, full) in enumerate(slices) if size == 1 and full > 1)
+
+
+def dynamic_slice_sizes(eqn: JaxprEqn, operand: int, loops: Loops) -> Sizes:
+    del operand
+    return table_sizes(eqn, sliced(eqn), (), loops)
+
+
+def dynamic_slice(eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any) -> Factored:
+    del operand
+    dims = sliced(eqn)
+    starts = [in_order(h[i], loops, (), (), ()) for i in dims]
+    own = [i for i in range(len(eqn.params["slice_sizes"])) if i not in dims]
+    first = 1 + len(loops)
+    g = in_order(jnp.squeeze(g, tuple(first + i for i in dims)), loops, (), (), range(len(own)))
+    return at_places(eqn, dims, starts, g, loops)
+
+
+def indices(eqn: JaxprEqn, operand: int) -> tuple[int, ...]:
+    del operand
+    return tuple(range(1, len(eqn.invars)))
+
+
+def table_sides(eqn: JaxprEqn, picked: Sequence[int]) -> tuple[Sequence[int], ...]:
+    table: Any = eqn.invars[0].aval
+    return (), sorted(picked), [i for i in range(len(table.shape)) if i not in picked]
+
+
+def gather_sides(eqn: JaxprEqn, operand: int) -> Any:
+    del operand
+    return table_sides(eqn, eqn.params["dimension_numbers"].start_index_map)
+
+
+def dynamic_slice_sides(eqn: JaxprEqn, operand: int) -> Any:
+    del operand
+    return table_sides(eqn, sliced(eqn))
+
+
+register("gather", Rule("lookup", accepts_gather, indices, gather_sizes, gather, gather_sides))
+register(
+    "dynamic_slice",
+    Rule(
+        "lookup",
+        accepts_dynamic_slice,
+        indices,
+        dynamic_slice_sizes,
+        dynamic_slice,
+        dynamic_slice_sides,
+    ),
+)
