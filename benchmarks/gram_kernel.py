@@ -1,18 +1,16 @@
-"""The Gram and product kernels on the GPU at hand: right, and how fast for which tiles.
+"""The Gram kernel on the GPU at hand: right, and how fast for which tiles.
 
     python benchmarks/gram_kernel.py [--seconds 210] [NAME ...]
 
 For each shape of the models in the tables, or of those whose name contains a NAME: the largest
 error of the kernel relative to the XLA form in float32, then milliseconds for
 
-    gram      the kernel, at the fastest of the tilings tried (tile/block/warps/stages)
-    xla       the same sums by XLA: bfloat16 products, float32 sums, T x T matrices in memory
-    product   the kernel over tiles of the per-example products, and its fastest tiling
-    xla prod  the same by XLA, with the products in memory
-    dW        for scale: the weight gradient summed over examples, 'ntd,ntk->dk'
+    gram  the kernel, at the fastest of the tilings tried (tile/block/warps/stages)
+    xla   the same sums by XLA: bfloat16 products, float32 sums, T x T matrices in memory
+    dW    for scale: the weight gradient summed over examples, 'ntd,ntk->dk'
 
 TFLOP/s counts the multiplications that symmetry leaves: N T (T + 1) (D + K). All tilings of a shape
-follow its line. Without a GPU, the kernels are only checked, interpreted, at one small shape.
+follow its line. Without a GPU, the kernel is only checked, interpreted, at one small shape.
 """
 
 import argparse
@@ -31,12 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bevel.clipping.norms.gram_kernel import (
-    gram_sums,
-    product_sums,
-    xla_gram_sums,
-    xla_product_sums,
-)
+from bevel.clipping.norms.gram_kernel import gram_sums, xla_gram_sums
 
 # name: (N, T, D, K)
 SHAPES = {
@@ -63,12 +56,6 @@ GRAM = [  # tile, block_d, num_warps, num_stages
     (64, 128, 4, 3),
     (64, 64, 8, 4),
 ]
-PRODUCT = [  # tile_d, tile_k, block_t, num_warps, num_stages
-    (128, 128, 64, 8, 3),
-    (128, 256, 64, 8, 3),
-    (128, 256, 64, 8, 4),
-    (128, 128, 64, 4, 3),
-]
 REPEATS = 20
 # One measurement runs at least this long, so that a launch from Python does not show.
 MEASUREMENT = 2e-3
@@ -83,11 +70,6 @@ Form = Callable[[jax.Array, jax.Array], Any]
 def gram_form(config: tuple[int, ...]) -> Form:
     names = ("tile", "block_d", "num_warps", "num_stages")
     return functools.partial(gram_sums, **dict(zip(names, config, strict=True)))
-
-
-def product_form(config: tuple[int, ...]) -> Form:
-    names = ("tile_d", "tile_k", "block_t", "num_warps", "num_stages")
-    return functools.partial(product_sums, **dict(zip(names, config, strict=True)))
 
 
 def weight_gradient(h: jax.Array, g: jax.Array) -> jax.Array:
@@ -161,10 +143,9 @@ def errors_of(compiled: dict[str, Any], h: jax.Array, g: jax.Array) -> dict[str,
         return {}
     errors = {}
     for name, call in compiled.items():
-        if name.startswith(("gram", "product")):
+        if name.startswith("gram"):
             try:
-                truth = expected if name.startswith("gram") else expected.square
-                errors[name] = relative_error(call(h, g), truth)
+                errors[name] = relative_error(call(h, g), expected)
             except Exception as error:
                 print(f"  {name}: does not run: {first_line(error)}", flush=True)
     return errors
@@ -180,19 +161,16 @@ def inputs(shape: tuple[int, ...], seed: int) -> tuple[jax.Array, jax.Array]:
     return h, g
 
 
-def best(times: dict[str, float], kind: str) -> tuple[str, float]:
-    of_kind = {k.removeprefix(kind + " "): v for k, v in times.items() if k.startswith(kind + " ")}
-    name = min(of_kind, key=lambda k: of_kind[k], default="-")
-    return name, of_kind.get(name, float("nan"))
-
-
-def named(kind: str, configs: list[tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
-    return [(f"{kind} {'/'.join(map(str, config))}", config) for config in configs]
+def best(times: dict[str, float]) -> tuple[str, float]:
+    """The fastest tiling of the kernel, and its time."""
+    tilings = {k.removeprefix("gram "): v for k, v in times.items() if k.startswith("gram ")}
+    name = min(tilings, key=lambda k: tilings[k], default="-")
+    return name, tilings.get(name, float("nan"))
 
 
 HEADER = (
     f"{'shape':10} {'N,T,D,K':>18} {'error':>8} {'gram':>8} {'TFLOP/s':>8} {'tiling':>14}"
-    f" {'xla':>8} {'product':>8} {'tiling':>16} {'xla prod':>8} {'dW':>8}"
+    f" {'xla':>8} {'dW':>8}"
 )
 
 
@@ -201,11 +179,9 @@ def measure(name: str, shape: tuple[int, ...], hurry: bool) -> str:
     n, t, d, k = shape
     size = 2 * n * t * (d + k)
     sets = [inputs(shape, seed) for seed in range(max(1, min(8, int(ROTATION_BYTES / size))))]
-    forms = {name: gram_form(c) for name, c in named("gram", GRAM[:2] if hurry else GRAM)}
-    forms |= {
-        name: product_form(c) for name, c in named("product", PRODUCT[:1] if hurry else PRODUCT)
-    }
-    forms |= {"xla": xla_gram_sums, "xla prod": xla_product_sums, "dW": weight_gradient}
+    tilings = GRAM[:2] if hurry else GRAM
+    forms = {f"gram {'/'.join(map(str, tiling))}": gram_form(tiling) for tiling in tilings}
+    forms |= {"xla": xla_gram_sums, "dW": weight_gradient}
     compiled = compile_all(forms, *sets[0])
     errors = errors_of(compiled, *sets[0])
     for form, error in errors.items():
@@ -213,14 +189,13 @@ def measure(name: str, shape: tuple[int, ...], hurry: bool) -> str:
             print(f"  {form}: WRONG, relative error {error:.1e}, not timed", flush=True)
             del compiled[form]
     times = time_all(compiled, sets)
-    (tiling, gram), (product_tiling, product) = best(times, "gram"), best(times, "product")
+    tiling, gram = best(times)
     rate = n * t * (t + 1) * (d + k) / gram / 1e9
-    others = [times.get(x, float("nan")) for x in ("xla", "xla prod", "dW")]
+    xla, weights = (times.get(form, float("nan")) for form in ("xla", "dW"))
     print("  " + "  ".join(f"{k} {v:.3f}" for k, v in times.items()), flush=True)
     return (
         f"{name:10} {','.join(map(str, shape)):>18} {max(errors.values(), default=np.nan):8.1e}"
-        f" {gram:8.3f} {rate:8.0f} {tiling:>14} {others[0]:8.3f} {product:8.3f}"
-        f" {product_tiling:>16} {others[1]:8.3f} {others[2]:8.3f}"
+        f" {gram:8.3f} {rate:8.0f} {tiling:>14} {xla:8.3f} {weights:8.3f}"
     )
 
 
@@ -228,12 +203,9 @@ def check_interpreted() -> int:
     h, g = inputs((2, 37, 24, 40), 0)
     expected = reference(h, g)
     found = gram_sums(h, g, tile=16, block_d=16, interpret=True)
-    product = product_sums(h, g, tile_d=16, tile_k=16, block_t=16, interpret=True)
-    errors = relative_error(found, expected), relative_error(product, expected.square)
-    print(
-        f"no GPU: interpreted only. Relative error {errors[0]:.1e}, of the product {errors[1]:.1e}"
-    )
-    return int(not max(errors) < ERROR_ALLOWED)
+    error = relative_error(found, expected)
+    print(f"no GPU: interpreted only. Relative error {error:.1e}")
+    return int(not error < ERROR_ALLOWED)
 
 
 def main() -> int:

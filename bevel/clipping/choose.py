@@ -6,6 +6,7 @@
 | gram    | inner products of all pairs of rows        | one contraction            |
 | product | the gradient, formed and dropped           | one contraction            |
 | keep    | the gradient, formed by JAX and kept       | from the kept gradients    |
+| form    | the same, formed by a rule's products      | from the kept gradients    |
 
 Costs are those of one example, over the cost of moving a byte; `BALANCE` says how many operations
 take as long.
@@ -28,7 +29,7 @@ from bevel.clipping.routes import apart, dimensions, whole
 from bevel.clipping.taps import Tapped
 from bevel.clipping.uses import Found, Use
 
-WAYS = ("outer", "gram", "product", "keep")
+WAYS = ("outer", "gram", "product", "form", "keep")
 # Operations in the time of moving one byte, by platform and by bytes per number.
 BALANCE: Mapping[str, Mapping[int, float]] = {
     "gpu": {2: 180.0, 4: 90.0, 8: 10.0},
@@ -84,12 +85,13 @@ def choose_one(param: int, uses: Sequence[Use] | None, aval: Any, asked: str | N
     if related is None:
         return Chosen(param, "keep", {}, None, why="overlapping uses of different shape")
     joined = related == "joined"
-    itemsize = max(2, min(8, max(np.dtype(u.eqn.outvars[0].aval.dtype).itemsize for u in uses)))
+    avals: list[Any] = [use.eqn.outvars[0].aval for use in uses]
+    itemsize = max(2, *(np.dtype(a.dtype).itemsize for a in avals))
     costs = costs_of([u.rule.sizes(u.eqn, u.operand, u.loops) for u in uses], joined, itemsize)
     if asked in costs:
         return Chosen(param, asked, costs, tuple(uses), joined, "asked for")
     allowed = {way: cost for way, cost in costs.items() if cost.slack <= WORST_SLACK}
-    tapped = {way: cost for way, cost in allowed.items() if way != "keep"}
+    tapped = {way: cost for way, cost in allowed.items() if way not in ("keep", "form")}
     times = KEPT_MEMORY.get(jax.default_backend(), 1.0)
     room = times * min((c.memory for c in tapped.values()), default=math.inf)
     if any(use.recomputed for use in uses):
@@ -131,7 +133,7 @@ def costs_of(sizes: Sequence[Sizes], joined: bool, itemsize: int) -> dict[str, C
         largest = max(sizes, key=lambda s: s.rows * s.left)
         sizes = [largest._replace(rows=rows, looked_up=only_lookups)]
     result = {}
-    barred = {"outer"} if joined else set()
+    barred = {"outer", "form"} if joined else set()
     barred |= {"product"} if looked_up else set()
     for way in (w for w in WAYS if w not in barred):
         parts = [cost(way, s, itemsize) for s in sizes]
@@ -145,35 +147,46 @@ def costs_of(sizes: Sequence[Sizes], joined: bool, itemsize: int) -> dict[str, C
 def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
     """Of one use: n sums of R outer products of D and K numbers. None: it cannot be done so."""
     n, rows, left, right = s[:4]
+    on_gpu = jax.default_backend() == "gpu"
     dtype = np.dtype(np.float64) if itemsize == 8 else np.dtype(np.float32)
     contraction = 2.0 * n * rows * right * (1 if s.looked_up else left)
-    read = n * rows * (right + (1 if s.looked_up else left)) * itemsize
-    gradient = n * left * right
+    held = s.pixels or rows * (1 if s.looked_up else left)  # numbers that make up the left side
+    read = n * (held + rows * right) * itemsize
+    kept = n * left * right * itemsize
+    # A convolution's products read a slice for each offset of its window.
+    slices = 2.0 * n * rows * (left + left * rows / s.pixels * right) * itemsize if s.pixels else 0
     if way == "keep":
-        kept = gradient * itemsize
-        return Cost(contraction, read + 3 * kept, kept, 1e-5)
+        # JAX batches the gradient of a convolution as one with a group for each example.
+        moved = 100.0 * slices if on_gpu else slices
+        return Cost(contraction, read + moved + 3 * kept, kept, 1e-5)
+    if way == "form":
+        return Cost(contraction, read + slices + 3 * kept, kept, 1e-5) if s.pixels else None
     # One side is scaled before the contraction.
-    shorter = n * rows * (right if s.looked_up else min(left, right)) * itemsize
+    shorter = n * (rows * right if s.looked_up else min(held, rows * right)) * itemsize
     flops, moved = contraction, read + 2.0 * shorter
+    kernels = gram_kernel.available(jnp.bfloat16, jnp.bfloat16) and itemsize == 2
+    if s.pixels and on_gpu and not (kernels and way == "product"):
+        moved += 11.0 * read  # a convolution with a float32 result widens its operands first
     rounding = precision.unit_roundoff(jnp.bfloat16 if itemsize == 2 else dtype)
     if way == "outer":
-        if rows > 1:
+        if rows > 1 or s.pixels:
             return None
         return Cost(flops, moved + read, read, rounding)
     if way == "gram":
         pairs = n * rows * rows
-        kernel = gram_kernel.available(jnp.bfloat16, jnp.bfloat16) and rows >= gram.KERNEL_ROWS
+        kernel = kernels and not s.pixels and rows >= gram.KERNEL_ROWS
         times = GRAM_WITH_KERNEL if kernel else GRAM_BY_COMPILER
-        flops += times * 2.0 * pairs * (right + (0 if s.looked_up else left))
+        across = s.pixels / rows if s.pixels else left  # patches share the products of pixels
+        flops += times * 2.0 * pairs * (right + (0 if s.looked_up else across))
         slack = gram_slack(s, dtype) + rounding * math.sqrt(spread(rows, max(left, right)))
         return Cost(flops, moved + read + (0 if kernel else 20 * pairs), read, slack)
     if s.looked_up:
         return None
-    short = min(left, right)
+    short = right if s.pixels else min(left, right)
     sharp = rounding * math.sqrt(spread(rows, short)) if itemsize == 2 else rounding
     extra = 2.0 * n * rows * short * short if itemsize == 2 else 0
-    flops += contraction + extra
-    return Cost(flops, moved + 2 * read + 8 * gradient, read, sharp + rows * 1e-7)
+    formed = slices or 8.0 * n * left * right
+    return Cost(flops + contraction + extra, moved + 2 * read + formed, read, sharp + rows * 1e-7)
 
 
 def spread(rows: int, entries: int) -> float:

@@ -15,7 +15,7 @@ from bevel import precision
 from bevel.clipping.coefficients import coefficients, tree_norm, usable
 from bevel.clipping.grid import on_grid, tightened
 from bevel.clipping.norms import Measured, Norm, kept_norm
-from bevel.clipping.norms.factors import chosen
+from bevel.clipping.norms.weights import chosen
 from bevel.clipping.options import Clip, Task
 from bevel.clipping.taps import Reading, Tapped
 from bevel.errors import FixArgumentsError
@@ -84,9 +84,10 @@ def combine(
     `again(coefficients of each group, which examples count)` gives the sums that a second backward
     pass takes.
     """
-    kept, made = rounded_once(outputs.contribution, gradients_of(shares, layout, outputs.readings))
-    gradients = dict(zip(shares.kept, jax.tree.leaves(kept), strict=True))
-    source = Source(task, shares, gradients, made)
+    kept = dict(zip(shares.kept, jax.tree.leaves(outputs.contribution), strict=True))
+    made = gradients_of(shares, layout, outputs.readings)
+    kept |= {t.param: t.formed(made.pop(t.param)) for t in shares.taps if t.way == "form"}
+    source = Source(task, shares, *rounded_once(kept, made))
     large = [leaf for leaf in source.leaves if source.in_one_pass(leaf)]
     small = source.norms([leaf for leaf in source.leaves if leaf not in large])
 
@@ -153,7 +154,9 @@ class Source:
         return sorted((*self.gradients, *self.made))
 
     def tap(self, leaf: int) -> Tapped | None:
-        return next((tap for tap in self.shares.taps if tap.param == leaf), None)
+        """The taps of a leaf whose gradient is not formed."""
+        taps = (tap for tap in self.shares.taps if tap.param == leaf)
+        return next(taps) if leaf in self.made else None
 
     def again(self, leaf: int) -> bool:
         tap = self.tap(leaf)

@@ -1,7 +1,7 @@
 """The low-memory mode: nothing is held between the norms and the sum.
 
-Within a user's `remat`, values kept from a tap would undo it. There the backward pass takes the norm
-of each example at once and hands on two numbers, and when the coefficients are known a second
+Within a user's `remat`, values kept from a tap would undo it. There the backward pass takes the
+norm of each example at once and hands on two numbers, and when the coefficients are known a second
 backward pass, which computes the same values again, adds up the weighted gradients as it goes.
 """
 

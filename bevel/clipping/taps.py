@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from bevel import precision
 from bevel.clipping.control import evaluate_tapped
+from bevel.clipping.equations import bind
 from bevel.clipping.norms import Measured, Norm
 from bevel.clipping.norms.factors import Factored, norm_of
 from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
@@ -29,7 +30,7 @@ class Tapped:
     param: int
     shape: tuple[int, ...]
     uses: tuple[Use, ...]
-    way: str  # outer, gram or product
+    way: str  # outer, gram, product or form
     rows: int  # with how many rows one example enters
     joined: bool = False  # uses overlap: their gradients add before the norm
     again: bool = False  # not held: the norm is taken in the backward pass, the sum in a second one
@@ -46,6 +47,12 @@ class Tapped:
             dataclasses.replace(g, pieces=pieces).padded() if isinstance(g, Factored) else g
             for g in made
         ]
+
+    def formed(self, gradients: Sequence[Any]) -> jax.Array:
+        """The gradients (B, *parameter), formed."""
+        pairs = zip(self.uses, gradients, strict=True)
+        parts = [jax.vmap(lambda x, r=u.route: pull_back(r, x))(g.formed()) for u, g in pairs]
+        return sum(parts[1:], parts[0])
 
     def norms(self, gradients: Sequence[Any], scaled: bool) -> list[Measured]:
         """Norms of the parameter's gradients, in parts that lie side by side."""
@@ -159,13 +166,42 @@ def differentiate(
         h = [inputs[j] for j in use.rule.others(use.eqn, use.operand)]
         return reader.read(use, h, output, sink)
 
+    casts = narrowing_casts(program, kept)
+    inputs = {i: bind(casts[i], [args[i]])[0] if i in casts else args[i] for i in kept}
+
     def forward(own: dict[int, Any], sinks: dict[int, Any]) -> tuple[Any, Any]:
-        values = [own.get(i, x) for i, x in enumerate(args)]
-        outputs, leaving = evaluate_tapped(program, values, numbers, sinks, read)
+        values = [x if i in casts else own.get(i, x) for i, x in enumerate(args)]
+        given = {id(eqn): own[i] for i, eqn in casts.items()}
+        outputs, leaving = evaluate_tapped(program, values, numbers, sinks, read, given)
         return outputs[0], (outputs, leaving)
 
     (_, (outputs, leaving)), (gradients, cotangents) = jax.value_and_grad(
         forward, argnums=(0, 1), has_aux=True
-    )({i: args[i] for i in kept}, sinks)
+    )(inputs, sinks)
     readings = [Reading(leaving[i], cotangents[i]) for i in range(len(taps))]
     return outputs, [gradients[i] for i in kept], readings
+
+
+def narrowing_casts(program: ClosedJaxpr, kept: Sequence[int]) -> dict[int, JaxprEqn]:
+    """The casts to fewer bits that are the only use of an input.
+
+    The gradient is the same before and after the cast, and takes half of the memory after it.
+    """
+    jaxpr = program.jaxpr
+    uses: dict[Any, list[JaxprEqn | None]] = {jaxpr.invars[i]: [] for i in kept}
+    for eqn in jaxpr.eqns:
+        for var in {v for v in eqn.invars if not isinstance(v, Literal)} & set(uses):
+            uses[var].append(eqn)
+    for out in jaxpr.outvars:
+        if not isinstance(out, Literal) and out in uses:
+            uses[out].append(None)
+    found = {}
+    for i in kept:
+        (only, *more) = uses[jaxpr.invars[i]] or [None]
+        if only is None or more or only.primitive.name != "convert_element_type":
+            continue
+        avals: list[Any] = [v.aval for v in (jaxpr.invars[i], only.outvars[0])]
+        before, after = (aval.dtype for aval in avals)
+        if jnp.issubdtype(after, jnp.floating) and after.itemsize < before.itemsize:
+            found[i] = only
+    return found

@@ -11,7 +11,7 @@ from bevel.clipping.coefficients import coefficients, tree_norm
 from bevel.clipping.combine import group_by_clip_norm
 from bevel.clipping.grid import on_grid, tightened
 from bevel.clipping.norms import kept_norm
-from bevel.clipping.norms.factors import chosen
+from bevel.clipping.norms.weights import chosen
 from bevel.clipping.options import Clip
 from bevel.errors import FixArgumentsError
 

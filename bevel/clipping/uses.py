@@ -72,7 +72,7 @@ def find_uses(program: ClosedJaxpr, params: int) -> Found:
 def walk(
     jaxpr: Jaxpr, reached: Reached, batched: Collection[Any], inside: Inside, found: Found
 ) -> None:
-    """Adds the uses in a program to `found`; `reached` grows by what parameters are passed on to."""
+    """Adds the uses in a program to `found`; `reached` grows by what parameters are passed to."""
     for eqn in jaxpr.eqns:
         here = {i: reached[v] for i, v in enumerate(eqn.invars) if is_in(v, reached)}
         if not here:

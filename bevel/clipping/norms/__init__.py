@@ -1,5 +1,6 @@
 """Norms per example, by rule where there is one and from kept gradients where not."""
 
+from bevel.clipping.norms import convolution as convolution
 from bevel.clipping.norms import dense as dense
 from bevel.clipping.norms import lookup as lookup
 from bevel.clipping.norms.kept import kept_norm as kept_norm

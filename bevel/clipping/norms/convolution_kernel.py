@@ -18,13 +18,13 @@ one. Both kernels load blocks of rows, multiply them and keep a tile in register
 
 `shifted_product_squares`: a program takes one tile of one example and writes its sum of squares.
 
-`shifted_weighted_sum`: a program takes one tile of the sum over a share of the examples. Products
-of blocks, or of examples, are multiplied by their example's factor in float32, in registers, and
-then added: no factor is rounded to the dtype of g. XLA sums over the shares.
+`shifted_weighted_sum`: a program takes one tile of the sum over a share of the examples. The
+product of an example is multiplied by its factor in float32, in registers, and then added: no
+factor is rounded to the dtype of g. XLA sums over the shares.
 
 Rounding. Products of bfloat16 or of TF32 values are exact in float32. An entry of a product goes
 through at most `length` roundings in a row; its square through places C K + 1 more at most. In the
-weighted sum, one for the factor and one for each block of each example come on top. Tensor cores
+weighted sum, one for the factor and one for each example come on top. Tensor cores
 truncate where they add, so that one rounding costs up to 2 u there. Nothing is scaled.
 
 Rows that a place does not reach are not read, and examples do not mix: a value that is not finite
@@ -73,9 +73,6 @@ class Tiling:
     block: int = 64  # rows of x and g in one step; half as many in float32
     num_warps: int = 8
     num_stages: int = 3  # steps of loads under way at a time
-    # In the weighted sum, whether examples and blocks are two loops, and an example's product is
-    # multiplied by its factor whole; else the products of blocks are, in one loop over all.
-    nested: bool = False
 
 
 def tiling(left: int, right: int, length: int) -> Tiling:
@@ -178,7 +175,8 @@ def shifted_weighted_sum(
         )
     if 0 in (*x.shape, *g.shape) or not places:
         return xla_shifted_weighted_sum(x, g, factor, places)
-    wide = Wide.of(x, g, places, tile)
+    # Narrow tiles: two accumulators of this size fit into the registers.
+    wide = Wide.of(x, g, places, tile or Tiling(128, 64, 64, 4, 3))
     examples, (down, across) = g.shape[0], wide.tiles
     share = pl.cdiv(examples, splits or max(1, PROGRAMS * PROCESSORS // (down * across)))
     splits = pl.cdiv(examples, share)
@@ -365,13 +363,10 @@ def weighted_kernel(
     masked = wide.length % tile.block or examples % share
 
     def product_of(n: jax.Array, k: jax.Array) -> jax.Array:
-        left = jnp.where(n < examples, wide.length - k * tile.block, 0) if masked else None
-        return product(n, k * tile.block, left)
-
-    def of_block(k: jax.Array, total: jax.Array) -> jax.Array:
-        past = lax.div(k, jnp.int32(wide.steps))
-        n = split * share + past
-        return total + factor_ref[n] * product_of(n, k - past * wide.steps)
+        # A choice between two numbers of weak type does not lower.
+        row = lax.convert_element_type(k, jnp.int32) * tile.block
+        left = jnp.where(n < examples, wide.length - row, 0) if masked else None
+        return product(n, row, left)
 
     def of_example(k: jax.Array, total: jax.Array) -> jax.Array:
         n = split * share + k
@@ -379,12 +374,7 @@ def weighted_kernel(
         return total + factor_ref[n] * whole
 
     zeros = jnp.zeros((tile.rows, tile.columns), jnp.float32)
-    if tile.nested:
-        total = lax.fori_loop(0, share, of_example, zeros)
-    else:
-        # Loads of the next example begin while this one is multiplied.
-        total = lax.fori_loop(0, share * wide.steps, of_block, zeros)
-    out_ref[...] = total
+    out_ref[...] = lax.fori_loop(0, share, of_example, zeros)
 
 
 def block_product(x_ref: Any, g_ref: Any, wide: Wide, i: jax.Array, j: jax.Array) -> Any:

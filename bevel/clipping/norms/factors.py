@@ -5,27 +5,26 @@
     product:  G itself, formed, squared and dropped
 
 With T rows of D and K entries the Gram form costs T^2 (D + K) multiplications and T^2 numbers, the
-product T D K and D K (`choose.py` takes the cheaper one). A parameter that is used several times has
-the rows of all its uses, so cross terms are pairs of rows like others. The rows of a lookup are unit
-vectors: their inner products are equalities of indices, and no vector is as long as the table.
+product T D K and D K (`choose.py` takes the cheaper one). A parameter that is used several times
+has the rows of all its uses, so cross terms are pairs of rows like others. The rows of a lookup are
+unit vectors: their inner products are equalities of indices, and none is as long as the table.
 
 Rounding. Products of operands are exact in float32, and a sum of n of them is off by gamma_n times
 the sum of their sizes. Let Gl, Gr be the Gram matrices, |.| the Frobenius norm, tr the trace.
 
     error of Gl[t,s]           <= gamma_D |l_t| |l_s|
-    error of sum Gl Gr         <= gamma_D min(tr Gl |Gr|, max_t |l_t|^2 sum |Gr|) + the same, turned
-    |sum_t d_t (x) r_t|        <= sqrt(sum |d_t|^2) |r|_2 <= u sqrt(tr Gl |Gr|)    for |d_t| <= u |l_t|
+    error of sum Gl Gr         <= gamma_D min(tr Gl |Gr|, max_t |l_t|^2 sum |Gr|) + turned
+    |sum_t d_t (x) r_t|        <= sqrt(sum |d_t|^2) |r|_2 <= u sqrt(tr Gl |Gr|), |d_t| <= u |l_t|
 
 The last line bounds what rounding `coefficient * l` to the operands' dtype moves a contribution by.
-With A = sum_t |l_t| |r_t|, the bound is never below A / MAX_CANCELLATION, which caps how much larger
-than their sum the terms of one contribution are.
+With A = sum_t |l_t| |r_t|, the bound is never below A / MAX_CANCELLATION, which caps how much
+larger than their sum the terms of one contribution are.
 """
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,11 +33,11 @@ import numpy as np
 
 from bevel import precision
 from bevel.clipping.bounded import MAX_CANCELLATION
-from bevel.clipping.norms import gram
+from bevel.clipping.norms import forms, gram
 from bevel.clipping.norms.gram import Sums
-from bevel.clipping.norms.kept import scaled_square, staged_sum
 from bevel.clipping.norms.registry import Measured, Norm
-from bevel.clipping.norms.scaling import power_of_two, root, scale_back, scale_to_one, top_exponent
+from bevel.clipping.norms.scaling import power_of_two, root, scale_back, top_exponent
+from bevel.clipping.norms.weights import weighted
 
 # Traces within these bounds have entries, fourth powers included, that float32 holds.
 SOUND = (2.0**-60, 2.0**60)
@@ -56,7 +55,7 @@ UNIT, LONG = 8, 1024
 )
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """Vectors (B, separate..., rows..., entries...); of unit vectors only the places of the ones."""
+    """Vectors (B, separate..., rows..., entries...); of unit vectors the places of the ones."""
 
     values: jax.Array
     entries: tuple[int, ...]
@@ -98,14 +97,18 @@ class Factored:
         """`sum_b factor[b] * G_b` in the operand's layout, behind the dimensions of loops."""
         left, right = self.left.values, self.right.values
         if self.scales_left(way):
-            left, right = self.weighted(left, factor, keep), chosen(keep, right)
+            left, right = weighted(self.multiplier, left, right, factor, keep)
         else:
-            left, right = chosen(keep, left), self.weighted(right, factor, keep)
+            right, left = weighted(self.multiplier, right, left, factor, keep)
         batch = tuple(range(1, 1 + self.separate))
         rows = (0, *range(1 + self.separate, 1 + self.separate + self.rows))
+        places, entries = self.places, (*self.left.entries, *self.right.entries)
         if self.left.unit:
             total = self.scattered(left, right)
         else:
+            if self.right_places[:1] < self.left_places[:1]:  # as the operand has them
+                left, right = right, left
+                places, entries = self.turned().places, (*self.right.entries, *self.left.entries)
             total = jax.lax.dot_general(
                 self.multiplier.operand(left),
                 self.multiplier.operand(right),
@@ -114,10 +117,9 @@ class Factored:
                 preferred_element_type=precision.accumulation_dtype(self.multiplier.dtype),
             )
         # Entries may have been padded to what matrix units like.
-        entries = (*self.left.entries, *self.right.entries)
         total = total[(..., *(slice(size) for size in entries))]
-        loops = sum(place is None for place in self.places)
-        target = [i if p is None else loops + p for i, p in enumerate(self.places)]
+        loops = sum(place is None for place in places)
+        target = [i if p is None else loops + p for i, p in enumerate(places)]
         return jnp.transpose(total, tuple(np.argsort(target)))
 
     def scattered(self, index: jax.Array, values: jax.Array) -> jax.Array:
@@ -143,16 +145,6 @@ class Factored:
             return self.right.unit
         smaller = (self.left.size, self.exchanged) < (self.right.size, not self.exchanged)
         return smaller if way != "product" or self.multiplier.roundoff < 1e-6 else not smaller
-
-    def weighted(self, values: jax.Array, factor: jax.Array, keep: Any) -> jax.Array:
-        """One side times the coefficient, in the operands' dtype; unwanted examples are zero."""
-        wide = precision.accumulation_dtype(values.dtype, factor.dtype)
-        shape = (-1, *(1,) * (values.ndim - 1))
-        values = factor.astype(wide).reshape(shape) * chosen(keep, values).astype(wide)
-        narrow = values.astype(self.multiplier.dtype)
-        # Near zero a rounding has no small relative error.
-        tiny = jnp.abs(values) < float(jnp.finfo(narrow.dtype).smallest_normal)
-        return jnp.where(tiny, jnp.zeros_like(narrow), narrow)
 
     @property
     def dtype(self) -> np.dtype:
@@ -214,8 +206,8 @@ class Factored:
         """Whether its pairs of rows are summed by a kernel: on one device, or one shard."""
         if self.left.unit or self.right.unit or self.pieces != 1:
             return False
-        values = self.left.values, self.right.values
-        return gram.kernel_takes(*values, 1 + self.separate, self.multiplier)
+        rows = math.prod(self.right.values.shape[1 + self.separate :][: self.rows])
+        return gram.kernel_takes(rows, self.multiplier)
 
     def turned(self) -> "Factored":
         """The sides exchanged."""
@@ -225,14 +217,6 @@ class Factored:
         )
 
 
-def chosen(keep: jax.Array | None, x: jax.Array) -> jax.Array:
-    """`x` with unwanted examples replaced by zeros: selected, for 0 times inf is NaN."""
-    if keep is None or jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        return x
-    keep = jnp.expand_dims(keep, tuple(range(1, x.ndim)))
-    return jnp.where(keep, x, jnp.zeros_like(x))
-
-
 @functools.partial(jax.jit, static_argnames=("way", "scaled"))
 def norm_of(uses: Sequence[Factored], way: str, scaled: bool = True) -> Measured:
     """Norms of `sum_u G_u` for the uses of one parameter, whose sides have the same entries.
@@ -240,15 +224,22 @@ def norm_of(uses: Sequence[Factored], way: str, scaled: bool = True) -> Measured
     `scaled`: by powers of two, so that nothing overflows or vanishes. Else `sound` says where the
     numbers were in a range in which that cannot happen.
     """
-    uses = [use.operands() for use in uses]
     if way == "outer":
         (use,) = uses
-        norm = outer_norm(use)
+        norm = forms.outer_norm(use.operands())
         return Measured(norm, jnp.isfinite(norm.upper))
+    return norm_from(uses, scaled, forms.gram_sums if way == "gram" else forms.product_sums)
+
+
+def norm_from(
+    uses: Sequence[Factored], scaled: bool, form: Callable[[Sequence[Factored]], Sums]
+) -> Measured:
+    """Norms from the sums of a form, of sides that are scaled first or may turn out unsound."""
+    uses = [use.operands() for use in uses]
     exponent = jnp.zeros((), np.int32)
     if scaled:
         uses, exponent = scale(uses)
-    sums = gram_sums(uses) if way == "gram" else product_sums(uses)
+    sums = form(uses)
     # Squares that are too small for a float count as the smallest one, and what they could have
     # added to a much larger sum as a tiny part of it.
     left, right = (
@@ -302,131 +293,3 @@ def scale(uses: Sequence[Factored]) -> tuple[list[Factored], jax.Array]:
         sides = times(use.left, left, shifts[0]), times(use.right, right, shifts[1])
         result.append(dataclasses.replace(use, left=sides[0], right=sides[1]))
     return result, largest
-
-
-def outer_norm(use: Factored) -> Norm:
-    """One row for each separate place: its norm is the product of the lengths of two vectors."""
-    dtype, apart = use.dtype, 1 + use.separate
-    square, exponent, terms = jnp.ones((), dtype), jnp.zeros((), np.int32), 8
-    lead = use.right.values.shape[:apart]
-    for side in (use.left, use.right):
-        if side.unit:
-            continue
-        values = side.values.reshape(math.prod(lead), *side.values.shape[apart:])
-        own, e, more = scaled_square(values)
-        square, exponent, terms = (
-            square * own.reshape(lead),
-            exponent + e.reshape(lead),
-            terms + more,
-        )
-    estimate = scale_back(root(square), exponent)
-    slack = precision.rounding_growth(terms, dtype) + use.multiplier.roundoff * (1 + 2.0**-20)
-    norm = Norm(estimate, estimate * (1 + slack))
-    for _ in range(use.separate):
-        norm = Norm(*(lengths_of(x) for x in norm))
-    return norm
-
-
-def lengths_of(x: jax.Array) -> jax.Array:
-    """The lengths of vectors along the last dimension, none of them too short."""
-    scaled, e = scale_to_one(x, (x.ndim - 1,))
-    slack = precision.rounding_growth(x.shape[-1] + 8, x.dtype)
-    return scale_back(root(jnp.sum(scaled * scaled, axis=-1)), e) * (1 + slack)
-
-
-def gram_sums(uses: Sequence[Factored]) -> Sums:
-    """Pairs of rows, of one use or of two."""
-    first = uses[0]
-    apart = 1 + first.separate
-    pairs, by_kernel = [], False
-    for one, two in itertools.combinations_with_replacement(uses, 2):
-        if one is two and one.goes_to_kernel:
-            by_kernel = True
-            tf32 = one.multiplier.mantissa is not None
-            found = gram.by_kernel(one.left.values, one.right.values, apart, tf32)
-        else:
-            left, right = (gram.inner_products(one, two, name) for name in gram.Sides._fields)
-            found = gram.over_matrices(left, right, apart, (one.rows, two.rows))
-            if one is two:
-                own = gram.Sides(*(gram.diagonal(x, one.rows) for x in (left, right)))
-                found = gram.with_diagonals(found, own, apart)
-        pairs.append((1 if one is two else 2, found))
-    rows = sum(math.prod(u.right.values.shape[apart : apart + u.rows]) for u in uses)
-    growth = []
-    for name in gram.Sides._fields:
-        sides = [getattr(use, name) for use in uses]
-        entries = max(side.size for side in sides)
-        entries = min(entries, gram.kernel_chunk()) if by_kernel else entries
-        exact = all(side.unit for side in sides)
-        growth.append(0.0 if exact else precision.rounding_growth(2 * entries + 16, first.dtype))
-    summed = precision.rounding_growth(2 * rows + first.pieces**2 + 32, first.dtype)
-    scaled = [
-        (use.multiplier.roundoff, "left" if use.scales_left("gram") else "right") for use in uses
-    ]
-    return gram.bound(pairs, gram.Rounding(gram.Sides(*growth), summed, rows), scaled)
-
-
-def product_sums(uses: Sequence[Factored]) -> Sums:
-    """The gradient itself, formed for each example."""
-    first = uses[0]
-    dtype, apart = first.dtype, 1 + first.separate
-    batch = tuple(range(apart))
-    gradient, absolute, traces, rows = 0.0, 0.0, [0.0, 0.0], 0
-    for use in uses:
-        over = tuple(range(apart, apart + use.rows))
-        gradient += jax.lax.dot_general(
-            use.left.values,
-            use.right.values,
-            ((over, over), (batch, batch)),
-            precision=use.multiplier.precision,
-            preferred_element_type=dtype,
-        )
-        squares = [
-            jnp.sum(
-                jnp.square(side.values.astype(dtype)),
-                axis=tuple(range(apart + use.rows, side.values.ndim)),
-            )
-            for side in (use.left, use.right)
-        ]
-        absolute += over_all(root(squares[0] * squares[1]))
-        traces = [t + over_all(s) for t, s in zip(traces, squares, strict=True)]
-        rows += math.prod(use.right.values.shape[apart : apart + use.rows])
-    square, terms = staged_sum(jnp.square(gradient))
-    growth = precision.rounding_growth(terms + 8, dtype)
-    absolute = absolute * (
-        1 + precision.rounding_growth(max(first.left.size, first.right.size) + rows + 8, dtype)
-    )
-    moved = precision.rounding_growth(2 * rows + 2, dtype) * absolute
-    for use in uses:
-        moved += use.multiplier.roundoff * product_moves(use, traces, absolute)
-    return Sums(square, growth * square, moved, absolute, *traces)
-
-
-def product_moves(use: Factored, traces: Sequence[Any], absolute: Any) -> Any:
-    """A bound on `|sum_t d_t (x) r_t|` for rows d_t no longer than those of the scaled side.
-
-    In full precision the sum of the lengths will do. Else |r|_2 is bounded by the Gram matrix of
-    the entries of r, the shorter side.
-    """
-    if use.multiplier.roundoff < 1e-6:
-        return absolute
-    left = use.scales_left("product")
-    other = (use.right if left else use.left).values
-    apart = 1 + use.separate
-    over, batch = tuple(range(apart, apart + use.rows)), tuple(range(apart))
-    gram = jax.lax.dot_general(
-        other,
-        other,
-        ((over, over), (batch, batch)),
-        precision=use.multiplier.precision,
-        preferred_element_type=use.dtype,
-    )
-    size = over_all(jnp.square(gram))
-    slack = precision.rounding_growth(2 * math.prod(other.shape[1:]), use.dtype)
-    bound = root(traces[0 if left else 1] * root(size) * (1 + slack))
-    return jnp.minimum(bound, absolute)
-
-
-def over_all(x: jax.Array) -> jax.Array:
-    """Sums all but the first dimension."""
-    return jnp.sum(x, axis=tuple(range(1, x.ndim)))

@@ -2,11 +2,10 @@
 
     |sum_t l_t (x) r_t|^2 = sum_{t,s} Gl[t,s] Gr[t,s],    Gl[t,s] = l_t . l_s,  Gr[t,s] = r_t . r_s
 
-A vector that a mesh has cut into pieces has a Gram matrix for each: sums over them cross the mesh as
-one number per example, where the matrices themselves would not.
+A vector that a mesh has cut into pieces has a Gram matrix for each: their sums cross the mesh as one
+number per example, where the matrices themselves would cross it whole.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -39,48 +38,48 @@ class Sides(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Sums over the pairs of rows of one use, or of two; (B, separate...) and further dimensions."""
+    """Sums over the pairs of rows of one use, (B, separate...) and further dimensions."""
 
     square: jax.Array  # of Gl Gr
     squares: Sides  # of Gl^2 and Gr^2, for each piece
-    sizes: Sides | None  # of |Gl| and |Gr|, for each piece
-    traces: Sides | None = None  # these three of the pairs of a row with itself
-    longest: Sides | None = None
-    lengths: Any = None  # sum_t |l_t| |r_t|
+    traces: Sides
+    lengths: jax.Array  # sum_t |l_t| |r_t|
+    sizes: Sides | None = None  # of |Gl| and |Gr|, for each piece
+    longest: Sides | None = None  # |l_t|^2 and |r_t|^2, at most
 
 
-def over_matrices(left: jax.Array, right: jax.Array, apart: int, rows: tuple[int, int]) -> Pairs:
-    """From Gram matrices (B, separate..., pieces, rows of one..., rows of two...)."""
-    both = sum(rows)
+def over_products(left: jax.Array, right: jax.Array, apart: int, rows: int) -> jax.Array:
+    """`sum Gl Gr` from Gram matrices (B, separate..., pieces, rows...), of one use or of two."""
     pairs = jnp.expand_dims(left, apart + 1) * jnp.expand_dims(right, apart)
-    return Pairs(
-        jnp.sum(over_rows(pairs, both), axis=(apart, apart + 1)),
-        Sides(*(over_rows(gram * gram, both) for gram in (left, right))),
-        Sides(*(over_rows(jnp.abs(gram), both) for gram in (left, right))),
-    )
+    return jnp.sum(over_rows(pairs, rows), axis=(apart, apart + 1))
 
 
-def with_diagonals(pairs: Pairs, diagonals: Sides, apart: int) -> Pairs:
-    """With the squares of the lengths of the rows, each (B, separate..., pieces, rows...)."""
+def over_matrices(left: jax.Array, right: jax.Array, apart: int, rows: int) -> Pairs:
+    """From Gram matrices (B, separate..., pieces, rows..., rows...) of one use."""
+    diagonals = [diagonal(gram, rows) for gram in (left, right)]
     # Of a vector in pieces, the length is at most the sum of theirs.
     lengths = [jnp.sum(root(d), axis=apart) for d in diagonals]
     most = [jnp.max(d, axis=tuple(range(apart + 1, d.ndim))) for d in diagonals]
-    return pairs._replace(
-        traces=Sides(*(jnp.sum(d, axis=tuple(range(apart, d.ndim))) for d in diagonals)),
-        longest=Sides(*(jnp.sum(m, axis=apart) for m in most)),
-        lengths=over(lengths[0] * lengths[1], apart),
+    return Pairs(
+        over_products(left, right, apart, 2 * rows),
+        Sides(*(over_rows(gram * gram, 2 * rows) for gram in (left, right))),
+        Sides(*(over(d, apart) for d in diagonals)),
+        over(lengths[0] * lengths[1], apart),
+        Sides(*(over_rows(jnp.abs(gram), 2 * rows) for gram in (left, right))),
+        Sides(*(jnp.sum(m, axis=apart) for m in most)),
     )
 
 
-def by_kernel(left: jax.Array, right: jax.Array, apart: int, tf32: bool) -> Pairs:
-    """From vectors (B, separate..., rows, entries), without the matrices."""
+def by_kernel(left: jax.Array, right: jax.Array, apart: int, rows: int, tf32: bool) -> Pairs:
+    """From vectors (B, separate..., rows..., entries...), without the matrices."""
     lead = left.shape[:apart]
-    h, g = (x.reshape(-1, *x.shape[apart:]) for x in (left, right))
+    count = math.prod(left.shape[apart : apart + rows])
+    h, g = (x.reshape(math.prod(lead), count, -1) for x in (left, right))
     sums = gram_kernel.gram_sums(h, g, tf32=tf32)
     found = [x.reshape(lead) for x in sums]
     square, left_square, right_square, left_trace, right_trace, lengths = found
     squares = Sides(left_square[..., None], right_square[..., None])
-    return Pairs(square, squares, None, Sides(left_trace, right_trace), None, lengths)
+    return Pairs(square, squares, Sides(left_trace, right_trace), lengths)
 
 
 class Rounding(NamedTuple):
@@ -92,46 +91,44 @@ class Rounding(NamedTuple):
 
 
 def bound(
-    pairs: Sequence[tuple[int, Pairs]], rounding: Rounding, scaled: Sequence[tuple[float, str]]
+    uses: Sequence[Pairs],
+    across: Any,
+    rounding: Rounding,
+    scaled: Sequence[tuple[float, str]],
 ) -> Sums:
-    """What bounds the norm, from pairs of uses that count so often.
+    """What bounds the norm, from the pairs of rows of each use, and their sum across uses.
+
+    With U and V the rows of two uses, |U V^T|^2 <= |U U^T| |V V^T|: the Gram matrix of all rows
+    has no larger Frobenius norm than those of the uses together.
 
     `scaled`: for each use, the roundoff of its operands and the side that takes the coefficient.
     """
-    own = [p for _, p in pairs if p.traces is not None]
-    apart = own[0].square.ndim
-    trace = Sides(*(sum(p.traces[i] for p in own) for i in range(2)))
+    apart = uses[0].square.ndim
+    trace = Sides(*(sum(p.traces[i] for p in uses) for i in range(2)))
     summed = rounding.summed
-
-    def total(of: str, side: int) -> Any:
-        return sum(times * getattr(p, of)[side] for times, p in pairs)
-
-    sharp = all(p.sizes is not None for _, p in pairs)
-    frobenius, by_rows = [], []
-    for i in range(2):
-        growth = rounding.growth[i]
-        size = jnp.sum(root(total("squares", i)), axis=apart)
-        frobenius.append(size * (1 + summed) + growth * trace[i])
-        if sharp:
-            size = jnp.sum(total("sizes", i), axis=apart)
-            by_rows.append(size * (1 + summed) + growth * rounding.rows * trace[i])
+    frobenius = [
+        sum(jnp.sum(root(p.squares[i]), axis=apart) for p in uses) * (1 + summed)
+        + rounding.growth[i] * trace[i]
+        for i in range(2)
+    ]
     error = summed * frobenius[0] * frobenius[1]
     for i in range(2):
         off = trace[i] * frobenius[1 - i]
-        if sharp:
-            longest = functools.reduce(jnp.maximum, [p.longest[i] for p in own])
-            off = jnp.minimum(off, longest * by_rows[1 - i])
+        (only, *more) = uses
+        if not more and only.sizes is not None and only.longest is not None:
+            size = jnp.sum(only.sizes[1 - i], axis=apart) * (1 + summed)
+            size += rounding.growth[1 - i] * rounding.rows * trace[1 - i]
+            off = jnp.minimum(off, only.longest[i] * size)
         error += rounding.growth[i] * off
     moved: Any = 0.0
     for roundoff, side in scaled:
         i = Sides._fields.index(side)
         moved += roundoff * root(over(trace[i] * frobenius[1 - i]))
-    square = sum(times * p.square for times, p in pairs)
     return Sums(
-        over(square),
+        over(sum(p.square for p in uses) + across),
         over(error) * (1 + summed),
         moved * (1 + summed),
-        over(sum(p.lengths for p in own)) * (1 + summed),
+        over(sum(p.lengths for p in uses)) * (1 + summed),
         *(over(t) for t in trace),
     )
 
@@ -141,11 +138,11 @@ def kernel_chunk() -> int:
     return gram_kernel.CHUNK
 
 
-def kernel_takes(left: Any, right: Any, apart: int, multiplier: precision.Multiplier) -> bool:
-    """Whether vectors (B, separate..., rows, entries) can be given to the kernel."""
+def kernel_takes(rows: int, multiplier: precision.Multiplier) -> bool:
+    """Whether there are rows enough for the kernel, and a device that has it."""
     tf32 = multiplier.mantissa is not None
-    shaped = left.ndim == right.ndim == apart + 2 and left.shape[apart] >= KERNEL_ROWS
-    return shaped and gram_kernel.available(multiplier.dtype, multiplier.dtype, tf32=tf32)
+    fits = gram_kernel.available(multiplier.dtype, multiplier.dtype, tf32=tf32)
+    return rows >= KERNEL_ROWS and fits
 
 
 def inner_products(one: Any, two: Any, name: str) -> jax.Array:

@@ -14,8 +14,11 @@ that of Gg over K, multiplies them in registers and writes eight numbers. With m
 m (m + 1) / 2 of the m^2 tiles are computed: a little more than half of the multiplications. What is
 sent to memory is 8 numbers for each pair, which XLA then sums.
 
-The traces, the lengths and the maxima come from the diagonal pairs, which see every entry of h and
-of g, and load a tile once instead of twice.
+The traces and the lengths come from the diagonal pairs. There is no branch between them and others:
+the compiler was seen to get loads wrong within one.
+
+Of many columns of g, chunks are summed apart, so that no sum is long: S is linear in Gg, and the
+roots of the parts of FG bound it together.
 
 Rounding. Products of bfloat16 or of TF32 values are exact in float32. An entry of Gh goes through
 at most D roundings in a row, one of Gg through K, and their sum through 2 tile + m^2 + 8 more;
@@ -27,7 +30,6 @@ The kernel is compiled by the Triton backend of Pallas, for Hopper GPUs.
 """
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,6 +37,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from bevel.sharding.types import manual_axes
 
 pl: Any
 triton: Any
@@ -72,6 +76,7 @@ def available(
     | ------------------------------------------------------ | ------ |
     | no GPU, or not of the architecture they are written for | False  |
     | a jax without the Triton backend                       | False  |
+    | several devices, outside of `shard_map`                | False  |
     | bfloat16                                               | True   |
     | float32 rounded to TF32 by the caller (`tf32=True`)    | True   |
     | any other dtype                                        | False  |
@@ -80,6 +85,8 @@ def available(
         return False
     if jax.default_backend() != "gpu" or not all(takes(d, tf32) for d in (h_dtype, g_dtype)):
         return False
+    if jax.device_count() > 1 and not manual_axes():
+        return False  # the compiler cannot cut a kernel: it would gather what is spread
     device = jax.local_devices()[0]
     return getattr(device, "compute_capability", None) == COMPUTE_CAPABILITY
 
@@ -208,10 +215,7 @@ def gram_partials(
         interpret=interpret,
         name="gram_sums",
     )
-    with warnings.catch_warnings():
-        # The backend is to be removed one day; `available` will say so then.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return call(h, g)
+    return call(h, g)
 
 
 def gram_kernel(

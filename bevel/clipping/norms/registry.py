@@ -41,6 +41,7 @@ class Sizes(NamedTuple):
     left: int  # entries, those that the other operand gives
     right: int  # entries, those that the cotangent gives
     looked_up: bool = False  # the left vectors are unit vectors
+    pixels: int = 0  # of a convolution: numbers from which the left vectors are cut
 
 
 class Gradient(Protocol):

@@ -1,4 +1,4 @@
-"""The kernels, interpreted on the CPU, against float64; and lowered for a GPU that need not be."""
+"""The kernel, interpreted on the CPU, against float64; and lowered for a GPU that need not be."""
 
 import functools
 import types
@@ -15,10 +15,8 @@ from bevel.clipping.norms.gram_kernel import (
     GramSums,
     available,
     gram_sums,
-    product_sums,
     triangle,
     xla_gram_sums,
-    xla_product_sums,
 )
 
 TILE = 16
@@ -40,11 +38,7 @@ DTYPES = ("bfloat16", "float32")
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 quick = functools.partial(jax.jit, compiler_options=QUICK)
 interpreted = functools.partial(gram_sums, tile=TILE, block_d=TILE, tf32=True, interpret=True)
-product_interpreted = functools.partial(
-    product_sums, tile_d=TILE, tile_k=2 * TILE, block_t=TILE, tf32=True, interpret=True
-)
 FORMS = {"kernel": quick(interpreted), "XLA": jax.jit(xla_gram_sums)}
-PRODUCT_FORMS = {"kernel": quick(product_interpreted), "XLA": jax.jit(xla_product_sums)}
 kernel = FORMS["kernel"]
 
 
@@ -64,7 +58,24 @@ def truth(h, g):
     dh, dg = (np.einsum("ntt->nt", x) for x in (gh, gg))
     over = [x.sum(axis=(1, 2)) for x in (gh * gg, gh * gh, gg * gg)]
     rows = [x.sum(axis=1) for x in (dh, dg, np.sqrt(dh * dg))]
-    return GramSums(*over, *rows, *(np.abs(x).max(axis=(1, 2)) for x in (h, g)))
+    return GramSums(*over, *rows)
+
+
+def truth_in_chunks(h, g, chunk):
+    """The same with g in chunks of columns: the parts of each sum over Gg, put together."""
+    parts = [truth(h, g[..., start : start + chunk]) for start in range(0, g.shape[2], chunk)]
+    each = GramSums(*(np.stack(x) for x in zip(*parts, strict=True)))
+    return each._replace(
+        **{name: getattr(each, name).sum(0) for name in ("square", "g_trace", "lengths")},
+        **{name: getattr(each, name)[0] for name in ("h_square", "h_trace")},
+        g_square=np.sqrt(each.g_square).sum(0) ** 2,
+    )
+
+
+def exchanged(sums):
+    """The sums of (h, g), from those of (g, h)."""
+    square, h_square, g_square, h_trace, g_trace, lengths = sums
+    return GramSums(square, g_square, h_square, g_trace, h_trace, lengths)
 
 
 def sizes(exact):
@@ -78,10 +89,9 @@ def check(got, exact, shape):
     gamma = precision.rounding_growth(d + k + 2 * TILE + (t // TILE + 1) ** 2 + 8)
     for name, found, wanted, scale in zip(exact._fields, got, exact, sizes(exact), strict=True):
         assert found.dtype == jnp.float32 and found.shape == shape[:1], name
-        tolerance = 0 if name.endswith("max") else gamma
         np.testing.assert_array_less(
             np.abs(np.asarray(found, np.float64) - wanted),
-            tolerance * scale + np.finfo(np.float32).tiny,
+            gamma * scale + np.finfo(np.float32).tiny,
             err_msg=name,
         )
 
@@ -127,7 +137,7 @@ def test_rows_of_one_tile_meet_those_of_another():
     h, g = (jnp.zeros_like(x) for x in operands(RAGGED))
     h, g = (x.at[0, 3, :4].set(2).at[0, 2 * TILE + 4, :4].set(2) for x in (h, g))
     # Both Gram matrices have 4 entries of 4 * 4 = 16.
-    expected = [4 * 16**2, 4 * 16**2, 4 * 16**2, 32, 32, 32, 2, 2]
+    expected = [4 * 16**2, 4 * 16**2, 4 * 16**2, 32, 32, 32]
     assert [x.tolist() for x in kernel(h, g)] == [[x, 0, 0] for x in expected]
 
 
@@ -157,44 +167,63 @@ def test_nan_stays_in_its_example_and_shows_in_all_of_it(form):
         assert np.isnan(values).tolist() == [False, of_h, of_g], name
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_maxima_see_values_whose_squares_vanish(form):
-    h, g = (jnp.full_like(x, -1e-30) for x in operands(RAGGED))
-    found = form(h, g)
-    assert not np.any(found.square)
-    assert np.all(found.h_max == -h[0, 0, 0].astype("float32")) and np.all(
-        found.g_max == -g[0, 0, 0]
-    )
+CHUNK = 2 * TILE
+# name: (N, T, D, K), with the columns of g, or of h where there are more of them, in chunks of 32
+IN_CHUNKS = {
+    "whole chunks": (2, 20, 16, 64),
+    "a ragged chunk": (2, 20, 24, 70),
+    "a chunk of one column": (2, 5, 1, 33),
+    "no chunks": (2, 20, 32, 32),
+    "h is longer": (2, 20, 70, 24),
+    "h is longer, and g in one chunk": (1, 20, 40, 32),
+    "both are long": (2, 20, 40, 70),
+    "both are long, h more so": (2, 20, 70, 40),
+    "equally long": (2, 20, 40, 40),
+}
 
 
-def check_product(found, h, g):
-    exact, (examples, rows, _) = truth(h, g), h.shape
-    assert found.dtype == jnp.float32 and found.shape == (examples,)
-    # Each entry of a product is off by gamma times the same sum of absolute values.
-    gamma = precision.rounding_growth(2 * rows + 4 * TILE + 16)
-    error = np.abs(np.asarray(found, np.float64) - exact.square)
-    np.testing.assert_array_less(error, gamma * exact.lengths**2)
+def in_chunks(monkeypatch, h, g):
+    monkeypatch.setattr(gram_kernel, "CHUNK", CHUNK)
+    found = jax.jit(lambda h, g: interpreted(h, g), compiler_options=QUICK)(h, g)
+    if h.shape[2] > max(CHUNK, g.shape[2]):
+        return found, exchanged(truth_in_chunks(g, h, CHUNK))
+    return found, truth_in_chunks(h, g, CHUNK)
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("form", PRODUCT_FORMS.values(), ids=PRODUCT_FORMS)
-def test_product_sums_are_those_of_the_products_they_avoid(form, shape):
+@pytest.mark.parametrize("shape", IN_CHUNKS.values(), ids=IN_CHUNKS)
+def test_chunks_of_columns_add_up(monkeypatch, shape):
     h, g = operands(shape)
-    check_product(form(h, g), h, g)
+    found, exact = in_chunks(monkeypatch, h, g)
+    check(found, exact, shape)
+    # What is chunked bounds what is wanted, and the rest is that.
+    whole = truth(h, g)
+    for name, wanted in whole._asdict().items():
+        close = getattr(found, name) >= wanted * (1 - 1e-5)
+        assert np.all(close if "square" in name or name == "lengths" else close), name
+    np.testing.assert_allclose(found.square, whole.square, rtol=1e-4)
+    for name in ("h_trace", "g_trace"):
+        np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_product_of_one_dtype(dtype):
-    h, g = operands(RAGGED, (dtype, dtype))
-    check_product(PRODUCT_FORMS["kernel"](h, g), h, g)
+def test_chunks_that_take_each_other_back(monkeypatch):
+    """One half of the columns of g counts against the other in Gg, and in S."""
+    h, g = operands((2, 20, 16, CHUNK))
+    both = jnp.concatenate([g, g], axis=2)
+    found, exact = in_chunks(monkeypatch, h, both)
+    check(found, exact, (2, 20, 16, 2 * CHUNK))
+    one = truth(h, g)
+    np.testing.assert_allclose(found.square, 2 * one.square, rtol=1e-4)
+    np.testing.assert_allclose(found.g_square, 4 * one.g_square, rtol=1e-4)
 
 
-@pytest.mark.parametrize("axis", range(4))
-def test_product_with_an_empty_axis_is_zero(axis):
-    shape = [2, 3, 4, 5]
-    shape[axis] = 0
-    found = PRODUCT_FORMS["kernel"](*operands(shape))
-    assert found.shape == (shape[0],) and not np.any(found)
+@pytest.mark.parametrize("widths", [(16, 70), (70, 16)])
+def test_nan_in_any_chunk_shows(monkeypatch, widths):
+    h, g = operands((4, 5, *widths))
+    h, g = h.at[1, 4, -1].set(np.nan), g.at[2, 4, -1].set(np.nan)
+    found, _ = in_chunks(monkeypatch, h, g)
+    for name, values in found._asdict().items():
+        of_h, of_g = not name.startswith("g_"), not name.startswith("h_")
+        assert np.isnan(values).tolist() == [False, of_h, of_g, False], name
 
 
 def test_triangle_names_every_pair_once():
@@ -211,13 +240,12 @@ def test_triangle_is_exact_where_its_root_is_rounded(row):
     assert i.tolist() == [row - 1, row, row] and j.tolist() == [row - 1, 0, row]
 
 
-def test_nothing_as_large_as_a_gram_matrix_or_a_product_is_kept():
+def test_nothing_as_large_as_a_gram_matrix_is_kept():
     n, t, d, k = 2, 64, 16, 32
     h, g = operands((n, t, d, k), ("bfloat16", "bfloat16"))
-    for form, limit in ((gram_sums, n * t * t), (product_sums, n * d * k)):
-        jaxpr = jax.make_jaxpr(functools.partial(form, interpret=True))(h, g)
-        kept = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars]
-        assert max(kept) * 4 < limit
+    jaxpr = jax.make_jaxpr(functools.partial(gram_sums, interpret=True))(h, g)
+    kept = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars]
+    assert max(kept) * 4 < n * t * t
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -233,42 +261,40 @@ def test_each_shard_sums_its_own_examples(check_vma):
 
 # Compiling needs a GPU, but not what comes before: every step of the kernel has a rule there.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("shape", [(4, 512, 768, 2304), (4, 197, 768, 50257), (1, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "shape", [(4, 512, 768, 2304), (4, 197, 768, 50257), (4, 197, 9000, 8), (1, 1, 1, 1)]
+)
 @pytest.mark.parametrize("dtypes", [DTYPES, ("bfloat16",) * 2, ("float32",) * 2])
-@pytest.mark.parametrize("form", [gram_sums, product_sums])
-def test_kernel_lowers_for_a_gpu(form, dtypes, shape):
+def test_kernel_lowers_for_a_gpu(dtypes, shape):
     n, t, *widths = shape
     h, g = map(jax.ShapeDtypeStruct, [(n, t, width) for width in widths], map(jnp.dtype, dtypes))
     gpu = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=gpu)):
-        traced = jax.jit(functools.partial(form, tf32=True)).trace(h, g)
+        traced = jax.jit(functools.partial(gram_sums, tf32=True)).trace(h, g)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "xla.gpu.triton" in text
 
 
 def test_float32_is_taken_only_as_tf32():
     h, g = operands((1, 4, 8, 8), ("float32", "float32"))
-    for form in (gram_sums, product_sums):
-        with pytest.raises(ValueError, match=r"h is float32, and the kernel .* tf32=True"):
-            form(h, g, interpret=True)
-        with pytest.raises(ValueError, match="g is float16"):
-            form(h, g.astype("float16"), tf32=True, interpret=True)
+    with pytest.raises(ValueError, match=r"h is float32, and the kernel .* tf32=True"):
+        gram_sums(h, g, interpret=True)
+    with pytest.raises(ValueError, match="g is float16"):
+        gram_sums(h, g.astype("float16"), tf32=True, interpret=True)
 
 
 @pytest.mark.parametrize("shapes", [((4, 8), (4, 8)), ((2, 4, 8), (2, 5, 8)), ((2, 4), (2, 4, 3))])
 def test_rows_that_do_not_pair_are_refused(shapes):
     h, g = (jnp.zeros(shape, jnp.bfloat16) for shape in shapes)
-    for form in (gram_sums, product_sums):
-        with pytest.raises(ValueError, match=r"pass h as \(N, T, D\) and g as \(N, T, K\)"):
-            form(h, g, interpret=True)
+    with pytest.raises(ValueError, match=r"pass h as \(N, T, D\) and g as \(N, T, K\)"):
+        gram_sums(h, g, interpret=True)
 
 
 def test_without_the_backend_the_error_names_the_other_form(monkeypatch):
     monkeypatch.setattr(gram_kernel, "triton", None)
     h, g = operands((1, 4, 8, 8))
-    for form in (gram_sums, product_sums):
-        with pytest.raises(NotImplementedError, match="use xla_gram_sums or xla_product_sums"):
-            form(h, g)
+    with pytest.raises(NotImplementedError, match="use xla_gram_sums"):
+        gram_sums(h, g)
 
 
 def test_no_kernel_on_the_cpu():
@@ -277,11 +303,11 @@ def test_no_kernel_on_the_cpu():
 
 @pytest.fixture
 def hopper(monkeypatch):
-    """A jax that supports the backend and finds a Hopper GPU."""
+    """A jax that finds one Hopper GPU."""
     device = types.SimpleNamespace(compute_capability="9.0")
-    monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
     return device
 
 
@@ -310,9 +336,32 @@ def test_not_available_on_other_architectures(hopper, found):
     assert not available(BF16, BF16)
 
 
-def test_not_available_where_the_backend_is_deprecated_or_gone(hopper, monkeypatch):
-    monkeypatch.setattr(jax, "__version_info__", (0, 11, 0))
-    assert not available(BF16, BF16)
-    monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
+def test_not_available_without_the_backend(hopper, monkeypatch):
     monkeypatch.setattr(gram_kernel, "triton", None)
+    assert not available(BF16, BF16)
+
+
+@pytest.mark.parametrize("version", [(0, 10, 2), (0, 11, 0), (1, 0, 0)])
+def test_available_whatever_the_version_says(hopper, monkeypatch, version):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    assert available(BF16, BF16)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_with_several_devices_available_on_one_shard_only(hopper, monkeypatch, check_vma):
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    assert not available(BF16, BF16)
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    for names in ({"data"}, {"data", "model"}):
+        found = []
+
+        def shard(x, found=found):
+            found.append(available(BF16, BF16))
+            return x
+
+        split = PartitionSpec("data")
+        options = {"axis_names": names, "check_vma": check_vma}
+        sharded = jax.shard_map(shard, mesh=mesh, in_specs=split, out_specs=split, **options)
+        jax.eval_shape(sharded, jax.ShapeDtypeStruct((8,), jnp.float32))
+        assert found and all(found)
     assert not available(BF16, BF16)

@@ -1,0 +1,280 @@
+"""Convolutions: the gradient of a kernel is a sum of outer products of patches and cotangents.
+
+    product: one matrix product per kernel offset, squared and dropped (`convolved.py`)
+    gram:    inner products of patches, from those of pixels, and of cotangents
+
+Patches are never formed unless that is cheaper. Rounding is bounded as in `factors.py`, with
+patches as the left vectors. The coefficient goes to the image, so a patch is scaled as a whole.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from bevel import precision
+from bevel.clipping.norms import convolution_kernel, convolved, gram
+from bevel.clipping.norms.dense import wider
+from bevel.clipping.norms.factors import Factored, Side, norm_from
+from bevel.clipping.norms.geometry import Geometry, Layout
+from bevel.clipping.norms.gram import Sums
+from bevel.clipping.norms.registry import (
+    SEPARATE,
+    SHARED,
+    Loops,
+    Measured,
+    Rule,
+    Sizes,
+    register,
+)
+from bevel.clipping.norms.scaling import root
+from bevel.clipping.norms.weights import chosen, weighted
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["x", "g"],
+    meta_fields=["geometry", "options", "separate", "multiplier"],
+)
+@dataclasses.dataclass(frozen=True)
+class Convolved:
+    """The gradients of B examples with respect to a kernel, not formed.
+
+    x (B, separate..., *image) and g (B, separate..., *result).
+    """
+
+    x: jax.Array
+    g: jax.Array
+    geometry: Geometry
+    options: tuple[tuple[str, Any], ...]  # of the equation
+    separate: int  # number of dimensions
+    multiplier: precision.Multiplier
+
+    @functools.partial(jax.jit, static_argnames=("way", "scaled"))
+    def norm(self, way: str, scaled: bool = True) -> Measured:
+        """Norms of the kernel's gradients, those of separate ones added."""
+        sides = Side(self.x, self.x.shape[1:]), Side(self.g, self.g.shape[1:])
+        # Scaling and the final bound are those of any two sides.
+        pair = Factored(*sides, 0, 0, (), self.multiplier)
+        return norm_from([pair], scaled, lambda pairs: self.sums(pairs[0], way))
+
+    def sums(self, pair: Factored, way: str) -> Sums:
+        x, g = (
+            side.values.reshape(-1, *side.values.shape[1 + self.separate :])
+            for side in (pair.left, pair.right)
+        )
+        found = self.gram_sums(x, g) if way == "gram" else self.product_sums(x, g)
+        lead = pair.left.values.shape[: 1 + self.separate]
+        moved = jnp.square(found.moved)
+        parts = [gram.over(y.reshape(lead)) for y in found._replace(moved=moved)]
+        return Sums(*parts)._replace(moved=root(parts[2]))
+
+    def gram_sums(self, x: jax.Array, g: jax.Array) -> Sums:
+        geometry, full = self.geometry, self.multiplier.precision
+        left = convolved.patch_gram(geometry, x, full)
+        right = convolved.cotangent_gram(geometry, g, full)
+        left, right = left[:, :, None], right[:, :, None]
+        pairs = gram.over_matrices(left, right, 2, 1)
+        dtype = left.dtype
+        patch = geometry.channels * math.prod(geometry.window)
+        growth = gram.Sides(
+            precision.rounding_growth(2 * patch + 16, dtype),
+            precision.rounding_growth(2 * geometry.features + 16, dtype),
+        )
+        summed = precision.rounding_growth(2 * geometry.positions + 32, dtype)
+        rounding = gram.Rounding(growth, summed, geometry.positions)
+        return gram.bound([pairs], 0, rounding, [(self.multiplier.roundoff, "left")])
+
+    def product_sums(self, x: jax.Array, g: jax.Array) -> Sums:
+        geometry, full = self.geometry, self.multiplier.precision
+        stack = convolved.cheapest_stack(geometry, x.dtype.itemsize)
+        if self.goes_to_kernel:
+            flat, tf32 = self.flat(x, g), self.multiplier.mantissa is not None
+            square = convolution_kernel.shifted_product_squares(*flat, tf32=tf32)
+            square = gram.over(square.reshape(x.shape[0], -1))
+        else:
+            square = convolved.squared_norm_by_products(geometry, x, g, stack, full)
+        dtype = square.dtype
+        patches = convolved.patch_squares(geometry, x)
+        canonical = geometry.cotangent(g).astype(dtype)
+        cotangents = jnp.sum(jnp.square(canonical), axis=-1)  # (B, N, outs..., G)
+        cotangents = jnp.moveaxis(cotangents, -1, 1).reshape(patches.shape)
+        inner = precision.rounding_growth(
+            geometry.channels * sum(geometry.window) + geometry.positions + 16, dtype
+        )
+        absolute = gram.over(root(patches * cotangents)) * (1 + inner)
+        growth = precision.rounding_growth(convolved.square_roundings(geometry, stack) + 8, dtype)
+        moved = precision.rounding_growth(2 * geometry.positions + 4, dtype) * absolute
+        traces = gram.over(patches), gram.over(cotangents)
+        shift = absolute
+        if self.multiplier.roundoff > 1e-6:
+            shift = jnp.minimum(
+                absolute, root(traces[0] * self.size_of_cotangents(g) * (1 + inner))
+            )
+        if not self.goes_to_kernel:  # which multiplies by the coefficient in full
+            moved += self.multiplier.roundoff * shift
+        return Sums(square, growth * square, moved, absolute, *traces)
+
+    def formed(self) -> jax.Array:
+        """The gradients (B, separate..., *kernel), in the dtype of the operands."""
+        lead = self.x.shape[: 1 + self.separate]
+        x, g = (y.reshape(-1, *y.shape[1 + self.separate :]) for y in (self.x, self.g))
+        x, g = self.multiplier.operand(x), self.multiplier.operand(g)
+        stack = convolved.cheapest_stack(self.geometry, x.dtype.itemsize)
+        products = convolved.per_example_products(
+            self.geometry, x, g, stack, self.multiplier.precision
+        )
+        return products.reshape(*lead, *self.geometry.kernel).astype(self.multiplier.dtype)
+
+    def size_of_cotangents(self, g: jax.Array) -> jax.Array:
+        """The Frobenius norm of `sum_p g_p (x) g_p`: no less than the largest singular value^2."""
+        canonical = self.geometry.cotangent(g)
+        rows = tuple(range(1, canonical.ndim - 2))
+        batch = (0, canonical.ndim - 2)
+        entries = jax.lax.dot_general(
+            canonical,
+            canonical,
+            ((rows, rows), (batch, batch)),
+            precision=self.multiplier.precision,
+            preferred_element_type=precision.accumulation_dtype(g.dtype),
+        )
+        return root(gram.over(jnp.square(entries)))
+
+    @property
+    def goes_to_kernel(self) -> bool:
+        """Whether products are formed on the chip."""
+        tf32 = self.multiplier.mantissa is not None
+        types = [jax.ShapeDtypeStruct(y.shape, self.multiplier.dtype) for y in (self.x, self.g)]
+        return not self.separate and convolution_kernel.available(*types, tf32=tf32)
+
+    def flat(self, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
+        """Images and cotangents of (B G) in rows, and the rows at which each offset starts."""
+        layout = Layout(self.geometry, 0)
+        x = layout.image(self.geometry.image(x))
+        g = layout.cotangent(self.geometry.cotangent(g))
+        x = x.reshape(x.shape[0], -1, *x.shape[3:])
+        return x, g.reshape(-1, *g.shape[2:]), tuple(layout.places)
+
+    def sum_by_kernel(self, factor: jax.Array, keep: Any) -> jax.Array:
+        geometry, tf32 = self.geometry, self.multiplier.mantissa is not None
+        x, g = (self.multiplier.operand(chosen(keep, y)) for y in (self.x, self.g))
+        x, g, places = self.flat(x, g)
+        groups = geometry.groups
+        zero = jnp.zeros_like(factor)
+        factor = jnp.repeat(factor if keep is None else jnp.where(keep, factor, zero), groups)
+        x = x.reshape(x.shape[0], -1, groups, *x.shape[2:])
+        g = g.reshape(-1, groups, *g.shape[1:])
+        factor = factor.reshape(-1, groups).astype(jnp.float32)
+        total = jnp.stack(
+            [
+                convolution_kernel.shifted_weighted_sum(
+                    x[:, :, i], g[:, i], factor[:, i], places, tf32=tf32
+                )
+                for i in range(groups)
+            ],
+            axis=2,
+        )  # (offsets, C, G, K)
+        total = total.reshape(*geometry.window, geometry.channels, -1)
+        out, inner, *spatial = geometry.specs[1]
+        order = [int(i) for i in np.argsort([*spatial, inner, out])]
+        return jnp.transpose(total, order)
+
+    @functools.partial(jax.jit, static_argnames="way")
+    def weighted_sum(self, factor: jax.Array, keep: Any = None, way: str = "gram") -> jax.Array:
+        """`sum_b factor[b] * gradient[b]`, behind the dimensions of loops."""
+        if way == "product" and self.goes_to_kernel:
+            return self.sum_by_kernel(factor, keep)
+        x, g = (
+            self.multiplier.operand(y)
+            for y in weighted(self.multiplier, self.x, self.g, factor, keep)
+        )
+
+        def total(x: jax.Array, g: jax.Array) -> jax.Array:
+            options = dict(self.options)
+            return convolved.weighted_sum(self.geometry, options, x, g, self.multiplier.precision)
+
+        for _ in range(self.separate):
+            total = jax.vmap(total, in_axes=(1, 1))
+        return total(x, g)
+
+
+def accepts(eqn: JaxprEqn, operand: int) -> bool:
+    """Kernels of convolutions of floating-point numbers, without batch groups."""
+    avals: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    floats = all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
+    plain = eqn.params["batch_group_count"] == 1
+    return operand == 1 and floats and plain and all(0 not in aval.shape for aval in avals)
+
+
+def geometry_of(eqn: JaxprEqn, steps: int = 1) -> Geometry:
+    """With the images of so many steps of loops that share the kernel."""
+    avals: list[Any] = [v.aval for v in (*eqn.invars, eqn.outvars[0])]
+    lhs, rhs, out = (aval.shape for aval in avals)
+    geometry = Geometry.of(eqn.params, lhs, rhs, out)
+    return dataclasses.replace(geometry, images=geometry.images * steps)
+
+
+def sizes(eqn: JaxprEqn, operand: int, loops: Loops) -> Sizes:
+    del operand
+    steps = {k: math.prod(n for kind, n in loops if kind == k) for k in (SEPARATE, SHARED)}
+    geometry = geometry_of(eqn, steps[SHARED])
+    patch = geometry.channels * math.prod(geometry.window)
+    return Sizes(
+        steps[SEPARATE] * geometry.groups,
+        geometry.positions,
+        patch,
+        geometry.features,
+        pixels=geometry.pixels * geometry.channels,
+    )
+
+
+def gradient(eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any) -> Convolved:
+    del operand
+    (x,) = h
+    dtype = wider(x.dtype, g.dtype)
+    shared = math.prod(n for kind, n in loops if kind == SHARED)
+    geometry = geometry_of(eqn, shared)
+    x = with_images(x.astype(dtype), loops, geometry.specs[0][0])
+    g = with_images(g.astype(dtype), loops, geometry.specs[2][0])
+    asked = eqn.params["precision"]
+    names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers")
+    options = {name: eqn.params[name] for name in (*names, "feature_group_count")}
+    return Convolved(
+        x,
+        g,
+        geometry,
+        tuple((name, freeze(value)) for name, value in options.items()),
+        sum(kind == SEPARATE for kind, _ in loops),
+        precision.multiplier(dtype, asked),
+    )
+
+
+def freeze(value: Any) -> Any:
+    """Lists as tuples, so that the options can be hashed."""
+    return tuple(map(freeze, value)) if isinstance(value, list) else value
+
+
+def with_images(x: Any, loops: Loops, images: int) -> Any:
+    """`x` (B, loops..., own) with the steps of shared loops as further images."""
+    apart = [i + 1 for i, (kind, _) in enumerate(loops) if kind == SEPARATE]
+    shared = [i + 1 for i, (kind, _) in enumerate(loops) if kind == SHARED]
+    own = list(range(1 + len(loops), x.ndim))
+    order = [0, *apart, *own[:images], *shared, *own[images:]]
+    x = jnp.transpose(x, order)
+    first = 1 + len(apart) + images
+    count = int(np.prod(x.shape[first : first + len(shared) + 1]))
+    return x.reshape(*x.shape[:first], count, *x.shape[first + len(shared) + 1 :])
+
+
+def image(eqn: JaxprEqn, operand: int) -> tuple[int, ...]:
+    del eqn, operand
+    return (0,)
+
+
+register("conv_general_dilated", Rule("convolution", accepts, image, sizes, gradient, sides=None))

@@ -1,0 +1,144 @@
+"""The three forms of the norm of a sum of outer products: see `factors.py` for the derivations."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevel import precision
+from bevel.clipping.norms import gram
+from bevel.clipping.norms.gram import Sums
+from bevel.clipping.norms.kept import scaled_square, staged_sum
+from bevel.clipping.norms.registry import Norm
+from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
+
+
+def outer_norm(use: Any) -> Norm:
+    """One row for each separate place: its norm is the product of the lengths of two vectors."""
+    dtype, apart = use.dtype, 1 + use.separate
+    square, exponent, terms = jnp.ones((), dtype), jnp.zeros((), np.int32), 8
+    lead = use.right.values.shape[:apart]
+    for side in (use.left, use.right):
+        if side.unit:
+            continue
+        values = side.values.reshape(math.prod(lead), *side.values.shape[apart:])
+        own, e, more = scaled_square(values)
+        square, exponent, terms = (
+            square * own.reshape(lead),
+            exponent + e.reshape(lead),
+            terms + more,
+        )
+    estimate = scale_back(root(square), exponent)
+    slack = precision.rounding_growth(terms, dtype) + use.multiplier.roundoff * (1 + 2.0**-20)
+    norm = Norm(estimate, estimate * (1 + slack))
+    for _ in range(use.separate):
+        norm = Norm(*(lengths_of(x) for x in norm))
+    return norm
+
+
+def lengths_of(x: jax.Array) -> jax.Array:
+    """The lengths of vectors along the last dimension, none of them too short."""
+    scaled, e = scale_to_one(x, (x.ndim - 1,))
+    slack = precision.rounding_growth(x.shape[-1] + 8, x.dtype)
+    return scale_back(root(jnp.sum(scaled * scaled, axis=-1)), e) * (1 + slack)
+
+
+def gram_sums(uses: Sequence[Any]) -> Sums:
+    """Pairs of rows, of one use or of two."""
+    first = uses[0]
+    apart = 1 + first.separate
+    by_kernel = any(use.goes_to_kernel for use in uses)
+    found, across = [], jnp.zeros((), first.dtype)
+    for one, two in itertools.combinations_with_replacement(uses, 2):
+        if one is two and one.goes_to_kernel:
+            tf32 = one.multiplier.mantissa is not None
+            values = one.left.values, one.right.values
+            found.append(gram.by_kernel(*values, apart, one.rows, tf32))
+            continue
+        left, right = (gram.inner_products(one, two, name) for name in gram.Sides._fields)
+        if one is two:
+            found.append(gram.over_matrices(left, right, apart, one.rows))
+        else:
+            across += 2 * gram.over_products(left, right, apart, one.rows + two.rows)
+    rows = sum(math.prod(u.right.values.shape[apart : apart + u.rows]) for u in uses)
+    growth = []
+    for name in gram.Sides._fields:
+        sides = [getattr(use, name) for use in uses]
+        entries = max(side.size for side in sides)
+        entries = min(entries, gram.kernel_chunk()) if by_kernel else entries
+        exact = all(side.unit for side in sides)
+        growth.append(0.0 if exact else precision.rounding_growth(2 * entries + 16, first.dtype))
+    summed = precision.rounding_growth(2 * rows + first.pieces**2 + 32, first.dtype)
+    scaled = [
+        (use.multiplier.roundoff, "left" if use.scales_left("gram") else "right") for use in uses
+    ]
+    rounding = gram.Rounding(gram.Sides(*growth), summed, rows)
+    return gram.bound(found, across, rounding, scaled)
+
+
+def product_sums(uses: Sequence[Any]) -> Sums:
+    """The gradient itself, formed for each example."""
+    first = uses[0]
+    dtype, apart = first.dtype, 1 + first.separate
+    batch = tuple(range(apart))
+    gradient: Any = 0.0
+    absolute: Any = 0.0
+    traces: list[Any] = [0.0, 0.0]
+    rows = 0
+    for use in uses:
+        over = tuple(range(apart, apart + use.rows))
+        gradient += jax.lax.dot_general(
+            use.left.values,
+            use.right.values,
+            ((over, over), (batch, batch)),
+            precision=use.multiplier.precision,
+            preferred_element_type=dtype,
+        )
+        squares = [
+            jnp.sum(
+                jnp.square(side.values.astype(dtype)),
+                axis=tuple(range(apart + use.rows, side.values.ndim)),
+            )
+            for side in (use.left, use.right)
+        ]
+        absolute += gram.over(root(squares[0] * squares[1]))
+        traces = [t + gram.over(s) for t, s in zip(traces, squares, strict=True)]
+        rows += math.prod(use.right.values.shape[apart : apart + use.rows])
+    square, terms = staged_sum(jnp.square(gradient))
+    growth = precision.rounding_growth(terms + 8, dtype)
+    absolute = absolute * (
+        1 + precision.rounding_growth(max(first.left.size, first.right.size) + rows + 8, dtype)
+    )
+    moved = precision.rounding_growth(2 * rows + 2, dtype) * absolute
+    for use in uses:
+        moved += use.multiplier.roundoff * product_moves(use, traces, absolute)
+    return Sums(square, growth * square, moved, absolute, *traces)
+
+
+def product_moves(use: Any, traces: Sequence[Any], absolute: Any) -> Any:
+    """A bound on `|sum_t d_t (x) r_t|` for rows d_t no longer than those of the scaled side.
+
+    In full precision the sum of the lengths will do. Else |r|_2 is bounded by the Gram matrix of
+    the entries of r, the shorter side.
+    """
+    if use.multiplier.roundoff < 1e-6:
+        return absolute
+    left = use.scales_left("product")
+    other = (use.right if left else use.left).values
+    apart = 1 + use.separate
+    over, batch = tuple(range(apart, apart + use.rows)), tuple(range(apart))
+    entries = jax.lax.dot_general(
+        other,
+        other,
+        ((over, over), (batch, batch)),
+        precision=use.multiplier.precision,
+        preferred_element_type=use.dtype,
+    )
+    size = gram.over(jnp.square(entries))
+    slack = precision.rounding_growth(2 * math.prod(other.shape[1:]), use.dtype)
+    bound = root(traces[0 if left else 1] * root(size) * (1 + slack))
+    return jnp.minimum(bound, absolute)
