@@ -13,5 +13,6 @@ from bevel.clipping import clip_and_round_to_grid as clip_and_round_to_grid
 from bevel.clipping import clip_pytree as clip_pytree
 from bevel.clipping import clipped_fun as clipped_fun
 from bevel.clipping import clipped_grad as clipped_grad
+from bevel.clipping import explain as explain
 
 __version__ = "0.1.0"

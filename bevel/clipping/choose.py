@@ -15,7 +15,7 @@ take as long.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +28,7 @@ from bevel.clipping.norms.registry import Sizes
 from bevel.clipping.routes import apart, dimensions, whole
 from bevel.clipping.taps import Tapped
 from bevel.clipping.uses import Found, Use
+from bevel.errors import FixArgumentsError
 
 WAYS = ("outer", "gram", "product", "form", "keep")
 # Operations in the time of moving one byte, by platform and by bytes per number.
@@ -72,12 +73,33 @@ class Chosen:
     why: str = ""
 
 
-def choose(found: Found, types: Sequence[Any], asked: Callable[[int], str | None]) -> list[Chosen]:
-    """The way of each parameter. `asked(param)` is what the caller wants, if anything."""
-    return [choose_one(i, found[i], types[i], asked(i)) for i in range(len(types))]
+def choose(
+    found: Found, types: Sequence[Any], asked: str | Mapping[str, str], paths: Sequence[str]
+) -> list[Chosen]:
+    """The way of each parameter.
+
+    `asked`: a way for all that can take it, or ways by path, which must be possible.
+    """
+    ways = asked if isinstance(asked, Mapping) else {}
+    for part in ways:
+        if not any(part in path for path in paths):
+            raise FixArgumentsError(
+                f"norms names {part!r}, but no parameter has that in its path: {', '.join(paths)}."
+            )
+    result = []
+    for i, aval in enumerate(types):
+        own = [way for part, way in ways.items() if part in paths[i] and way != "auto"]
+        chosen = choose_one(i, found[i], aval, own[-1] if own else asked)
+        if own and chosen.way != own[-1]:
+            raise FixArgumentsError(
+                f"norms asks for {own[-1]!r} for {paths[i]}, which can only be taken by "
+                f"{', '.join(chosen.costs) or 'keep'} ({chosen.why or 'no rule gives it'})."
+            )
+        result.append(chosen)
+    return result
 
 
-def choose_one(param: int, uses: Sequence[Use] | None, aval: Any, asked: str | None) -> Chosen:
+def choose_one(param: int, uses: Sequence[Use] | None, aval: Any, asked: Any = None) -> Chosen:
     if not uses:
         why = "not used" if uses is not None else "a use without a rule"
         return Chosen(param, "keep", {}, None, why=why)
@@ -88,7 +110,7 @@ def choose_one(param: int, uses: Sequence[Use] | None, aval: Any, asked: str | N
     avals: list[Any] = [use.eqn.outvars[0].aval for use in uses]
     itemsize = max(2, *(np.dtype(a.dtype).itemsize for a in avals))
     costs = costs_of([u.rule.sizes(u.eqn, u.operand, u.loops) for u in uses], joined, itemsize)
-    if asked in costs:
+    if isinstance(asked, str) and asked in costs:
         return Chosen(param, asked, costs, tuple(uses), joined, "asked for")
     allowed = {way: cost for way, cost in costs.items() if cost.slack <= WORST_SLACK}
     tapped = {way: cost for way, cost in allowed.items() if way not in ("keep", "form")}

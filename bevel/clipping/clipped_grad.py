@@ -1,6 +1,6 @@
 """`clipped_grad` and `clipped_fun`: the sum over a batch of per-example clipped contributions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 
 from bevel.clipping.arguments import ByIdentity, PyTree, split_call
 from bevel.clipping.bounded import BoundedSensitivityCallable, TracedProgram
+from bevel.clipping.choose import WAYS
 from bevel.clipping.engine import clipped_sum
 from bevel.clipping.options import Clip, Task
 from bevel.errors import FixArgumentsError
@@ -43,6 +44,8 @@ def clipped_grad(
     grid_scale: int | None = None,
     automatic_gamma: float | None = None,
     engine: Literal["auto", "vmap"] = "auto",
+    norms: str | Mapping[str, str] = "auto",
+    memory: Literal["auto", "bookkeeping", "low"] = "auto",
     batch_axes: Axes = None,
     reduce_axes: Axes = None,
 ) -> BoundedSensitivityCallable:
@@ -76,6 +79,11 @@ def clipped_grad(
     Changes speed only:
       microbatch_size: so many examples at a time; pieces that are all padding are skipped.
       engine: 'auto', or 'vmap' for the plain `jax.vmap(jax.grad(fun))`, kept as a reference.
+      norms: how norms are taken: 'outer', 'gram', 'product', 'form' or 'keep' wherever that can be
+        done, or a dict from paths of parameters (or parts of them) to one of these.
+        `bevel.explain` shows what is chosen, what could be, and what each costs.
+      memory: 'bookkeeping' holds the values of a tap until the sum is taken, 'low' computes them
+        again in a second backward pass. 'auto' takes the second within a `jax.checkpoint`.
       batch_axes: mesh axes that carry the batch; found from the arguments and constraints if None.
       spmd_axis_name: accepted for compatibility; not needed.
 
@@ -111,6 +119,8 @@ def clipped_grad(
         microbatch_size=microbatch_size,
         dtype=checked_dtype(dtype),
         engine=checked_engine(engine),
+        norms=checked_norms(norms),
+        memory=checked_memory(memory),
         batch_axes=axis_names(batch_axes),
         reduce_axes=axis_names(reduce_axes) or (),
         return_values=return_values,
@@ -204,13 +214,29 @@ def bounded(task: Task) -> BoundedSensitivityCallable:
     has_aux = task.has_aux or task.return_values or task.return_norms
     exact = task.clip.grid_scale is not None
     bound = task.clip.l2_norm_bound
-    return BoundedSensitivityCallable(run, bound, has_aux, task.dtype, exact, program)
+    return BoundedSensitivityCallable(run, bound, has_aux, task.dtype, exact, program, task)
 
 
 def checked_engine(engine: str) -> str:
     if engine not in ("auto", "vmap"):
         raise FixArgumentsError(f"engine={engine!r}: write 'auto', or 'vmap' for the reference.")
     return engine
+
+
+def checked_norms(norms: str | Mapping[str, str]) -> str | Mapping[str, str]:
+    """A way for all parameters, or ways by path."""
+    for way in norms.values() if isinstance(norms, Mapping) else [norms]:
+        if way not in (*WAYS, "auto"):
+            raise FixArgumentsError(
+                f"norms has {way!r}: write 'auto', or one of {', '.join(map(repr, WAYS))}."
+            )
+    return norms
+
+
+def checked_memory(memory: str) -> str:
+    if memory not in ("auto", "bookkeeping", "low"):
+        raise FixArgumentsError(f"memory={memory!r}: write 'auto', 'bookkeeping' or 'low'.")
+    return memory
 
 
 def checked_dtype(dtype: Any) -> Any:

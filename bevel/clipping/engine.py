@@ -108,10 +108,14 @@ def share_out(
     whole = not like_params or task.clip.grid_scale is not None or task.engine == "vmap"
     taps = []
     if not whole:
-        chosen = choose(find_uses(loss.jaxpr, count), arguments.params, lambda _: None)
+        found = find_uses(loss.jaxpr, count)
+        chosen = choose(found, arguments.params, task.norms, example.call.param_paths)
         made = [tapped_of(c, arguments.params[c.param]) for c in chosen]
-        taps = [tap for tap in made if tap is not None]
-        taps = [dataclasses.replace(tap, again=low_memory(tap, layout)) for tap in taps]
+        taps = [
+            dataclasses.replace(tap, again=low_memory(task, tap, layout))
+            for tap in made
+            if tap is not None
+        ]
     reads = [(use, Measure(tap.way) if tap.again else Hold()) for tap in taps for use in tap.uses]
     tapped = {tap.param for tap in taps}
     others = [i for i in range(count) if i not in tapped]
@@ -151,10 +155,11 @@ def share_out(
     return program, one, shares
 
 
-def low_memory(tap: Tapped, layout: Layout) -> bool:
-    """Whether a tap is read twice: within a remat, which what is held would undo."""
-    wanted = any(use.recomputed for use in tap.uses)
-    return wanted and can_do_again(tap) and layout.explicit_mesh is None
+def low_memory(task: Task, tap: Tapped, layout: Layout) -> bool:
+    """Whether a tap is read twice: where asked, or within a remat, which holding would undo."""
+    inside = any(use.recomputed for use in tap.uses)
+    wanted = inside if task.memory == "auto" else task.memory == "low"
+    return tap.way != "form" and wanted and can_do_again(tap) and layout.explicit_mesh is None
 
 
 def runner(

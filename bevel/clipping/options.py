@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -137,6 +137,8 @@ class Task:
     microbatch_size: int | None = None
     dtype: Any = None
     engine: str = "auto"
+    norms: str | Mapping[str, str] = "auto"
+    memory: str = "auto"
     batch_axes: tuple[str, ...] | None = None
     reduce_axes: tuple[str, ...] = ()
     return_values: bool = False

@@ -70,9 +70,8 @@ def zeros_of_type(aval: Any, lead: tuple[int, ...] = ()) -> jax.Array:
     `lead`: dimensions to put in front, on no mesh axis.
     """
     sharding = getattr(aval, "sharding", None)
-    explicit = isinstance(sharding, NamedSharding) and explicit_axes(sharding.mesh)
     placed: dict[str, Any] = {}
-    if explicit:
+    if isinstance(sharding, NamedSharding) and explicit_axes(sharding.mesh):
         spec = PartitionSpec(*(None,) * len(lead), *sharding.spec.partitions)
         placed = {"out_sharding": NamedSharding(sharding.mesh, spec) if lead else sharding}
     zeros = jnp.zeros((*lead, *aval.shape), aval.dtype, **placed)

@@ -89,7 +89,9 @@ class Convolved:
         )
         summed = precision.rounding_growth(2 * geometry.positions + 32, dtype)
         rounding = gram.Rounding(growth, summed, geometry.positions)
-        return gram.bound([pairs], 0, rounding, [(self.multiplier.roundoff, "left")])
+        return gram.bound(
+            [pairs], jnp.zeros((), dtype), rounding, [(self.multiplier.roundoff, "left")]
+        )
 
     def product_sums(self, x: jax.Array, g: jax.Array) -> Sums:
         geometry, full = self.geometry, self.multiplier.precision

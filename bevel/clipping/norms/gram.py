@@ -2,8 +2,8 @@
 
     |sum_t l_t (x) r_t|^2 = sum_{t,s} Gl[t,s] Gr[t,s],    Gl[t,s] = l_t . l_s,  Gr[t,s] = r_t . r_s
 
-A vector that a mesh has cut into pieces has a Gram matrix for each: their sums cross the mesh as one
-number per example, where the matrices themselves would cross it whole.
+A vector that a mesh has cut into pieces has a Gram matrix for each: their sums cross the mesh as
+one number per example, where the matrices themselves would cross it whole.
 """
 
 import math
@@ -92,7 +92,7 @@ class Rounding(NamedTuple):
 
 def bound(
     uses: Sequence[Pairs],
-    across: Any,
+    across: jax.Array,
     rounding: Rounding,
     scaled: Sequence[tuple[float, str]],
 ) -> Sums:
@@ -125,10 +125,10 @@ def bound(
         i = Sides._fields.index(side)
         moved += roundoff * root(over(trace[i] * frobenius[1 - i]))
     return Sums(
-        over(sum(p.square for p in uses) + across),
+        over(sum((p.square for p in uses), across)),
         over(error) * (1 + summed),
         moved * (1 + summed),
-        over(sum(p.lengths for p in uses)) * (1 + summed),
+        over(sum((p.lengths for p in uses[1:]), uses[0].lengths)) * (1 + summed),
         *(over(t) for t in trace),
     )
 

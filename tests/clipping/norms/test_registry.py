@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bevel.clipping.norms import Norm, Rule, register, registered, registry, rule_for
+from bevel.clipping.norms import Rule, register, registered, registry, rule_for
+from bevel.clipping.norms.registry import Sizes
 
 HERE = Path(__file__)
 
@@ -23,9 +24,10 @@ def rule(family="mine"):
     return Rule(
         family,
         accepts=lambda eqn, operand: True,
-        rows=lambda eqn, operand: 1,
-        norm=lambda eqn, operand, h, g: Norm(h, g),
-        weighted_sum=lambda eqn, operand, h, g: h,
+        others=lambda eqn, operand: (1 - operand,),
+        sizes=lambda eqn, operand, loops: Sizes(1, 1, 1, 1),
+        gradient=lambda eqn, operand, loops, h, g: (h, g),
+        sides=None,
     )
 
 
@@ -56,9 +58,22 @@ def test_what_is_handed_out_is_a_copy():
     assert "dot_general" in registered()
 
 
-def test_a_matrix_product_has_a_rule():
-    program = jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))
-    assert program.eqns[0].primitive.name in registered()
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda w, i: w @ w,
+        lambda w, i: w[i],
+        lambda w, i: jnp.take(w, i, axis=1),
+        lambda w, i: jax.lax.dynamic_slice_in_dim(w, i[0], 1),
+    ],
+    ids=["a matrix product", "rows", "columns", "a row"],
+)
+def test_a_rule_accepts(use):
+    program = jax.make_jaxpr(use)(jnp.ones((3, 3)), jnp.array([0, 2])).jaxpr
+    while program.eqns[-1].primitive.name not in registered():
+        program = program.eqns[-1].params["jaxpr"].jaxpr  # of a nested jit
+    eqn = program.eqns[-1]
+    assert registered()[eqn.primitive.name].accepts(eqn, 0)
 
 
 @pytest.mark.parametrize("primitive", sorted(registered()))

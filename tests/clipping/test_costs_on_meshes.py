@@ -1,0 +1,130 @@
+"""What norms cost on a mesh, read from the compiled program: B numbers, and nothing gathered."""
+
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import bevel
+
+B, T, D, K, LAYERS = 16, 32, 64, 256, 3
+SIZES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2, "s8": 1, "u8": 1}
+COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+FSDP = {"up": PartitionSpec("data", None), "down": PartitionSpec("data", None)}
+TENSOR_PARALLEL = {"up": PartitionSpec(None, "model"), "down": PartitionSpec("model", None)}
+BOTH = {"up": PartitionSpec("data", "model"), "down": PartitionSpec("model", "data")}
+
+
+def draw(*shape, scale=1.0):
+    return jnp.asarray(np.random.default_rng(shape).normal(size=shape) * scale, jnp.float32)
+
+
+def mesh():
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def loss(params, x):
+    for layer in params:
+        x = x + jnp.tanh(x @ layer["up"]) @ layer["down"]
+    return jnp.mean(x**2)
+
+
+def constrained_loss(params, x):
+    """As sharded data parallelism is written: activations stay with their examples."""
+    place = NamedSharding(mesh(), PartitionSpec("data"))
+    for layer in params:
+        h = jax.lax.with_sharding_constraint(jnp.tanh(x @ layer["up"]), place)
+        x = jax.lax.with_sharding_constraint(x + h @ layer["down"], place)
+    return jnp.mean(x**2)
+
+
+CASES = {
+    "FSDP": (FSDP, constrained_loss),
+    "tensor parallel": (TENSOR_PARALLEL, loss),
+    "both": (BOTH, loss),
+}
+
+
+def on_mesh(specs):
+    layers = [{"up": draw(D, K, scale=0.1), "down": draw(K, D, scale=0.1)} for _ in range(LAYERS)]
+    places = {name: NamedSharding(mesh(), spec) for name, spec in specs.items()}
+    params = [
+        {name: jax.device_put(w, places[name]) for name, w in layer.items()} for layer in layers
+    ]
+    return params, jax.device_put(draw(B, T, D), NamedSharding(mesh(), PartitionSpec("data")))
+
+
+def computations(text):
+    """The body of every computation of a compiled module, and the name of its entry."""
+    found, entry = {}, None
+    for match in re.finditer(r"^(ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", text, re.M | re.S):
+        found[match[2]] = match[3]
+        entry = match[2] if match[1] else entry
+    return found, entry
+
+
+def moved(compiled):
+    """Bytes that each kind of collective gives one device, conditionals by their likely branch."""
+    bodies, entry = computations(compiled.as_text())
+    total, pending = Counter(), [entry]
+    while pending:
+        for line in bodies[pending.pop()].splitlines():
+            kind = re.search(rf"= (.*?) ({COLLECTIVES})(-start)?\(", line)
+            if kind:
+                shapes = re.findall(r"(\w+)\[([\d,]*)\]", kind[1])
+                sizes = [
+                    SIZES[t] * int(np.prod([int(n) for n in d.split(",") if n])) for t, d in shapes
+                ]
+                total[kind[2]] += sum(sizes)
+            branches = re.search(r"true_computation=%?([\w.\-]+)", line)
+            listed = re.search(r"branch_computations=\{([^}]*)\}", line)
+            if branches:
+                pending.append(branches[1])
+            elif listed:
+                pending.append(listed[1].split(",")[-1].strip().lstrip("%"))
+            pending += re.findall(r"(?:calls|to_apply|body)=%?([\w.\-]+)", line)
+    return total
+
+
+def compiled_steps(name, **options):
+    specs, loss = CASES[name]
+    params, batch = on_mesh(specs)
+    fn = bevel.clipped_grad(loss, l2_clip_norm=1.0, **options)
+    return [jax.jit(f).lower(params, batch).compile() for f in (jax.grad(loss), fn)]
+
+
+@pytest.mark.parametrize("norms", ["gram", "product", "keep"])
+@pytest.mark.parametrize("name", CASES)
+def test_norms_move_no_more_than_numbers(name, norms):
+    plain, private = (moved(step) for step in compiled_steps(name, norms=norms))
+    assert sum(private.values()) <= 1.05 * sum(plain.values()), (plain, private)
+    assert private["all-gather"] <= plain["all-gather"]
+    assert private["all-to-all"] <= plain["all-to-all"]
+
+
+# Bytes of (h, g) on one device of the data axis.
+HELD = 4 * (B // 4) * LAYERS * 2 * T * (D + K)
+
+
+@pytest.mark.parametrize("norms", ["gram", "product"])
+@pytest.mark.parametrize("name", ["FSDP", "tensor parallel"])
+def test_memory_is_that_of_what_is_held(name, norms):
+    plain, private = (
+        step.memory_analysis().temp_size_in_bytes for step in compiled_steps(name, norms=norms)
+    )
+    # Twice: the branch for numbers out of range makes scaled copies.
+    assert private <= 1.05 * plain + 2 * HELD
+
+
+def test_the_reader_sees_collectives():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    place = NamedSharding(mesh, PartitionSpec("data"))
+    x = jax.device_put(draw(8, 32), place)
+    total = moved(jax.jit(lambda x: jnp.sum(x, axis=0)).lower(x).compile())
+    assert total == {"all-reduce": 4 * 32}
+    gathered = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    assert moved(gathered.lower(x).compile()) == {"all-gather": 4 * 8 * 32}

@@ -1,0 +1,151 @@
+"""The table of what was chosen, against what the program does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import bevel
+from bevel.clipping.explain import products, short
+from bevel.errors import FixArgumentsError
+
+B, T, D, K, V = 4, 3, 24, 40, 50
+
+
+def draw(*shape):
+    return jnp.asarray(np.random.default_rng(shape).normal(size=shape), jnp.float32)
+
+
+PARAMS = {"head": {"w": draw(D, K), "b": draw(K)}, "table": draw(V, D)}
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, V, (B, T)))
+
+
+def loss(params, tokens):
+    h = jnp.tanh(params["table"][tokens])
+    y = h @ params["head"]["w"] + params["head"]["b"][None, None]
+    return jnp.mean(y**2)
+
+
+def rows_of(explanation):
+    return {row.path.split("[", 1)[1]: row for row in explanation.rows}
+
+
+def test_there_is_a_row_for_every_parameter_with_its_uses():
+    rows = rows_of(bevel.explain(bevel.clipped_grad(loss, l2_clip_norm=1.0), PARAMS, TOKENS))
+    assert {name: row.uses for name, row in rows.items()} == {
+        "'head']['b']": "by JAX",
+        "'head']['w']": "1 dense",
+        "'table']": "1 lookup",
+    }
+    assert rows["'head']['w']"].shape == (D, K) and rows["'head']['w']"].dtype == "float32"
+
+
+def test_nothing_is_computed():
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (PARAMS, TOKENS))
+    explained = bevel.explain(bevel.clipped_grad(loss, l2_clip_norm=1.0), *types)
+    assert len(explained.rows) == 3 and explained.batch_size == B
+
+
+@pytest.mark.parametrize("way", ["gram", "product", "keep"])
+def test_what_is_asked_for_is_taken_and_gives_the_same(way):
+    plain = bevel.clipped_grad(loss, l2_clip_norm=0.1)(PARAMS, TOKENS)
+    fn = bevel.clipped_grad(loss, l2_clip_norm=0.1, norms={"'w'": way})
+    row = rows_of(bevel.explain(fn, PARAMS, TOKENS))["'head']['w']"]
+    assert (row.way, row.why) == (way, "asked for")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, 2e-3, 1e-6), fn(PARAMS, TOKENS), plain
+    )
+
+
+def test_a_way_for_all_is_taken_where_it_can_be():
+    fn = bevel.clipped_grad(loss, l2_clip_norm=1.0, norms="gram")
+    ways = {name: row.way for name, row in rows_of(bevel.explain(fn, PARAMS, TOKENS)).items()}
+    assert ways == {"'head']['b']": "keep", "'head']['w']": "gram", "'table']": "gram"}
+
+
+@pytest.mark.parametrize(
+    "norms, message",
+    [
+        ("fastest", "norms has 'fastest': write 'auto', or one of"),
+        ({"'w'": "ghost"}, "norms has 'ghost'"),
+        ({"'wte'": "gram"}, "names \"'wte'\", but no parameter has that in its path"),
+        ({"'table'": "product"}, "can only be taken by gram, keep"),
+        ({"'b'": "gram"}, "can only be taken by keep .a use without a rule"),
+    ],
+)
+def test_a_way_that_cannot_be_taken_is_refused(norms, message):
+    with pytest.raises(FixArgumentsError, match=message):
+        bevel.clipped_grad(loss, l2_clip_norm=1.0, norms=norms)(PARAMS, TOKENS)
+
+
+def test_a_memory_mode_that_is_none_is_refused():
+    with pytest.raises(FixArgumentsError, match="memory='high': write 'auto'"):
+        bevel.clipped_grad(loss, l2_clip_norm=1.0, memory="high")
+
+
+def test_memory_modes_give_the_same_and_show():
+    low = bevel.clipped_grad(loss, l2_clip_norm=0.1, norms={"'w'": "gram"}, memory="low")
+    held = bevel.clipped_grad(loss, l2_clip_norm=0.1, norms={"'w'": "gram"}, memory="bookkeeping")
+    modes = [rows_of(bevel.explain(f, PARAMS, TOKENS))["'head']['w']"].memory for f in (low, held)]
+    assert modes == ["again", "held"]
+    results = low(PARAMS, TOKENS), held(PARAMS, TOKENS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-7), *results)
+
+
+def test_a_transform_keeps_every_gradient():
+    fn = bevel.clipped_grad(loss, l2_clip_norm=1.0, pre_clipping_transform=lambda g: g["head"])
+    assert {row.way for row in bevel.explain(fn, PARAMS, TOKENS).rows} == {"keep"}
+
+
+def test_the_place_of_a_parameter_is_shown():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    place = NamedSharding(mesh, PartitionSpec(None, "data"))
+    head = PARAMS["head"] | {"w": jax.device_put(PARAMS["head"]["w"], place)}
+    rows = rows_of(
+        bevel.explain(bevel.clipped_grad(loss, l2_clip_norm=1.0), PARAMS | {"head": head}, TOKENS)
+    )
+    assert "data" in rows["'head']['w']"].sharding and rows["'table']"].sharding == "-"
+
+
+def test_the_table_prints_totals_and_what_the_compiler_says():
+    fn = bevel.clipped_grad(loss, l2_clip_norm=1.0)
+    explained = bevel.explain(fn, PARAMS, TOKENS, compile=True)
+    lines = str(explained).splitlines()
+    assert lines[0].split()[:5] == ["parameter", "shape", "dtype", "uses", "norm"]
+    assert f"batch of {B}" in lines[4] and "times those of jax.grad" in lines[4]
+    assert set(explained.compiled) == {"jax.grad", "clipped_grad"}
+    assert all(found.peak >= found.temporary > 0 for found in explained.compiled.values())
+
+
+def test_only_clipped_grad_can_be_explained():
+    fn = bevel.clipped_fun(lambda x: x.sum(0))
+    for wrong in (fn, jax.grad(loss)):
+        with pytest.raises(FixArgumentsError, match="explain takes what clipped_grad returned"):
+            bevel.explain(wrong, PARAMS, TOKENS)
+
+
+def test_products_are_counted_through_loops_and_branches():
+    w = draw(D, D)
+
+    def looped(x):
+        y = jax.lax.scan(lambda c, _: (c @ w, None), x, None, length=5)[0]
+        return jax.lax.cond(y.sum() > 0, lambda: y @ w, lambda: y)
+
+    assert products(jax.make_jaxpr(looped)(draw(2, D))) == 6 * 2 * 2 * D * D
+    kernel, image = draw(3, 3, 2, 4), draw(1, 6, 6, 2)
+    names = ("NHWC", "HWIO", "NHWC")
+    program = jax.make_jaxpr(
+        lambda x: jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=names)
+    )(image)
+    assert products(program) == 2 * 36 * 4 * 18
+
+
+def test_numbers_are_short():
+    assert [short(x) for x in (0, 999, 1234, 5.6e9, 1e18)] == [
+        "0",
+        "999",
+        "1.23k",
+        "5.6G",
+        "1e+03P",
+    ]
