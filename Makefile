@@ -53,11 +53,8 @@ lint: .venv/.stamp ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/.stamp ## Run the scripts in benchmarks/
-	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do \
-	  echo "== $$script"; \
-	  $(BIN)/python "$$script"; \
-	done
+bench: .venv/.stamp ## What clipping costs beside jax.grad, at small sizes
+	$(BIN)/python benchmarks/clipping.py
 
 clean: ## Remove environments, caches and build outputs
 	rm -rf .venv .venv-matrix-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,7 @@ The model computes in whatever it likes. From the per-example gradient on, bevel
 | loss, activations, per-example gradient | the model's own                                    |
 | norm of one example's gradient          | float32, float64 for float64 gradients             |
 | clipping coefficient                    | float32, float64 if any gradient is float64        |
-| coefficient times gradient              | float32, or wider if the gradient is               |
+| coefficient times gradient              | float32 or wider; for a product, its operands' own |
 | sum over examples                       | the same, also over microbatches and devices       |
 | result                                  | the same, unless `dtype=` asks for another         |
 | noise                                   | float32 or wider                                   |

@@ -61,7 +61,7 @@ class BoundedSensitivityCallable:
     result_dtype: Any = None
     exact: bool = False
     program: "TracedProgram" = dataclasses.field(default_factory=lambda: TracedProgram(rows=1))
-    task: Any = dataclasses.field(default=None, repr=False)  # for `bevel.explain`
+    task: Any = dataclasses.field(default=None, repr=False, compare=False)  # for `explain`
 
     def __call__(
         self, *args: Any, is_padding_example: jax.Array | None = None, **kwargs: Any

@@ -112,15 +112,18 @@ def choose_one(param: int, uses: Sequence[Use] | None, aval: Any, asked: Any = N
     costs = costs_of([u.rule.sizes(u.eqn, u.operand, u.loops) for u in uses], joined, itemsize)
     if isinstance(asked, str) and asked in costs:
         return Chosen(param, asked, costs, tuple(uses), joined, "asked for")
-    allowed = {way: cost for way, cost in costs.items() if cost.slack <= WORST_SLACK}
-    tapped = {way: cost for way, cost in allowed.items() if way not in ("keep", "form")}
+    tapped = {way: cost for way, cost in costs.items() if way not in ("keep", "form")}
     times = KEPT_MEMORY.get(jax.default_backend(), 1.0)
     room = times * min((c.memory for c in tapped.values()), default=math.inf)
     if any(use.recomputed for use in uses):
         room = 0.0
-    if tapped and costs["keep"].memory > max(room, SMALL * itemsize):
-        allowed = tapped
-    way = min(allowed, key=lambda w: allowed[w].time(itemsize))
+    large = bool(tapped) and costs["keep"].memory > max(room, SMALL * itemsize)
+    allowed = tapped if large else costs
+    sharp = {way: cost for way, cost in allowed.items() if cost.slack <= WORST_SLACK}
+    if not sharp:
+        way = min(allowed, key=lambda w: allowed[w].slack)
+        return Chosen(param, way, costs, tuple(uses), joined, "the sharpest")
+    way = min(sharp, key=lambda w: sharp[w].time(itemsize))
     return Chosen(param, way, costs, tuple(uses), joined)
 
 

@@ -137,7 +137,10 @@ def share_out(
             value, aux = jax.tree.unflatten(loss.out_tree, flat)
         contribution: Any = kept
         if task.transform is not None:
-            contribution = task.transform(jax.tree.unflatten(example.call.result, kept))
+            # In the dtypes of the parameters, as jax.grad has them.
+            pairs = zip(kept, leaves.params, strict=True)
+            whole = [gradient.astype(param.dtype) for gradient, param in pairs]
+            contribution = task.transform(jax.tree.unflatten(example.call.result, whole))
         return Outputs(value, jax.tree.leaves(aux), contribution, readings)
 
     program = trace_gradient(one, arguments, loss, example.call)

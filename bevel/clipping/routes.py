@@ -98,10 +98,14 @@ def dimensions(route: Route, shape: Sequence[int]) -> tuple[tuple[int | None, ..
             places = [places[i] for i in step.params["permutation"]]
         elif name == "slice":
             starts, limits = step.params["start_indices"], step.params["limit_indices"]
-            for place, start, limit in zip(places, starts, limits, strict=True):
+            strides = step.params["strides"] or (1,) * len(starts)
+            for i, (start, limit, stride) in enumerate(zip(starts, limits, strides, strict=True)):
+                place = places[i]
                 if place is not None:
                     first = box[place][0]
                     box[place] = (first + start, first + limit)
+                    # What is cut from every second row, say, is not followed further.
+                    places[i] = place if stride == 1 else None
         elif name == "rev":
             if any(places[i] is not None for i in step.params["dimensions"]):
                 places = None

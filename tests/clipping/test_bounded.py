@@ -108,7 +108,8 @@ def test_one_example_is_within_the_clip_norm(name, dtype):
         case = losses.make(name, jnp.dtype(dtype), batch_size=1, seed=seed)
         got = norm(fn(case.params, case.batch))
         assert got <= CLIP + fn.rounding_bound(1)
-        assert got >= 0.995 * CLIP
+        # In bfloat16 the product of coefficient and operand is rounded to eight bits.
+        assert got >= (0.98 if dtype == "bfloat16" else 0.995) * CLIP
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

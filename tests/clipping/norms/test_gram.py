@@ -300,7 +300,9 @@ def test_bound_in_float32_covers_its_own_rounding():
     rng = np.random.default_rng(11)
     use, (left, right) = use_of(rng, (), (40,), (64,), (48,))
     growth = [precision.rounding_growth(2 * n + 16) for n in (64, 48)]
-    found = bounded([use], (), growth, precision.rounding_growth(2 * 40 + 33), [(0.0, "left")])
+    summed = precision.rounding_growth(2 * 40 + 33)
+    form = jax.jit(lambda use: bounded([use], (), growth, summed, [(0.0, "left")]))
+    found = form(use)
     exact = np.sum(np.einsum("btd,btk->bdk", left, right) ** 2, axis=(1, 2))
     assert np.all(np.abs(np.asarray(found.square, np.float64) - exact) <= found.error)
     assert np.all(found.error <= 1e-3 * exact) and not np.any(found.moved)

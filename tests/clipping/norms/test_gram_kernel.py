@@ -346,9 +346,7 @@ def test_with_several_devices_available_on_one_shard_only(hopper, monkeypatch, c
         found.append(available(BF16, BF16))
         return x
 
-    sharded = jax.shard_map(
-        shard, mesh=mesh, in_specs=split, out_specs=split, check_vma=check_vma
-    )
+    sharded = jax.shard_map(shard, mesh=mesh, in_specs=split, out_specs=split, check_vma=check_vma)
     jax.eval_shape(sharded, jax.ShapeDtypeStruct((8,), jnp.float32))
     assert found and all(found)
     assert not available(BF16, BF16)
