@@ -143,6 +143,10 @@ def sides_of(use: Use, dims: Sequence[int | None]) -> Any:
     if use.rule.sides is None or any(kind == "separate" for kind, _ in use.loops):
         return None
     separate, left, right = use.rule.sides(use.eqn, use.operand)
+    if use.rule.family == "lookup" and [dims[i] for i in left] != sorted(
+        dims[i] or 0 for i in left
+    ):
+        return None  # places are counted in the order of the table
     names = [frozenset(dims[i] for i in own) for own in (left, right)]
     if any(None in own for own in names) or not all(names):
         return None

@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from bevel.clipping.equations import bind, body_of_call, evaluate, scan_counts
 from bevel.clipping.uses import REMATS
+from bevel.sharding.types import zeros_of_type
 
 Path = tuple[int, ...]
 # (number of the tap, inputs of its equation, output, sink) -> (output, values that leave)
@@ -60,9 +60,9 @@ def run(
         if not within:
             return bind(eqn, inputs)
 
-        def body(jaxpr: Any, args: Sequence[Any], sinks: Mapping[int, Any]) -> Any:
+        def body(jaxpr: Any, args: Sequence[Any], sinks: Mapping[int, Any], *branch: int) -> Any:
             closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
-            return run(closed.jaxpr, closed.consts, args, here, taps, sinks, read)
+            return run(closed.jaxpr, closed.consts, args, (*here, *branch), taps, sinks, read)
 
         name = eqn.primitive.name
         opened = {"scan": through_scan, "cond": through_cond}.get(name, through_call)
@@ -76,7 +76,7 @@ def run(
     return evaluate(jaxpr, consts, args, handle), leaving
 
 
-Body = Callable[[Any, Sequence[Any], Mapping[int, Any]], tuple[list[Any], dict[int, Any]]]
+Body = Callable[..., tuple[list[Any], dict[int, Any]]]
 Sinks = dict[int, Any]
 
 
@@ -120,14 +120,17 @@ def through_cond(
     index, *operands = inputs
     branches = eqn.params["branches"]
     # What leaves at a tap of one branch is zero in the others.
-    types = [jax.eval_shape(lambda a, s, b=b: body(b, a, s), operands, sinks)[1] for b in branches]
+    types = [
+        jax.eval_shape(lambda a, s, k=k, b=b: body(b, a, s, k), operands, sinks)[1]
+        for k, b in enumerate(branches)
+    ]
     everything = {tap: value for found in types for tap, value in found.items()}
 
-    def branch(jaxpr: Any) -> Callable[..., Any]:
+    def branch(number: int, jaxpr: Any) -> Callable[..., Any]:
         def taken(args: Sequence[Any], sinks: Sinks) -> Any:
-            outputs, leaving = body(jaxpr, args, sinks)
+            outputs, leaving = body(jaxpr, args, sinks, number)
             nothing = {
-                tap: jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), value)
+                tap: jax.tree.map(zeros_of_type, value)
                 for tap, value in everything.items()
                 if tap not in leaving
             }
@@ -136,4 +139,4 @@ def through_cond(
 
         return taken
 
-    return jax.lax.switch(index, [branch(b) for b in branches], operands, sinks)
+    return jax.lax.switch(index, [branch(k, b) for k, b in enumerate(branches)], operands, sinks)

@@ -15,7 +15,8 @@ from jax.extend.core import JaxprEqn
 from bevel.clipping.norms.registry import SEPARATE, Loops
 
 # Equations that pass a parameter on as it is.
-IDENTITIES = {"convert_element_type", "copy", "copy_p", "sharding_constraint", "reshard", "pvary"}
+# Not `pvary`: the gradients of shards that share a parameter add.
+IDENTITIES = {"convert_element_type", "copy", "copy_p", "sharding_constraint", "reshard"}
 SQUEEZES = {"squeeze", "expand_dims"}
 
 

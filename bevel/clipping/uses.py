@@ -50,8 +50,10 @@ class Inside:
     recomputed: bool = False
     branched: bool = False
 
-    def of(self, eqn: JaxprEqn, **changes: bool) -> "Inside":
-        return dataclasses.replace(self, path=(*self.path, id(eqn)), **changes)
+    def of(self, eqn: JaxprEqn, branch: int | None = None, **changes: bool) -> "Inside":
+        """Within the body of an equation; branches may share one."""
+        place = (id(eqn),) if branch is None else (id(eqn), branch)
+        return dataclasses.replace(self, path=(*self.path, *place), **changes)
 
 
 Reached = dict[Any, tuple[int, Route]]
@@ -116,11 +118,14 @@ def enter(
     at_batch = {i for i, v in enumerate(eqn.invars) if is_in(v, batched)}
 
     def into(
-        body: Jaxpr, inputs: dict[int, tuple[int, Route]], dependent: Iterable[int]
+        body: Jaxpr,
+        inputs: dict[int, tuple[int, Route]],
+        dependent: Iterable[int],
+        branch: int | None = None,
     ) -> Reached:
         inner = {body.invars[i]: place for i, place in inputs.items()}
         varying = depends_on(body, [body.invars[i] for i in dependent])
-        walk(body, inner, varying, inside.of(eqn, **flags), found)
+        walk(body, inner, varying, inside.of(eqn, branch, **flags), found)
         return inner
 
     flags: dict[str, bool] = {}
@@ -139,11 +144,11 @@ def enter(
     if name == "cond":
         flags["branched"] = True
         inputs = {i - 1: place for i, place in here.items()}
-        for branch in eqn.params["branches"]:
-            inner = into(branch.jaxpr, inputs, [i - 1 for i in at_batch if i > 0])
+        for k, branch in enumerate(eqn.params["branches"]):
+            inner = into(branch.jaxpr, inputs, [i - 1 for i in at_batch if i > 0], k)
             opaque(found, inner, branch.jaxpr.outvars)
         return True
-    if name == "scan":
+    if name == "scan" and eqn.params["length"] > 0:
         consts, carry = scan_counts(eqn)
         body, length = scan_body(eqn), eqn.params["length"]
         opaque(found, reached, eqn.invars[consts : consts + carry])

@@ -226,10 +226,6 @@ def test_only_rearrangements_pass_a_parameter_on(rearranged, passes):
     assert all(map(passes_on, eqns)) == passes
 
 
-@pytest.mark.xfail(
-    reason="a parameter that shards of the model share, cast to vary over them (`pvary`), is taken "
-    "for one that they split: the gradients of shards add, and their squares are added instead"
-)
 @pytest.mark.parametrize("norms", ["gram", "product"])
 def test_norms_where_shards_see_parts_of_one_example(norms):
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

@@ -212,21 +212,16 @@ def test_the_gradients_of_all_uses_add_before_the_norm(kind, name):
     assert_equals_grad(*PROGRAMS[kind][name])
 
 
-@pytest.mark.xfail(reason="a table looked up by indices in two orders cannot be aligned: it raises")
 def test_a_table_looked_up_by_two_indices_in_both_orders():
     indices = jnp.array([[0, 1, 4], [2, 2, 0]])
     loss = lambda w, k: squared(w[k[0], k[1]] + jnp.transpose(w, (1, 0, 2))[k[2], k[0]])  # noqa: E731
     assert_equals_grad(draw(4, 5, 3), indices, loss)
 
 
-@pytest.mark.xfail(
-    reason="x[i] with i outside reads the last row and has no gradient, but the rule gives it one"
-)
 def test_indices_outside_of_a_table_have_no_gradient():
     assert_equals_grad(TABLE, TOKENS, lambda w, k: squared(w[2 * k]))
 
 
-@pytest.mark.xfail(reason="places beyond int32 wrap around before they are clipped to the table")
 def test_places_beyond_int32_are_clipped():
     def loss(w, k):
         rows = [lax.dynamic_slice(w, (i, jnp.uint32(0)), (1, 6)) for i in k]

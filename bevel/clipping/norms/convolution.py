@@ -71,9 +71,8 @@ class Convolved:
         )
         found = self.gram_sums(x, g) if way == "gram" else self.product_sums(x, g)
         lead = pair.left.values.shape[: 1 + self.separate]
-        moved = jnp.square(found.moved)
-        parts = [gram.over(y.reshape(lead)) for y in found._replace(moved=moved)]
-        return Sums(*parts)._replace(moved=root(parts[2]))
+        moved = gram.length(found.moved.reshape(lead))
+        return Sums(*(gram.over(y.reshape(lead)) for y in found))._replace(moved=moved)
 
     def gram_sums(self, x: jax.Array, g: jax.Array) -> Sums:
         geometry, full = self.geometry, self.multiplier.precision
@@ -110,14 +109,14 @@ class Convolved:
         inner = precision.rounding_growth(
             geometry.channels * sum(geometry.window) + geometry.positions + 16, dtype
         )
-        absolute = gram.over(root(patches * cotangents)) * (1 + inner)
+        absolute = gram.over(root(patches) * root(cotangents)) * (1 + inner)
         growth = precision.rounding_growth(convolved.square_roundings(geometry, stack) + 8, dtype)
         moved = precision.rounding_growth(2 * geometry.positions + 4, dtype) * absolute
         traces = gram.over(patches), gram.over(cotangents)
         shift = absolute
         if self.multiplier.roundoff > 1e-6:
             shift = jnp.minimum(
-                absolute, root(traces[0] * self.size_of_cotangents(g) * (1 + inner))
+                absolute, root(traces[0]) * root(self.size_of_cotangents(g) * (1 + inner))
             )
         if not self.goes_to_kernel:  # which multiplies by the coefficient in full
             moved += self.multiplier.roundoff * shift

@@ -34,16 +34,15 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.bounded import MAX_CANCELLATION
 from bevel.clipping.norms import forms, gram
-from bevel.clipping.norms.gram import Sums
+from bevel.clipping.norms.gram import SMALLEST_SQUARE, Sums
 from bevel.clipping.norms.registry import Measured, Norm
 from bevel.clipping.norms.scaling import power_of_two, root, scale_back, top_exponent
 from bevel.clipping.norms.weights import weighted
 
 # Traces within these bounds have entries, fourth powers included, that float32 holds.
-SOUND = (2.0**-60, 2.0**60)
+SOUND = (2.0**-50, 2.0**60)
 # Squares below this are lost, relative to 1 or to the smallest number.
 LOST = 2.0**-80
-SMALLEST_SQUARE = 2.0**-126
 
 
 # Matrix units take vectors whose length is a multiple of this; shorter ones than LONG are let be.
@@ -246,7 +245,9 @@ def norm_from(
         trace + size * SMALLEST_SQUARE for trace, size in zip(sums[-2:], numbers(uses), strict=True)
     )
     square = jnp.maximum(sums.square, 0)
-    upper = root(square + sums.error + LOST * left * right) + sums.moved
+    many, others = numbers(uses)
+    lost = (sums.right * many + sums.left * others + float(many * others)) * SMALLEST_SQUARE
+    upper = root(square + sums.error + lost + LOST * left * right) + sums.moved
     upper = jnp.maximum(upper, sums.absolute / MAX_CANCELLATION)
     vanished = (sums.left == 0) | (sums.right == 0)
     upper = jnp.where(vanished, jnp.maximum(upper, root(left) * root(right)), upper)

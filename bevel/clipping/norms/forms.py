@@ -51,7 +51,6 @@ def gram_sums(uses: Sequence[Any]) -> Sums:
     """Pairs of rows, of one use or of two."""
     first = uses[0]
     apart = 1 + first.separate
-    by_kernel = any(use.goes_to_kernel for use in uses)
     found, across = [], jnp.zeros((), first.dtype)
     for one, two in itertools.combinations_with_replacement(uses, 2):
         if one is two and one.goes_to_kernel:
@@ -69,7 +68,8 @@ def gram_sums(uses: Sequence[Any]) -> Sums:
     for name in gram.Sides._fields:
         sides = [getattr(use, name) for use in uses]
         entries = max(side.size for side in sides)
-        entries = min(entries, gram.kernel_chunk()) if by_kernel else entries
+        if chunked(uses, name):
+            entries = gram.kernel_chunk()
         exact = all(side.unit for side in sides)
         growth.append(0.0 if exact else precision.rounding_growth(2 * entries + 16, first.dtype))
     summed = precision.rounding_growth(2 * rows + first.pieces**2 + 32, first.dtype)
@@ -78,6 +78,15 @@ def gram_sums(uses: Sequence[Any]) -> Sums:
     ]
     rounding = gram.Rounding(gram.Sides(*growth), summed, rows)
     return gram.bound(found, across, rounding, scaled)
+
+
+def chunked(uses: Sequence[Any], name: str) -> bool:
+    """Whether no inner product of one side is longer than what the kernel adds up in a row."""
+    long = [use for use in uses if not getattr(use, name).unit]
+    if len(long) != 1 or not long[0].goes_to_kernel:
+        return False
+    size, other = getattr(long[0], name).size, min(long[0].left.size, long[0].right.size)
+    return size > gram.kernel_chunk() and size > other
 
 
 def product_sums(uses: Sequence[Any]) -> Sums:
@@ -105,7 +114,7 @@ def product_sums(uses: Sequence[Any]) -> Sums:
             )
             for side in (use.left, use.right)
         ]
-        absolute += gram.over(root(squares[0] * squares[1]))
+        absolute += gram.over(root(squares[0]) * root(squares[1]))
         traces = [t + gram.over(s) for t, s in zip(traces, squares, strict=True)]
         rows += math.prod(use.right.values.shape[apart : apart + use.rows])
     square, terms = staged_sum(jnp.square(gradient))
@@ -140,5 +149,5 @@ def product_moves(use: Any, traces: Sequence[Any], absolute: Any) -> Any:
     )
     size = gram.over(jnp.square(entries))
     slack = precision.rounding_growth(2 * math.prod(other.shape[1:]), use.dtype)
-    bound = root(traces[0 if left else 1] * root(size) * (1 + slack))
+    bound = root(traces[0 if left else 1]) * root(root(size) * (1 + slack))
     return jnp.minimum(bound, absolute)

@@ -15,8 +15,10 @@ import jax.numpy as jnp
 
 from bevel import precision
 from bevel.clipping.norms import gram_kernel
-from bevel.clipping.norms.scaling import root
+from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
 
+# A square below this is lost.
+SMALLEST_SQUARE = 2.0**-126
 # With fewer rows than this the kernel has too little to do.
 KERNEL_ROWS = 64
 
@@ -106,8 +108,9 @@ def bound(
     apart = uses[0].square.ndim
     trace = Sides(*(sum(p.traces[i] for p in uses) for i in range(2)))
     summed = rounding.summed
+    least = rounding.rows**2 * SMALLEST_SQUARE  # what may have been lost of the squares
     frobenius = [
-        sum(jnp.sum(root(p.squares[i]), axis=apart) for p in uses) * (1 + summed)
+        sum(jnp.sum(root(p.squares[i] + least), axis=apart) for p in uses) * (1 + summed)
         + rounding.growth[i] * trace[i]
         for i in range(2)
     ]
@@ -123,7 +126,7 @@ def bound(
     moved: Any = 0.0
     for roundoff, side in scaled:
         i = Sides._fields.index(side)
-        moved += roundoff * root(over(trace[i] * frobenius[1 - i]))
+        moved += roundoff * length(root(trace[i]) * root(frobenius[1 - i]))
     return Sums(
         over(sum((p.square for p in uses), across)),
         over(error) * (1 + summed),
@@ -215,6 +218,12 @@ def over_rows(x: jax.Array, rows: int) -> jax.Array:
     for _ in range(rows):
         x = jnp.sum(x, axis=-1)
     return x
+
+
+def length(x: jax.Array) -> jax.Array:
+    """The length of each x[i], whose squares may be too small for a float."""
+    scaled, e = scale_to_one(x.reshape(x.shape[0], -1))
+    return scale_back(root(over(scaled * scaled)), e)
 
 
 def over(x: jax.Array, first: int = 1) -> jax.Array:

@@ -24,7 +24,7 @@ Rounding. Products of bfloat16 or of TF32 values are exact in float32. An entry 
 at most D roundings in a row, one of Gg through K, and their sum through 2 tile + m^2 + 8 more;
 tensor cores truncate where they add, so that one rounding costs up to 2 u there. Nothing is scaled:
 it is for the caller to keep squares (traces, lengths) and fourth powers (the rest) within the range
-of float32. A NaN in h or g makes every number of its example that it enters NaN, the maxima too.
+of float32. A NaN in h or g makes every number of its example that it enters NaN.
 
 The kernel is compiled by the Triton backend of Pallas, for Hopper GPUs.
 """
@@ -37,8 +37,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
-from bevel.sharding.types import manual_axes
 
 pl: Any
 triton: Any
@@ -60,11 +58,11 @@ class GramSums(NamedTuple):
     """For each of the N examples, in float32; t and s run over the rows of the example."""
 
     square: jax.Array  # S: sum_{t,s} Gh[t,s] Gg[t,s], the squared norm of sum_t h_t (x) g_t
-    h_square: jax.Array  # FH: sum_{t,s} Gh[t,s]^2
-    g_square: jax.Array  # FG: sum_{t,s} Gg[t,s]^2
+    h_square: jax.Array  # FH: sum_{t,s} Gh[t,s]^2, or more where h is summed in chunks
+    g_square: jax.Array  # FG: sum_{t,s} Gg[t,s]^2, likewise
     h_trace: jax.Array  # sum_t Gh[t,t]
     g_trace: jax.Array  # sum_t Gg[t,t]
-    lengths: jax.Array  # A: sum_t sqrt(Gh[t,t] Gg[t,t])
+    lengths: jax.Array  # A: sum_t sqrt(Gh[t,t] Gg[t,t]), likewise
 
 
 def available(
@@ -85,7 +83,9 @@ def available(
         return False
     if jax.default_backend() != "gpu" or not all(takes(d, tf32) for d in (h_dtype, g_dtype)):
         return False
-    if jax.device_count() > 1 and not manual_axes():
+    mesh = jax.sharding.get_abstract_mesh()
+    alone = bool(mesh.axis_names) and set(mesh.manual_axes) == set(mesh.axis_names)
+    if jax.device_count() > 1 and not alone:
         return False  # the compiler cannot cut a kernel: it would gather what is spread
     device = jax.local_devices()[0]
     return getattr(device, "compute_capability", None) == COMPUTE_CAPABILITY

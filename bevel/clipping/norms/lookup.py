@@ -71,8 +71,8 @@ def gather(eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any) 
     inside = functools.reduce(
         operator.and_, [(x >= 0) & (x < table.shape[dim]) for x, dim in pairs]
     )
-    if mode == jax.lax.GatherScatterMode.FILL_OR_DROP:
-        # What is read outside of the table is a constant: it has no gradient.
+    if mode != jax.lax.GatherScatterMode.CLIP:
+        # JAX gives what is read outside of the table no gradient.
         shown = jnp.expand_dims(inside, tuple(range(inside.ndim, g.ndim)))
         g = jnp.where(shown, g, jnp.zeros_like(g))
     return at_places(eqn, dims, places, g, loops)
@@ -85,7 +85,8 @@ def at_places(
     table: Any = eqn.invars[0].aval
     index: Any = 0
     for place, dim in sorted(zip(places, dims, strict=True), key=lambda pair: pair[1]):
-        index = index * table.shape[dim] + jnp.clip(place.astype(np.int32), 0, table.shape[dim] - 1)
+        inside = jnp.clip(place, 0, table.shape[dim] - 1).astype(np.int32)
+        index = index * table.shape[dim] + inside
     apart = [None for kind, _ in loops if kind == SEPARATE]
     picked = tuple(sorted(dims))
     whole = tuple(i for i in range(len(table.shape)) if i not in dims)

@@ -33,13 +33,14 @@ def exponent(x: jax.Array) -> jax.Array:
     info = jnp.finfo(x.dtype)
     bits = jax.lax.bitcast_convert_type(jnp.abs(x), np.dtype(f"int{info.bits}"))
     limit = -info.minexp
-    return jnp.clip((bits >> info.nmant) - info.maxexp + 1, -limit, limit)
+    return jnp.clip((bits >> info.nmant) - info.maxexp + 1, -limit, limit).astype(np.int32)
 
 
 def power_of_two(e: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     """2^e, exactly, for an e that `exponent` may give."""
     info = jnp.finfo(dtype)
-    return jax.lax.bitcast_convert_type((e + info.maxexp - 1) << info.nmant, np.dtype(dtype))
+    bits = (e + info.maxexp - 1).astype(np.dtype(f"int{info.bits}")) << info.nmant
+    return jax.lax.bitcast_convert_type(bits, np.dtype(dtype))
 
 
 def root(x: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ def weighted(
     """
     wide = precision.accumulation_dtype(x.dtype, factor.dtype)
     values = jnp.expand_dims(factor.astype(wide), tuple(range(1, x.ndim)))
-    values = values * chosen(keep, x).astype(wide)
+    values = values * multiplier.operand(chosen(keep, x)).astype(wide)
     narrow = values.astype(multiplier.dtype)
     # Near zero a rounding has no small relative error.
     tiny = jnp.abs(values) < float(jnp.finfo(narrow.dtype).smallest_normal)

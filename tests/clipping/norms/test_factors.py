@@ -86,11 +86,11 @@ def in_float64(eqn, inputs):
 SUMS = {}  # compiled once for programs that read alike
 
 
-def contributions(use, factors, way):
+def contributions(use, factors, way, keep=None):
     """What each example adds to the weighted sum, for coefficients (L, B): (L, B, operand...)."""
     alone = jax.tree.map(lambda x: np.asarray(x)[:, None], use)
     first = jax.tree.map(lambda x: x[0], (alone, factors[0, :, None]))
-    program = jax.make_jaxpr(lambda use, c: use.weighted_sum(c, None, way))(*first)
+    program = jax.make_jaxpr(lambda use, c: use.weighted_sum(c, keep, way))(*first)
 
     def one(*leaves):
         (total,) = evaluate(program.jaxpr, program.consts, leaves, in_float64)
@@ -144,7 +144,7 @@ class Found:
     def assert_bounded(self, example):
         if self.sound[example]:
             added, limits = self.added[:, example], self.limits[:, example].astype(np.float64)
-            assert np.all(added <= limits * (1 + 1e-13)), np.max(added / limits) - 1
+            assert np.all(added <= limits * (1 + 1e-13)), (added, limits)
 
 
 @functools.partial(jax.jit, static_argnames="ways", compiler_options=QUICK)
@@ -284,12 +284,12 @@ TABLE = [
     ("rows", "float32"),
     ("rows", BF16),
     ("rows", TF32),
+    ("rows", "float16"),
     ("slices of one row", BF16),
     ("slices of one row", "float64"),
     ("slices", "float32"),
     ("slices", BF16),
     ("places in a table", BF16),
-    ("places in a table", "float64"),
     ("rows in pieces", BF16),
     ("slices in pieces", "float32"),
 ]
@@ -373,7 +373,10 @@ def test_estimate_is_the_norm_and_the_bound_is_sharp(shape, kind):
         assert np.all(found.added[:, example] >= goal / slack**2)
 
 
-@pytest.mark.parametrize(("shape", "kind"), [row for row in TABLE if "table" not in row[0]])
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [(shape, kind) for shape, kind in TABLE if "table" not in shape and kind != "float16"],
+)
 def test_a_norm_within_range_is_found_whatever_the_scales(shape, kind):
     for name in IN_RANGE:
         example = list(HOSTILE).index(name)
@@ -452,7 +455,7 @@ def test_norm_of_long_vectors_is_found_whatever_the_scales():
 
 @pytest.mark.parametrize(
     ("way", "slices", "rows", "pieces"),
-    [("gram", 256, 96, 1), ("product", 256, 96, 1), ("gram", None, 320, 8)],
+    [("gram", 256, 96, 1), ("product", 256, 96, 1), ("gram", None, 560, 8)],
 )
 def test_rows_of_random_directions_are_not_overstated(way, slices, rows, pieces):
     rng = np.random.default_rng(6)
@@ -471,9 +474,9 @@ def test_what_a_coefficient_makes_too_small_for_a_float_is_bounded(way, kind):
     h = np.array([[[0.5 + 2.0**-7], [-0.5 + 2.0**-7]]]).astype(dtype_of(kind))
     g = np.full((1, 2, 1), 2.0**127).astype(dtype_of(kind))
     use = dense(h, g, (1, 1))
-    limits = np.geomspace(2.0**-8, 2.0, 81).astype(np.float32)
+    limits = np.geomspace(2.0**-5, 2.0**-3, 200).astype(np.float32)
     factors, limits = coefficients_for(use.norm(way).norm, np.zeros(0, np.float32), limits)
-    added = lengths(contributions(use, np.asarray(factors), way), 2)
+    added = lengths(contributions(use, np.asarray(factors), way, keep=jnp.ones(1, bool)), 2)
     assert np.all(added <= np.asarray(limits, np.float64)), np.max(added / limits)
 
 
@@ -599,7 +602,7 @@ def joined(name):
     def summed(use, factors, way):
         return np.transpose(contributions(use, factors, way), (0, 1, *np.add(order[id(use)], 2)))
 
-    ways = ("gram",) if "w[i]" in names else ("gram", "product")
+    ways = ("gram",) if "w[i]" in names or pieces > 1 else ("gram", "product")
     found = examined(uses, ways, aligned(uses, names), summed=summed)
     wide = [[taken(x, kind) for x in pair] for pair, kind in zip(rows, kinds, strict=True)]
     truth = lengths(sum(np.einsum("btd,btk->bdk", *pair) for pair in wide), 1)
@@ -625,3 +628,17 @@ def test_contribution_of_several_uses_is_bounded(name):
             norm.assert_bounded(example)
         enough = norm.upper * (1 + 1e-6) >= np.maximum(truth, absolute / MAX_CANCELLATION)
         assert np.all(enough | ~norm.sound)
+
+
+def test_norm_of_two_uses_with_heads():
+    rng, heads = np.random.default_rng(8), ((0,), (0,))
+    left, right = (rng.normal(size=(2, 2, 3, 4, n)).astype(np.float32) for n in (D, K))
+    uses = [
+        dense(left[0], right[0], (3, D, K), contract=((2,), (1,)), batch=heads),
+        dense(right[1], left[1], (3, D, K), contract=((2,), (2,)), batch=heads),
+    ]
+    uses = [uses[0].relabelled(range(3)), uses[1].relabelled(range(3)).turned()]
+    truth = np.einsum("ubstd,ubstk->bsdk", *(x.astype(np.float64) for x in (left, right)))
+    norm, sound = norm_of(uses, "gram")
+    np.testing.assert_allclose(norm.estimate, lengths(truth, 1), rtol=1e-5)
+    assert np.all(sound) and np.all(norm.upper >= lengths(truth, 1))

@@ -14,10 +14,7 @@ from bevel.clipping.norms.factors import Factored, Side
 
 B = 4
 TF32 = "as TF32"  # float32 that a matrix unit takes with 11 significant bits
-FLOAT64 = pytest.param(
-    "float64",
-    marks=pytest.mark.xfail(raises=ValueError, reason="exponents are int64 where floats are"),
-)
+FLOAT64 = "float64"
 # Compiled in a hurry: what is tested is small.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
