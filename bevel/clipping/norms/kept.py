@@ -55,9 +55,12 @@ def scaled_square(x: jax.Array) -> tuple[jax.Array, jax.Array, int]:
         square, terms = staged_sum(part * part)
         sums.append(square)
     large, small, middle = sums
-    down = 2.0 ** -(2 * shift)
-    most = jnp.where(middle > 0, middle + small * down, small)
-    square = jnp.where(large > 0, large + middle * down, most)
+
+    def down(x: jax.Array) -> jax.Array:
+        return x * 2.0**-shift * 2.0**-shift  # in two steps: the square is no number
+
+    most = jnp.where(middle > 0, middle + down(small), small)
+    square = jnp.where(large > 0, large + down(middle), most)
     exponent = jnp.where(large > 0, shift, jnp.where(middle > 0, 0, -shift))
     # A NaN compares with nothing.
     unknown = jnp.isnan(large + middle + small)

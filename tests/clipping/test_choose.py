@@ -1,0 +1,211 @@
+"""Which way is taken for shapes that are typical of models, and what ways cost."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from bevel.clipping import choose as choosing
+from bevel.clipping.choose import WAYS, choose, choose_one, cost, costs_of, relation, tapped_of
+from bevel.clipping.norms.registry import Sizes
+from bevel.clipping.uses import find_uses
+from bevel.errors import FixArgumentsError
+
+
+def of(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def found_in(loss, params, example):
+    flat, tree = jax.tree.flatten(params)
+    program = jax.make_jaxpr(lambda *a: loss(jax.tree.unflatten(tree, a[:-1]), a[-1]))
+    return find_uses(program(*flat, example), len(flat)), flat
+
+
+def chosen(loss, param, example, asked=None):
+    found, flat = found_in(loss, param, example)
+    return choose_one(0, found[0], flat[0], asked)
+
+
+def product(w, x):
+    return jnp.sum(jnp.tanh(x @ w))
+
+
+def looked_up(w, k):
+    return jnp.sum(jnp.tanh(w[k]))
+
+
+def tied(w, k):
+    return jnp.sum(jnp.tanh(w[k]) @ w.T)
+
+
+def convolved(w, x):
+    return jnp.sum(lax.conv_general_dilated(x, w, (1, 1), "SAME") ** 2)
+
+
+def layers(w, x):
+    return jnp.sum(lax.scan(lambda h, v: (jnp.tanh(h @ v), None), x, w)[0])
+
+
+TOKENS = of(1, 128, dtype=jnp.int32)
+TYPICAL = {
+    "a layer of one row": (product, of(512, 512), of(1, 512), {"outer"}),
+    "layers of one row": (layers, of(8, 512, 512), of(1, 512), {"outer"}),
+    "a vector": (product, of(512, 1), of(1, 512), {"outer"}),
+    "few rows, a large matrix": (product, of(1024, 1024), of(1, 8, 1024), {"gram"}),
+    "a long sequence, a small matrix": (product, of(32, 32), of(1, 2048, 32), {"keep", "product"}),
+    "a long sequence, a wide matrix": (
+        product,
+        of(512, 512),
+        of(1, 2048, 512),
+        {"keep", "product"},
+    ),
+    "an embedding": (looked_up, of(32000, 64), TOKENS, {"gram"}),
+    "an embedding, of one token": (looked_up, of(32000, 64), of(1, dtype=jnp.int32), {"outer"}),
+    "a tied embedding, few tokens": (tied, of(32000, 64), of(1, 8, dtype=jnp.int32), {"gram"}),
+    "a small kernel": (convolved, of(8, 3, 3, 3), of(1, 3, 32, 32), {"keep", "form"}),
+    "a large kernel, few pixels": (convolved, of(512, 512, 3, 3), of(1, 512, 4, 4), {"gram"}),
+}
+
+
+@pytest.mark.parametrize("name", TYPICAL)
+def test_the_way_of_typical_shapes(name):
+    loss, param, example, ways = TYPICAL[name]
+    one = chosen(loss, param, example)
+    assert one.way in ways
+    assert one.way in one.costs and set(one.costs) <= set(WAYS)
+    tap = tapped_of(one, param)
+    assert (tap is None) == (one.way == "keep")
+    assert tap is None or (tap.way, tap.shape) == (one.way, param.shape)
+
+
+def test_bfloat16_takes_the_way_whose_slack_is_small():
+    one = chosen(product, of(64, 64, dtype=jnp.bfloat16), of(1, 4096, 64, dtype=jnp.bfloat16))
+    assert one.costs[one.way].slack <= choosing.WORST_SLACK
+
+
+def test_within_a_remat_no_large_gradient_is_kept(monkeypatch):
+    remat = jax.checkpoint(product)
+    assert chosen(product, of(128, 128), of(1, 2048, 128)).way == "keep"
+    assert chosen(remat, of(128, 128), of(1, 2048, 128)).way != "keep" or choosing.SMALL >= 128**2
+    monkeypatch.setattr(choosing, "SMALL", 0)
+    assert chosen(remat, of(128, 128), of(1, 2048, 128)).way == "product"
+
+
+def test_what_is_not_understood_is_kept_and_says_why():
+    cases = {
+        "not used": lambda w, x: jnp.sum(x),
+        "a use without a rule": lambda w, x: jnp.sum(x @ w) + jnp.sum(w),
+        "overlapping uses of different shape": lambda w, x: product(w[:, :4], x) + product(w, x),
+    }
+    for why, loss in cases.items():
+        one = chosen(loss, of(8, 8), of(1, 8), "gram")
+        assert (one.way, one.costs, one.uses, one.why) == ("keep", {}, None, why)
+        assert tapped_of(one, of(8, 8)) is None
+
+
+@pytest.mark.parametrize("way", ["outer", "gram", "product", "keep"])
+def test_a_way_that_is_asked_for_is_taken_where_it_can_be(way):
+    assert chosen(product, of(8, 8), of(1, 8), way).way == way
+    several = chosen(product, of(8, 8), of(1, 4, 8), way)
+    assert "outer" not in several.costs
+    assert (several.way == way) == (way != "outer")
+    lookup = chosen(looked_up, of(50, 8), TOKENS, way)
+    assert "product" not in lookup.costs and lookup.way in lookup.costs
+
+
+def test_ways_by_path_must_be_possible():
+    found, flat = found_in(
+        lambda p, x: product(p["w"], x), {"b": of(3), "w": of(8, 8)}, of(1, 4, 8)
+    )
+    ways = [c.way for c in choose(found, flat, {"w": "gram"}, ["['b']", "['w']"])]
+    assert ways == ["keep", "gram"]
+    with pytest.raises(FixArgumentsError, match=r"'v'.* no parameter has that in its path"):
+        choose(found, flat, {"v": "gram"}, ["['b']", "['w']"])
+    with pytest.raises(FixArgumentsError, match=r"'outer' for \['w'\], which can only be taken by"):
+        choose(found, flat, {"w": "outer"}, ["['b']", "['w']"])
+    with pytest.raises(FixArgumentsError, match=r"can only be taken by keep \(not used"):
+        choose(found, flat, {"b": "gram"}, ["['b']", "['w']"])
+
+
+RELATED = {
+    "one use": (lambda w, x: product(w, x), "apart"),
+    "two parts": (lambda w, x: product(w[:, :3], x) + product(w[:, 3:], x), "apart"),
+    "parts that overlap": (lambda w, x: product(w[:, :4], x) + product(w[:, 3:], x), None),
+    "one part twice": (lambda w, x: product(w[:, :4], x) + product(w[:, :4], x**2), None),
+    "all of it twice": (lambda w, x: product(w, x) + product(w, x**2), "joined"),
+    "and transposed": (lambda w, x: product(w, x) + product(w.T, x), "joined"),
+    "and reversed": (lambda w, x: product(w, x) + product(w[::-1], x), None),
+    "and reshaped": (
+        lambda w, x: product(w, x) + product(w.reshape(4, 16).T.reshape(8, 8), x),
+        None,
+    ),
+    "and in a loop": (
+        lambda w, x: product(w, lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ w), x)),
+        "joined",
+    ),
+    "and by rows": (
+        lambda w, x: product(w, x) + jnp.sum(lax.scan(lambda c, v: (c, x[0] @ v), 0, w)[1]),
+        None,
+    ),
+    "and looked up": (lambda w, x: product(w, x) + looked_up(w, jnp.int32(x)), "joined"),
+    "and its entries looked up": (
+        lambda w, x: product(w, x) + jnp.sum(w[jnp.int32(x), jnp.int32(x)]),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RELATED)
+def test_how_uses_are_related(name):
+    loss, expected = RELATED[name]
+    found, flat = found_in(loss, of(8, 8), of(1, 8))
+    assert found[0]
+    assert relation(found[0], flat[0].shape) == expected
+
+
+SIZES = [
+    Sizes(1, 1, 64, 32),
+    Sizes(1, 16, 64, 32),
+    Sizes(4, 16, 64, 32),
+    Sizes(2, 16, 500, 32, looked_up=True),
+    Sizes(1, 64, 27, 16, pixels=300),
+]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_costs_are_positive_and_grow_with_every_size(way, sizes, itemsize):
+    one = cost(way, sizes, itemsize)
+    if one is None:
+        assert way in ("outer", "product", "form")
+        return
+    assert all(part > 0 for part in one)
+    for name in ("separate", "rows", "left", "right"):
+        if way == "outer" and name == "rows":
+            continue
+        larger = cost(way, sizes._replace(**{name: 2 * getattr(sizes, name)}), itemsize)
+        assert larger.flops >= one.flops and larger.bytes >= one.bytes, name
+        assert larger.memory >= one.memory, name
+        # Only a formed gradient is as long as the table that is looked up.
+        free = sizes.looked_up and name == "left" and way != "keep"
+        assert larger.time(itemsize) >= one.time(itemsize) * (1 if free else 1 + 1e-9), name
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_several_uses_cost_more_than_one(itemsize):
+    sizes = SIZES[1]
+    alone = costs_of([sizes], joined=False, itemsize=itemsize)
+    assert {"gram", "product", "keep"} == set(alone)
+    for joined in (False, True):
+        both = costs_of([sizes, sizes], joined, itemsize)
+        assert set(both) == set(alone)
+        for way, one in alone.items():
+            assert both[way].flops >= 2 * one.flops and both[way].time(itemsize) > one.time(
+                itemsize
+            )
+    assert "outer" in costs_of([SIZES[0]] * 2, joined=False, itemsize=itemsize)
+    assert "outer" not in costs_of([SIZES[0]] * 2, joined=True, itemsize=itemsize)
+    mixed = costs_of([sizes, SIZES[3]], joined=True, itemsize=itemsize)
+    assert "gram" in mixed and "product" not in mixed
