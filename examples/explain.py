@@ -1,6 +1,6 @@
 """What is done for each parameter, and what it costs: `bevel.explain`.
 
-Nothing is configured: each norm is taken in the cheapest way for its shapes, and a table says which.
+Nothing is configured: norms are taken in the cheapest way for their shapes, and a table says which.
 """
 
 import jax

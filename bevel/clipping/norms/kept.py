@@ -16,6 +16,7 @@ ONE_STAGE = 4096
 CHUNK = 512
 
 
+@jax.jit  # traced once for all gradients of one shape
 def kept_norm(gradient: jax.Array) -> Norm:
     """L2 norms of `gradient[i]` for a stack of gradients (B, ...).
 
