@@ -20,7 +20,7 @@ from bevel.clipping.routes import pull_back
 from bevel.clipping.taps import Tapped, differentiate, lengths
 from bevel.clipping.uses import Use
 from bevel.sharding.axes import Layout
-from bevel.sharding.types import as_varying, retyped, varying_axes
+from bevel.sharding.types import as_varying, retyped, varying_axes, zeros_of_type
 
 
 def can_do_again(tap: Tapped) -> bool:
@@ -105,7 +105,12 @@ def sums_again(
         batch = [jax.lax.optimization_barrier((x, factors[0]))[0] for x in values.batch]
         examples = [*batch, *factors, keep, *values.keys]
         run = over_examples(program.jaxpr, layout, summed=True)
-        found = run(program.jaxpr.consts, values.params, examples, values.constants)
+        given = program.jaxpr.consts, values.params, examples, values.constants
+        types = jax.eval_shape(run, *given)
+        # A branch of its own, always taken: else the two passes would share the zeros that their
+        # loops start from, and the compiler would hold a copy of what they become.
+        always = jax.lax.optimization_barrier(jnp.array(True))
+        found = jax.lax.cond(always, lambda: run(*given), lambda: [zeros_of_type(t) for t in types])
         return {
             tap.param: pull_back(tap.uses[0].route, total)
             for tap, total in zip(taps, found, strict=True)

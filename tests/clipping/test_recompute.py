@@ -214,10 +214,6 @@ def test_no_contribution_exceeds_its_clip_norm(dtype):
         assert clip_norm * 0.95 <= size <= clip_norm
 
 
-@pytest.mark.xfail(
-    reason="1.9 times: both passes stack the inputs of the layers, from zeros that are one value "
-    "to the compiler, so these live through the first pass beside the stack of that pass"
-)
 def test_a_remat_takes_the_memory_that_it_takes_without_clipping():
     def deep(w, x):
         return squared(lax.scan(jax.checkpoint(lambda h, v: (jnp.tanh(h @ v), None)), x, w)[0])

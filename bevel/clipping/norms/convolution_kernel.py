@@ -27,11 +27,8 @@ through at most `length` roundings in a row; its square through places C K + 1 m
 weighted sum, one for the factor and one for each example come on top. Tensor cores
 truncate where they add, so that one rounding costs up to 2 u there. Nothing is scaled.
 
-Rows that a place does not reach are not read, and examples do not mix: a value that is not finite
-shows in the squares of its own example only. It shows in the weighted sum even for a factor of 0.
-
-The kernels are compiled by the Triton backend of Pallas, for Hopper GPUs, without branches around
-their products.
+Examples do not mix: a value that is not finite shows in the squares of its own example only, and in
+the weighted sum even for a factor of 0. No branches around products: see `gram_kernel.py`.
 """
 
 import dataclasses
@@ -58,8 +55,7 @@ from bevel.clipping.norms.gram_kernel import (
 
 Places = Sequence[tuple[int, int]]
 
-# Entries are found by 32-bit offsets.
-LARGEST = 2**31
+LARGEST = 2**31  # entries are found by 32-bit offsets
 # Of the GPU for which shares are counted, and how many programs each should have.
 PROCESSORS, PROGRAMS = 132, 6
 
@@ -78,16 +74,13 @@ class Tiling:
 def tiling(left: int, right: int, length: int) -> Tiling:
     """For a product (left, right) over `length` rows."""
     rows, columns = (
-        min(128, max(least, power_of_two(n))) for n, least in ((left, 64), (right, 16))
+        min(128, max(least, 1 << max(n - 1, 0).bit_length()))
+        for n, least in ((left, 64), (right, 16))
     )
     warps = 8 if rows * columns >= 128 * 128 else 4
     # Of the blocks with the least padding, the longest.
     block = min((64, 32), key=lambda n: -(-length // n) * n)
     return Tiling(rows, columns, block, warps, num_stages=3 if block == 64 else 5)
-
-
-def power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def available(

@@ -184,8 +184,16 @@ def test_accepts_a_table_and_no_index(name):
     assert not rule.accepts(equation(name, "int32")[0], 0)
 
 
-@pytest.mark.parametrize("index", ["uint8", "int8", "int16", "uint32"])
-@pytest.mark.parametrize("mode", ["fill", "clip"])
+@pytest.mark.parametrize(
+    ("index", "mode"),
+    [
+        ("uint8", "fill"),
+        ("int8", "clip"),
+        ("int16", "fill"),
+        ("uint32", "fill"),
+        ("uint32", "clip"),
+    ],
+)
 def test_indices_of_any_dtype_are_read_as_the_model_reads_them(index, mode):
     name = "rows" if mode == "fill" else "rows, moved into the table"
     eqn, rule = equation(name, index=index)
