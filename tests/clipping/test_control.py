@@ -64,7 +64,6 @@ PROGRAMS = {
             lambda w, x: squared(scan(step, x, jnp.swapaxes(w, 0, 1)[::-1], reverse=True)),
         ),
         "shared": (SQUARE, X, lambda w, x: squared(times(3, lambda h: step(h, w)[0], x))),
-        "one step": (SQUARE, X, lambda w, x: squared(times(1, lambda h: step(h, w)[0], x))),
         "shared, and outside": (
             SQUARE,
             X,
@@ -88,11 +87,6 @@ PROGRAMS = {
             lambda w, x: squared(
                 scan(lambda h, v: (times(2, lambda k: step(k, v)[0], h), None), x, w)
             ),
-        ),
-        "layers again and again": (
-            LAYERS,
-            X,
-            lambda w, x: squared(times(2, lambda h: scan(step, h, w), x)),
         ),
         "three loops": (
             BLOCKS,
@@ -143,7 +137,6 @@ PROGRAMS = {
             X,
             lambda w, x: squared(scan(step, scan(step, x, w[1:]), w[:1])),
         ),
-        "all layers but one": (LAYERS, X, lambda w, x: squared(scan(step, x, w[:2]) @ w[2])),
         "parts of layers": (
             draw(2, 6, 12) / 2,
             X,

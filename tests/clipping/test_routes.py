@@ -37,12 +37,6 @@ def pair(first, second):
 PROGRAMS = {
     TAPPED: {
         "transposed": (draw(3, 6), X, lambda w, x: squared(x @ w.T)),
-        "permuted": (
-            draw(3, 2, 6),
-            X,
-            lambda w, x: squared(dot(x, jnp.transpose(w, (2, 0, 1)), (1,), (0,))),
-        ),
-        "reshaped": (draw(2, 9), X, lambda w, x: squared(x @ w.reshape(6, 3))),
         "reshaped and transposed": (
             draw(2, 3, 3),
             X,
@@ -63,7 +57,6 @@ PROGRAMS = {
             ROWS,
             lambda w, x: squared(x @ w[:, 1:][1:].T[1:7]),
         ),
-        "cut in two": (draw(12, 3), ROWS, pair(lambda w: w[:6], lambda w: w[6:])),
         "cut in three, side by side": (
             draw(6, 12),
             ROWS,
@@ -74,7 +67,6 @@ PROGRAMS = {
             ROWS,
             pair(lambda w: w.T[:, :4], lambda w: w[4:].T),
         ),
-        "cut twice, apart": (draw(14, 3), ROWS, pair(lambda w: w[2:][:6], lambda w: w[8:])),
         "cut apart, then rearranged": (
             draw(13, 3),
             ROWS,

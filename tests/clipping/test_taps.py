@@ -190,11 +190,6 @@ PROGRAMS = {
             X,
             lambda w, x: jax.jit(lambda w: squared(jax.jit(lambda x, w: x @ w)(x, w)))(w),
         ),
-        "contracted twice": (
-            draw(3, 5, 2),
-            draw(2, 1, 2, 3),
-            lambda w, x: squared(dot(x, w, (2, 1), (0, 2))),
-        ),
         "contracted out of order": (
             draw(2, 4, 5, 3),
             draw(2, 1, 3, 5, 2),
@@ -206,7 +201,6 @@ PROGRAMS = {
             draw(2),
             lambda w, x: squared(dot(x, w, (), ())),
         ),
-        "few rows": (draw(30, 40), draw(2, 1, 3, 30), lambda w, x: squared(x @ w)),
         "few rows, on the left": (
             draw(40, 30),
             draw(2, 2, 3, 30),

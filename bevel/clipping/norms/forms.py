@@ -20,19 +20,20 @@ from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
 def outer_norm(use: Any) -> Norm:
     """One row for each separate place: its norm is the product of the lengths of two vectors."""
     dtype, apart = use.dtype, 1 + use.separate
-    square, exponent, terms = jnp.ones((), dtype), jnp.zeros((), np.int32), 8
+    length, exponent, terms = jnp.ones((), dtype), jnp.zeros((), np.int32), 12
     lead = use.right.values.shape[:apart]
     for side in (use.left, use.right):
         if side.unit:
             continue
         values = side.values.reshape(math.prod(lead), *side.values.shape[apart:])
         own, e, more = scaled_square(values)
-        square, exponent, terms = (
-            square * own.reshape(lead),
+        # Of roots, for the product of two squares may be out of range.
+        length, exponent, terms = (
+            length * root(own).reshape(lead),
             exponent + e.reshape(lead),
             terms + more,
         )
-    estimate = scale_back(root(square), exponent)
+    estimate = scale_back(length, exponent)
     slack = precision.rounding_growth(terms, dtype) + use.multiplier.roundoff * (1 + 2.0**-20)
     norm = Norm(estimate, estimate * (1 + slack))
     for _ in range(use.separate):
@@ -114,12 +115,12 @@ def product_sums(uses: Sequence[Any]) -> Sums:
             )
             for side in (use.left, use.right)
         ]
-        absolute += gram.over(root(squares[0]) * root(squares[1]))
+        absolute += gram.over(root(squares[0]) * root(squares[1]), apart)
         traces = [t + gram.over(s) for t, s in zip(traces, squares, strict=True)]
         rows += math.prod(use.right.values.shape[apart : apart + use.rows])
     square, terms = staged_sum(jnp.square(gradient))
     growth = precision.rounding_growth(terms + 8, dtype)
-    absolute = absolute * (
+    absolute = gram.length(absolute) * (
         1 + precision.rounding_growth(max(first.left.size, first.right.size) + rows + 8, dtype)
     )
     moved = precision.rounding_growth(2 * rows + 2, dtype) * absolute
@@ -147,7 +148,10 @@ def product_moves(use: Any, traces: Sequence[Any], absolute: Any) -> Any:
         precision=use.multiplier.precision,
         preferred_element_type=use.dtype,
     )
-    size = gram.over(jnp.square(entries))
-    slack = precision.rounding_growth(2 * math.prod(other.shape[1:]), use.dtype)
-    bound = root(traces[0 if left else 1]) * root(root(size) * (1 + slack))
+    size, terms = staged_sum(jnp.square(entries))
+    size = root(size + math.prod(entries.shape[1:]) * gram.SMALLEST_SQUARE)
+    size = size * (1 + precision.rounding_growth(terms + 8, use.dtype))
+    rows = math.prod(other.shape[apart : apart + use.rows])
+    size += precision.rounding_growth(2 * rows + 8, use.dtype) * traces[1 if left else 0]
+    bound = root(traces[0 if left else 1]) * root(size)
     return jnp.minimum(bound, absolute)

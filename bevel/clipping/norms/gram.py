@@ -127,11 +127,14 @@ def bound(
     for roundoff, side in scaled:
         i = Sides._fields.index(side)
         moved += roundoff * length(root(trace[i]) * root(frobenius[1 - i]))
+    # Gradients of separate places are orthogonal; of vectors in pieces the lengths are too large.
+    absolute = sum((p.lengths for p in uses[1:]), uses[0].lengths)
+    absolute = jnp.minimum(absolute, root(trace[0]) * root(trace[1]))
     return Sums(
         over(sum((p.square for p in uses), across)),
         over(error) * (1 + summed),
         moved * (1 + summed),
-        over(sum((p.lengths for p in uses[1:]), uses[0].lengths)) * (1 + summed),
+        length(absolute) * (1 + summed),
         *(over(t) for t in trace),
     )
 

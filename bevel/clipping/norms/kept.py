@@ -65,7 +65,7 @@ def scaled_square(x: jax.Array) -> tuple[jax.Array, jax.Array, int]:
     exponent = jnp.where(large > 0, shift, jnp.where(middle > 0, 0, -shift))
     # A NaN compares with nothing.
     unknown = jnp.isnan(large + middle + small)
-    return jnp.where(unknown, jnp.nan, square), exponent.astype(np.int32), terms + 2
+    return jnp.where(unknown, jnp.nan, square), exponent.astype(np.int32), terms + 6
 
 
 def staged_sum(x: jax.Array) -> tuple[jax.Array, int]:

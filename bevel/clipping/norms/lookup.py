@@ -33,8 +33,10 @@ def whole_rows(eqn: JaxprEqn, picked: Sequence[int], sizes: Sequence[int]) -> bo
 def accepts_gather(eqn: JaxprEqn, operand: int) -> bool:
     numbers = eqn.params["dimension_numbers"]
     picked = tuple(numbers.start_index_map)
-    plain = not numbers.operand_batching_dims and sorted(picked) == list(
-        numbers.collapsed_slice_dims
+    plain = (
+        bool(picked)
+        and not numbers.operand_batching_dims
+        and sorted(picked) == list(numbers.collapsed_slice_dims)
     )
     return operand == 0 and plain and whole_rows(eqn, picked, eqn.params["slice_sizes"])
 

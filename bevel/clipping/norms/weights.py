@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from bevel import precision
+from bevel.clipping.norms.scaling import power_of_two, scale_to_one
 
 
 def chosen(keep: jax.Array | None, x: jax.Array) -> jax.Array:
@@ -24,9 +25,18 @@ def weighted(
     Unwanted examples are zero in both.
     """
     wide = precision.accumulation_dtype(x.dtype, factor.dtype)
-    values = jnp.expand_dims(factor.astype(wide), tuple(range(1, x.ndim)))
-    values = values * multiplier.operand(chosen(keep, x)).astype(wide)
+    values = multiplier.operand(chosen(keep, x)).astype(wide)
+    factors, other = [factor.astype(wide)], chosen(keep, other)
+    if keep is not None and jnp.issubdtype(other.dtype, jnp.floating):
+        # Nothing is known of the range: a power of two that brings `other` near 1 goes over to
+        # `x`, so that what is too small for a float there is small in the sum as well.
+        other, exponent = scale_to_one(multiplier.operand(other))
+        other, half = other.astype(multiplier.dtype), exponent // 2
+        factors = [power_of_two(half, wide), *factors, power_of_two(exponent - half, wide)]
+    for one in factors:
+        values = values * jnp.expand_dims(one, tuple(range(1, x.ndim)))
+    values = chosen(factor != 0, values)  # what overflowed has no coefficient
     narrow = values.astype(multiplier.dtype)
     # Near zero a rounding has no small relative error.
     tiny = jnp.abs(values) < float(jnp.finfo(narrow.dtype).smallest_normal)
-    return jnp.where(tiny, jnp.zeros_like(narrow), narrow), chosen(keep, other)
+    return jnp.where(tiny, jnp.zeros_like(narrow), narrow), other
