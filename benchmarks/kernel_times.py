@@ -1,8 +1,9 @@
 """Where the time of one step goes: the kernels of a step on a GPU, by total time.
 
-    python benchmarks/kernel_times.py vit bfloat16 grad,bevel
+    python benchmarks/kernel_times.py vit bfloat16 grad,bevel [FOLDER]
 
-Names are the compiler's; beside each is the time of one step, and how often it ran.
+Names are the compiler's; beside each is the time of one step, and how often it ran. The compiled
+programs, where those names can be looked up, go to FOLDER.
 """
 
 import collections
@@ -40,10 +41,12 @@ def kernels(program, arguments) -> dict[str, list[float]]:
 
 
 def main() -> int:
-    name, dtype, columns = sys.argv[1:4]
+    name, dtype, columns, *folder = sys.argv[1:]
     case = models.make(name, "full", jax.numpy.dtype(dtype))
     for column in columns.split(","):
         program = jax.jit(clipping.column_function(column, case)).lower(*case.arguments).compile()
+        if folder:
+            Path(folder[0], f"{name}_{column}.txt").write_text(program.as_text())
         found = kernels(program, case.arguments)
         total = sum(sum(times) for times in found.values())
         print(
