@@ -44,7 +44,7 @@ KEPT_MEMORY: Mapping[str, float] = {"gpu": 1.0, "tpu": 1.0, "cpu": 2.0}
 GRAM_WITH_KERNEL, GRAM_BY_COMPILER = 1.2, 2.4
 SMALL = 2**14  # numbers; a gradient of fewer is kept without a thought
 # Of a norm whose rows are at random angles: a form that may be further off is not taken.
-WORST_SLACK = 0.03
+WORST_SLACK = 0.05
 
 
 class Cost(NamedTuple):
@@ -214,7 +214,8 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
     short = right if s.pixels else min(left, right)
     sharp = rounding * math.sqrt(spread(rows, short)) if itemsize == 2 else rounding
     extra = 2.0 * n * rows * short * short if itemsize == 2 else 0
-    formed = slices or 8.0 * n * left * right
+    # On the chip a convolution's products are formed from one copy of its operands.
+    formed = (4.0 * read if kernels else slices) if s.pixels else 8.0 * n * left * right
     return Cost(flops + contraction + extra, moved + 2 * read + formed, read, sharp + rows * 1e-7)
 
 
