@@ -14,8 +14,8 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.coefficients import coefficients, tree_norm, usable
 from bevel.clipping.grid import on_grid, tightened
-from bevel.clipping.norms import Measured, Norm, kept_norm
-from bevel.clipping.norms.weights import chosen
+from bevel.clipping.norms import Measured, Norm, kept_norm, quick_norm
+from bevel.clipping.norms.weights import chosen, weighted_rows
 from bevel.clipping.options import Clip, Task
 from bevel.clipping.taps import Reading, Tapped
 from bevel.errors import FixArgumentsError
@@ -23,8 +23,8 @@ from bevel.sharding.axes import Layout
 from bevel.sharding.placed import placed_like
 from bevel.sharding.types import varying_axes
 
-# Norms from pairs of rows with more numbers than this, per example, are first taken in one pass.
-ONE_PASS = 4096
+# Norms of more numbers than this, per example, are first taken in one pass.
+ONE_PASS = 1024
 
 
 class Outputs(NamedTuple):
@@ -99,10 +99,10 @@ def combine(
     if large:
         # In one pass, which is sound if no square leaves the range of a float: known afterwards.
         quick = {leaf: source.measured(leaf) for leaf in large}
-        sound = [m.sound for parts in quick.values() for m in parts]
+        sound = functools.reduce(operator.and_, [m.sound for p in quick.values() for m in p])
         norms = {leaf: side_by_side([m.norm for m in parts]) for leaf, parts in quick.items()}
         sums, factors, keep, estimate = jax.lax.cond(
-            jnp.all(functools.reduce(operator.and_, sound)),
+            agreed(jnp.all(sound), layout.batch_axes),
             lambda: sums_of(small | norms, clean=True),
             lambda: sums_of(small | source.norms(large), clean=False),
         )
@@ -164,16 +164,16 @@ class Source:
 
     def in_one_pass(self, leaf: int) -> bool:
         """Whether the norm of a leaf is first taken without scaling, to read its values once."""
-        tap = self.tap(leaf)
-        if tap is None or tap.again or tap.way == "outer":
-            return False
-        arrays = jax.tree.leaves(self.made[leaf])
-        return sum(math.prod(x.shape[1:]) for x in arrays) > ONE_PASS
+        arrays = jax.tree.leaves(self.made.get(leaf, self.gradients.get(leaf)))
+        large = sum(math.prod(x.shape[1:]) for x in arrays) > ONE_PASS
+        return large and not self.again(leaf)
 
     def measured(self, leaf: int) -> list[Measured]:
         """Norms without scaling."""
         tap = self.tap(leaf)
-        return [] if tap is None else tap.norms(self.made[leaf], False)
+        if tap is None:
+            return [quick_norm(self.gradients[leaf])]
+        return tap.norms(self.made[leaf], False)
 
     def norms(self, leaves: Collection[int]) -> dict[int, Norm]:
         """Norms with scaling."""
@@ -202,6 +202,12 @@ class Source:
             else:
                 result[leaf] = tap.weighted_sum(self.made[leaf], factor, kept)
         return result
+
+
+def agreed(sound: jax.Array, batch_axes: Collection[str]) -> jax.Array:
+    """The same answer on all shards whose norms are added up: branches with collectives need it."""
+    axes = tuple(sorted(varying_axes(sound) - set(batch_axes)))
+    return jax.lax.pmin(sound.astype(np.int32), axes) > 0 if axes else sound
 
 
 def side_by_side(parts: Sequence[Norm]) -> Norm:
@@ -239,11 +245,12 @@ def coordinates(gradient: jax.Array, batch_axes: Collection[str]) -> int:
 
 def kept_sum(task: Task, gradient: Any, factor: Any, keep: Any) -> jax.Array:
     """The sum over examples of `factor * gradient`, in float32 or wider, or on the integer grid."""
+    gradient = chosen(keep, gradient)
+    if task.clip.grid_scale is None:
+        return weighted_rows(factor, gradient)
     dtype = precision.accumulation_dtype(gradient.dtype, factor.dtype)
-    weighted = along(factor, gradient).astype(dtype) * chosen(keep, gradient).astype(dtype)
-    if task.clip.grid_scale is not None:
-        weighted = on_grid(weighted, task.clip.grid_scale)
-    return jnp.sum(weighted, axis=0)
+    weighted = along(factor, gradient).astype(dtype) * gradient.astype(dtype)
+    return jnp.sum(on_grid(weighted, task.clip.grid_scale), axis=0)
 
 
 def finish(

@@ -6,11 +6,14 @@ import losses
 import numpy as np
 import oracle
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from bevel import clipped_fun, clipped_grad
 from bevel.clipping.combine import group_by_clip_norm
 from bevel.clipping.options import Clip
 from bevel.errors import FixArgumentsError
+from bevel.sharding.types import varying_axes
 
 PREFIXES = {
     "per layer": [0.1, 0.2],
@@ -170,3 +173,37 @@ def test_the_dtype_asked_for_is_that_of_the_result_only(dtype):
     grad, aux = run(X.astype(jnp.bfloat16), w=W.astype(jnp.bfloat16), dtype=dtype)
     assert grad.dtype == dtype and aux.grad_norms.dtype == jnp.float32
     np.testing.assert_allclose(grad.astype(np.float32), run(X)[0], atol=2e-2)
+
+
+def equations_of(program):
+    (mapped,) = (e for e in program.jaxpr.eqns if e.primitive.name == "shard_map")
+    return mapped.params["jaxpr"].eqns
+
+
+@pytest.mark.parametrize("large", [1.0, 1e25])
+def test_shards_of_one_gradient_take_one_branch(large):
+    """Squares overflow on one shard only, and both add up their norms within the branch."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(1)
+    w, x = (0.1 * rng.normal(size=s).astype(np.float32) for s in ((512, 2048), (4, 512)))
+    scale = np.where(np.arange(2048) < 1024, 1, large).astype(np.float32)
+
+    def loss(p, scale, x):
+        return jax.lax.psum(jnp.sum(jnp.tanh(x @ p) @ scale), "model")
+
+    step = jax.shard_map(
+        clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=2, reduce_axes="data"),
+        mesh=mesh,
+        in_specs=(P(None, "model"), P("model"), P("data")),
+        out_specs=P(None, "model"),
+    )
+    with jax.set_mesh(mesh):
+        got = jax.jit(step)(w, scale, x)
+        program = jax.make_jaxpr(step)(w, scale, x)
+    # Else one shard would wait for another in a collective that the other does not reach.
+    (branch,) = (eqn for eqn in equations_of(program) if eqn.primitive.name == "cond")
+    assert varying_axes(branch.invars[0].aval) == {"data"}
+    exact = np.stack([(1 - np.tanh(r @ w) ** 2) * np.outer(r, scale) for r in x.astype(np.float64)])
+    norms = np.sqrt(np.sum(exact**2, axis=(1, 2)))
+    expected = np.sum(exact / np.maximum(norms, 1)[:, None, None], axis=0)
+    np.testing.assert_allclose(got, expected, rtol=2e-3, atol=1e-5)

@@ -4,6 +4,7 @@ from bevel.clipping.norms import convolution as convolution
 from bevel.clipping.norms import dense as dense
 from bevel.clipping.norms import lookup as lookup
 from bevel.clipping.norms.kept import kept_norm as kept_norm
+from bevel.clipping.norms.kept import quick_norm as quick_norm
 from bevel.clipping.norms.registry import Measured as Measured
 from bevel.clipping.norms.registry import Norm as Norm
 from bevel.clipping.norms.registry import Rule as Rule

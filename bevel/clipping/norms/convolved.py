@@ -219,13 +219,33 @@ def weighted_sum(
         return jax.linear_transpose(lambda w: lax.conv_general_dilated(x, w, **options), kernel)(g)
 
     def handle(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
-        changed = wanted if eqn.primitive.name == "conv_general_dilated" else {}
-        return bind(eqn, inputs, in_its_context=False, **changed)
+        if eqn.primitive.name != "conv_general_dilated":
+            return bind(eqn, inputs, in_its_context=False)
+        convolve = functools.partial(eqn.primitive.bind, **(eqn.params | wanted))
+        on_cpu = jax.default_backend() == "cpu"
+        return [in_usual_order(convolve, *inputs) if on_cpu else convolve(*inputs)]
 
     # Traced with wide operands, since a transpose asks for one dtype throughout; run with these.
     program = jax.make_jaxpr(transposed)(*(jax.ShapeDtypeStruct(a.shape, dtype) for a in (x, g)))
     (total,) = evaluate(program.jaxpr, program.consts, [x, g], handle)
     return total
+
+
+def in_usual_order(
+    convolve: functools.partial[jax.Array], x: jax.Array, kernel: jax.Array
+) -> jax.Array:
+    """The convolution with its dimensions in the usual order.
+
+    Within a branch or a loop, XLA takes a hundred times as long for any other order on a CPU.
+    """
+    (b, c, *image), (k, d, *window), (n, f, *result) = convolve.keywords["dimension_numbers"]
+    x = jnp.transpose(x, (b, *image, c))
+    kernel = jnp.transpose(kernel, (*window, d, k))
+    last = x.ndim - 1
+    image_spec, window_spec = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
+    usual = lax.ConvDimensionNumbers(image_spec, window_spec, image_spec)
+    total = convolve(x, kernel, dimension_numbers=usual)
+    return jnp.transpose(total, np.argsort((n, *result, f)))
 
 
 def merged(x: jax.Array, axis: int) -> jax.Array:

@@ -34,9 +34,16 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.bounded import MAX_CANCELLATION
 from bevel.clipping.norms import forms, gram
-from bevel.clipping.norms.gram import SMALLEST_SQUARE, Sums
+from bevel.clipping.norms.gram import Sums
+from bevel.clipping.norms.kept import in_range
 from bevel.clipping.norms.registry import Measured, Norm
-from bevel.clipping.norms.scaling import power_of_two, root, scale_back, top_exponent
+from bevel.clipping.norms.scaling import (
+    SMALLEST_SQUARE,
+    power_of_two,
+    root,
+    scale_back,
+    top_exponent,
+)
 from bevel.clipping.norms.weights import weighted
 
 # Traces within these bounds have entries, fourth powers included, that float32 holds.
@@ -225,8 +232,7 @@ def norm_of(uses: Sequence[Factored], way: str, scaled: bool = True) -> Measured
     """
     if way == "outer":
         (use,) = uses
-        norm = forms.outer_norm(use.operands())
-        return Measured(norm, jnp.isfinite(norm.upper))
+        return forms.outer_norm(use.operands(), scaled)
     return norm_from(uses, scaled, forms.gram_sums if way == "gram" else forms.product_sums)
 
 
@@ -253,8 +259,7 @@ def norm_from(
     upper = jnp.where(vanished, jnp.maximum(upper, root(left) * root(right)), upper)
     upper = upper * (1 + 32 * precision.unit_roundoff(upper.dtype))
     norm = Norm(scale_back(root(square), exponent), scale_back(upper, exponent))
-    low, high = SOUND
-    fits = [(t == 0) | ((t >= low) & (t <= high)) for t in sums[-2:]]
+    fits = [in_range(trace, SOUND) for trace in sums[-2:]]
     return Measured(norm, fits[0] & fits[1] & jnp.isfinite(upper))
 
 

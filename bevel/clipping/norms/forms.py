@@ -12,33 +12,38 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.norms import gram
 from bevel.clipping.norms.gram import Sums
-from bevel.clipping.norms.kept import scaled_square, staged_sum
-from bevel.clipping.norms.registry import Norm
-from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
+from bevel.clipping.norms.kept import SOUND, in_range, scaled_square, staged_sum
+from bevel.clipping.norms.registry import Measured, Norm
+from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scale_to_one
 
 
-def outer_norm(use: Any) -> Norm:
+def outer_norm(use: Any, scaled: bool) -> Measured:
     """One row for each separate place: its norm is the product of the lengths of two vectors."""
     dtype, apart = use.dtype, 1 + use.separate
-    length, exponent, terms = jnp.ones((), dtype), jnp.zeros((), np.int32), 12
     lead = use.right.values.shape[:apart]
+    length = upper = jnp.ones(lead, dtype)
+    exponent, terms = jnp.zeros(lead, np.int32), 12
+    sound = jnp.ones(lead, bool)
     for side in (use.left, use.right):
         if side.unit:
             continue
         values = side.values.reshape(math.prod(lead), *side.values.shape[apart:])
-        own, e, more = scaled_square(values)
+        if scaled:
+            square, e, more = scaled_square(values)
+            exponent, most = exponent + e.reshape(lead), square
+        else:
+            square, more = staged_sum(jnp.square(values.astype(dtype)))
+            most = square + side.size * SMALLEST_SQUARE
+            sound &= in_range(square, SOUND).reshape(lead)
         # Of roots, for the product of two squares may be out of range.
-        length, exponent, terms = (
-            length * root(own).reshape(lead),
-            exponent + e.reshape(lead),
-            terms + more,
-        )
-    estimate = scale_back(length, exponent)
+        length, upper = (n * root(s).reshape(lead) for n, s in ((length, square), (upper, most)))
+        terms += more
     slack = precision.rounding_growth(terms, dtype) + use.multiplier.roundoff * (1 + 2.0**-20)
-    norm = Norm(estimate, estimate * (1 + slack))
+    norm = Norm(scale_back(length, exponent), scale_back(upper, exponent) * (1 + slack))
     for _ in range(use.separate):
         norm = Norm(*(lengths_of(x) for x in norm))
-    return norm
+    sound = jnp.all(sound, axis=tuple(range(1, apart)))
+    return Measured(norm, sound & jnp.isfinite(norm.upper))
 
 
 def lengths_of(x: jax.Array) -> jax.Array:
@@ -149,7 +154,7 @@ def product_moves(use: Any, traces: Sequence[Any], absolute: Any) -> Any:
         preferred_element_type=use.dtype,
     )
     size, terms = staged_sum(jnp.square(entries))
-    size = root(size + math.prod(entries.shape[1:]) * gram.SMALLEST_SQUARE)
+    size = root(size + math.prod(entries.shape[1:]) * SMALLEST_SQUARE)
     size = size * (1 + precision.rounding_growth(terms + 8, use.dtype))
     rows = math.prod(other.shape[apart : apart + use.rows])
     size += precision.rounding_growth(2 * rows + 8, use.dtype) * traces[1 if left else 0]

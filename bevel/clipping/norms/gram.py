@@ -15,10 +15,8 @@ import jax.numpy as jnp
 
 from bevel import precision
 from bevel.clipping.norms import gram_kernel
-from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
+from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scale_to_one
 
-# A square below this is lost.
-SMALLEST_SQUARE = 2.0**-126
 # With fewer rows than this the kernel has too little to do.
 KERNEL_ROWS = 64
 

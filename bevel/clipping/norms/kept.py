@@ -7,13 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
-from bevel.clipping.norms.registry import Norm
-from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
+from bevel.clipping.norms.registry import Measured, Norm
+from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scale_to_one
 
 # A sum of up to this many squares in one go has a rounding error that is not worth splitting.
 ONE_STAGE = 4096
 # In longer sums, no more than this many numbers are added in a row.
 CHUNK = 512
+# Sums of squares within these bounds lose nothing to the range of float32.
+SOUND = (2.0**-80, 2.0**100)
 
 
 @jax.jit  # traced once for all gradients of one shape
@@ -30,6 +32,23 @@ def kept_norm(gradient: jax.Array) -> Norm:
     estimate = scale_back(root(square), exponent)
     slack = precision.rounding_growth(terms + 8, square.dtype)
     return Norm(estimate, estimate * (1 + slack))
+
+
+@jax.jit
+def quick_norm(gradient: jax.Array) -> Measured:
+    """The same without scaling: one pass, in which squares may leave the range of a float."""
+    wide = gradient.astype(precision.accumulation_dtype(gradient.dtype))
+    square, terms = staged_sum(wide * wide)
+    lost = math.prod(gradient.shape[1:]) * SMALLEST_SQUARE
+    slack = precision.rounding_growth(terms + 8, square.dtype)
+    norm = Norm(root(square), root(square + lost) * (1 + slack))
+    return Measured(norm, in_range(square, SOUND))
+
+
+def in_range(square: jax.Array, bounds: tuple[float, float]) -> jax.Array:
+    """Whether squares were neither too small nor too large: zeros, or within the bounds."""
+    low, high = bounds
+    return (square == 0) | ((square >= low) & (square <= high))
 
 
 def scaled_square(x: jax.Array) -> tuple[jax.Array, jax.Array, int]:

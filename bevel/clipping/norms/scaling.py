@@ -8,6 +8,9 @@ import numpy as np
 
 from bevel import precision
 
+# A square below this is lost.
+SMALLEST_SQUARE = 2.0**-126
+
 
 def scale_to_one(x: jax.Array, axes: Sequence[int] | None = None) -> tuple[jax.Array, jax.Array]:
     """`x` times powers of two that bring its largest entry over `axes` near 1, and their exponents.

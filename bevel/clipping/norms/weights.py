@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bevel import precision
 from bevel.clipping.norms.scaling import power_of_two, scale_to_one
@@ -40,3 +41,33 @@ def weighted(
     # Near zero a rounding has no small relative error.
     tiny = jnp.abs(values) < float(jnp.finfo(narrow.dtype).smallest_normal)
     return jnp.where(tiny, jnp.zeros_like(narrow), narrow), other
+
+
+def weighted_rows(factor: jax.Array, x: jax.Array) -> jax.Array:
+    """`sum_b factor[b] * x[b]`, the products exact or rounded once, in float32 or wider."""
+    dtype = precision.accumulation_dtype(x.dtype, factor.dtype)
+    over = (((1,), (0,)), ((), ()))
+    if x.dtype == jnp.bfloat16 and dtype == np.dtype(np.float32) and on_gpu():
+        # A matrix unit reads x as it is: 24 bits of a factor are three times 8.
+        parts = jnp.stack(in_parts(factor.astype(dtype)))
+        return jnp.sum(jax.lax.dot_general(parts, x, over, preferred_element_type=dtype), axis=0)
+    if on_gpu():
+        return jnp.sum(jax.vmap(jnp.multiply)(factor.astype(dtype), x.astype(dtype)), axis=0)
+    rows = factor.astype(dtype)[None]
+    highest = jax.lax.Precision.HIGHEST
+    return jax.lax.dot_general(rows, x.astype(dtype), over, precision=highest)[0]
+
+
+def on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
+
+
+def in_parts(x: jax.Array) -> list[jax.Array]:
+    """float32 numbers as sums of three in bfloat16, none of them past zero or past x."""
+    parts = []
+    for _ in range(3):
+        bits = jax.lax.bitcast_convert_type(x, np.uint32) & np.uint32(0xFFFF0000)
+        part = jax.lax.bitcast_convert_type(bits, np.float32)
+        parts.append(part.astype(jnp.bfloat16))
+        x = x - part
+    return parts

@@ -66,7 +66,7 @@ SCALES = {
 
 @functools.partial(jax.jit, compiler_options=QUICK)
 def outer(use):
-    return forms.outer_norm(use)
+    return forms.outer_norm(use, scaled=True).norm
 
 
 def check_outer(use):
@@ -95,6 +95,22 @@ def test_outer_norm_at_any_scale(kind, apart):
             # Powers whose squares NumPy holds: the norm to compare with is taken plainly.
             left, right = (float(s) ** (3 if kind == "float64" else 1) for s in scales)
             check_outer(use_of(h * left, g * right, len(apart), 1, kind))
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_outer_norm_in_one_pass_says_where_it_is_sound(kind):
+    rng = np.random.default_rng(7)
+    h, g = numbers(rng, B, 2, 1, 5), numbers(rng, B, 2, 1, 3)
+    h *= np.array([1, 2.0**70, 2.0**-70, 0]).reshape(-1, 1, 1, 1)
+    use = use_of(h, g, 1, 1, kind)
+    norm, sound = jax.jit(lambda use: forms.outer_norm(use, scaled=False))(use)
+    exact = lengths(use)
+    # Squares near 2^-140 may vanish or not: in both cases the bound holds.
+    assert sound.tolist() in ([True, False, kept, True] for kept in (True, False))
+    for i in (0, 2, 3):
+        assert float(norm.upper[i]) >= exact[i]
+    np.testing.assert_allclose(norm.estimate[0], exact[0], rtol=1e-5)
+    assert norm.estimate[3] == 0 and float(norm.upper[3]) < 2.0**-50
 
 
 def test_outer_norm_of_slices_of_different_scales():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bevel import precision
-from bevel.clipping.norms.kept import ONE_STAGE, kept_norm, roundings, staged_sum
+from bevel.clipping.norms.kept import ONE_STAGE, kept_norm, quick_norm, roundings, staged_sum
 
 TINY = float(np.finfo(np.float32).tiny)
 # The bound may exceed the norm by this factor in any shape: more would waste the clip norm.
@@ -218,3 +218,22 @@ def test_a_long_vector_with_a_number_that_is_none(value):
     x[1, 7], x[2] = value, 1e30
     norm = kept_norm(jnp.asarray(x))
     np.testing.assert_array_equal(np.isfinite(norm.upper), [True, False, True])
+
+
+@pytest.mark.parametrize("size", [7, ONE_STAGE + 3])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_in_one_pass_the_bound_holds_wherever_it_is_called_sound(name, size):
+    gradient = np.stack([HOSTILE[name](np.random.default_rng(i), size) for i in range(2)])
+    gradient = gradient.astype(np.float32)
+    norm, sound = quick_norm(jnp.asarray(gradient))
+    for row, upper, fits in zip(gradient, np.asarray(norm.upper), sound.tolist(), strict=True):
+        truth = exact_norm(row)
+        assert not fits or truth <= float(upper) <= max(truth * SHARP, 2.0**-50)
+        assert fits or not 2.0**-39 < truth < 2.0**49
+
+
+def test_in_one_pass_what_is_not_finite_is_not_sound():
+    gradient = jnp.asarray([[np.nan, 1], [np.inf, 1], [1, 1], [0, 0]], jnp.float32)
+    norm, sound = quick_norm(gradient)
+    assert sound.tolist() == [False, False, True, True]
+    assert float(norm.upper[3]) < 2.0**-60

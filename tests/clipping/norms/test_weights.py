@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from bevel import precision
-from bevel.clipping.norms.weights import chosen, weighted
+from bevel.clipping.norms import weights
+from bevel.clipping.norms.weights import chosen, in_parts, weighted, weighted_rows
 
 TINY = 2.0**-126  # the smallest normal number of float32 and of bfloat16
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -74,3 +75,28 @@ def test_integers_and_keys_pass():
     assert chosen(keep, places).tolist() == [[1, 2], [0, 0]]
     keys = jax.random.split(jax.random.key(0), 2)
     assert chosen(keep, keys) is keys and chosen(None, places) is places
+
+
+def test_three_parts_make_up_a_factor_and_never_pass_it():
+    x = np.random.default_rng(0).uniform(0.5, 1, size=1000).astype(np.float32)
+    x = np.concatenate([x, x * np.float32(2.0**-118), [0, 1, 2.0**-126]]).astype(np.float32)
+    parts = [np.asarray(p) for p in in_parts(jnp.asarray(x))]
+    assert all(p.dtype == jnp.bfloat16 for p in parts)
+    total = sum(p.astype(np.float64) for p in parts)
+    assert np.all(total <= x) and np.all(x[:1000] == total[:1000])
+    assert np.all(total >= x * (1 - 2.0**-7))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_rows_are_weighted_in_full(dtype, platform, monkeypatch):
+    monkeypatch.setattr(weights, "on_gpu", lambda: platform == "gpu")
+    with jax.enable_x64(dtype == "float64"):
+        rng, wide = np.random.default_rng(1), precision.accumulation_dtype(dtype)
+        x = rng.normal(size=(6, 3, 2)).astype(jnp.dtype(dtype))
+        factor = rng.uniform(0, 1, size=6).astype(wide)
+        found = weighted_rows(jnp.asarray(factor), jnp.asarray(x))
+    assert found.dtype == wide and found.shape == (3, 2)
+    exact = np.tensordot(factor.astype(np.float64), x.astype(np.float64), 1)
+    size = np.tensordot(factor.astype(np.float64), np.abs(x).astype(np.float64), 1)
+    assert np.all(np.abs(np.asarray(found, np.float64) - exact) <= size * 32 * np.finfo(wide).eps)
