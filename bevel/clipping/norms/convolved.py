@@ -245,7 +245,7 @@ def in_usual_order(
     image_spec, window_spec = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
     usual = lax.ConvDimensionNumbers(image_spec, window_spec, image_spec)
     total = convolve(x, kernel, dimension_numbers=usual)
-    return jnp.transpose(total, np.argsort((n, *result, f)))
+    return jnp.transpose(total, tuple(map(int, np.argsort((n, *result, f)))))
 
 
 def merged(x: jax.Array, axis: int) -> jax.Array:
