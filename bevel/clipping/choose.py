@@ -54,11 +54,12 @@ class Cost(NamedTuple):
     bytes: float
     memory: float  # bytes that live until the coefficients are known
     slack: float  # of the norm, where rows are at random angles
+    idle: float = 0.0  # time in which matrix units wait, in FLOPs that they could do
 
     def time(self, itemsize: int) -> float:
         """In bytes moved."""
         balance = BALANCE.get(jax.default_backend(), BALANCE["cpu"])
-        return self.flops / balance[itemsize] + self.bytes
+        return (self.flops + self.idle) / balance[itemsize] + self.bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +169,8 @@ def costs_of(sizes: Sequence[Sizes], joined: bool, itemsize: int) -> dict[str, C
         parts = [cost(way, s, itemsize) for s in sizes]
         if None not in parts:
             whole = zip(*parts, strict=True)
-            flops, moved, memory, slack = whole
-            result[way] = Cost(sum(flops), sum(moved), sum(memory), max(slack))
+            flops, moved, memory, slack, idle = whole
+            result[way] = Cost(sum(flops), sum(moved), sum(memory), max(slack), sum(idle))
     return result
 
 
@@ -206,17 +207,22 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
         kernel = kernels and not s.pixels and rows >= gram.KERNEL_ROWS
         times = GRAM_WITH_KERNEL if kernel else GRAM_BY_COMPILER
         across = s.pixels / rows if s.pixels else left  # patches share the products of pixels
-        flops += times * 2.0 * pairs * (right + (0 if s.looked_up else across))
+        products = 2.0 * pairs * (right + (0 if s.looked_up else across))
         slack = gram_slack(s, dtype) + rounding * math.sqrt(spread(rows, max(left, right)))
-        return Cost(flops, moved + read + (0 if kernel else 20 * pairs), read, slack)
+        done = products / 2 if kernel else products  # half of a symmetric matrix
+        moved += read + (0 if kernel else 20 * pairs)
+        return Cost(flops + done, moved, read, slack, idle=times * products - done)
     if s.looked_up:
         return None
     short = right if s.pixels else min(left, right)
     sharp = rounding * math.sqrt(spread(rows, short)) if itemsize == 2 else rounding
     extra = 2.0 * n * rows * short * short if itemsize == 2 else 0
-    # On the chip a convolution's products are formed from one copy of its operands.
-    formed = (4.0 * read if kernels else slices) if s.pixels else 8.0 * n * left * right
-    return Cost(flops + contraction + extra, moved + 2 * read + formed, read, sharp + rows * 1e-7)
+    formed = slices or 8.0 * n * left * right
+    flops, idle = flops + contraction + extra, 0.0
+    if s.pixels and kernels:
+        # On the chip: from one copy of its operands, at half speed, short of rows at less.
+        idle, formed = flops * (0.9 + 64 / rows), 4.0 * read
+    return Cost(flops, moved + 2 * read + formed, read, sharp + rows * 1e-7, idle)
 
 
 def spread(rows: int, entries: int) -> float:

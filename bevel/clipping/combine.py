@@ -23,8 +23,8 @@ from bevel.sharding.axes import Layout
 from bevel.sharding.placed import placed_like
 from bevel.sharding.types import varying_axes
 
-# Norms of more numbers than this, per example, are first taken in one pass.
-ONE_PASS = 1024
+# Norms of so many numbers, in the whole batch, are first taken in one pass.
+ONE_PASS = {"cpu": 2**13, "gpu": 2**22, "tpu": 2**22}
 
 
 class Outputs(NamedTuple):
@@ -165,8 +165,8 @@ class Source:
     def in_one_pass(self, leaf: int) -> bool:
         """Whether the norm of a leaf is first taken without scaling, to read its values once."""
         arrays = jax.tree.leaves(self.made.get(leaf, self.gradients.get(leaf)))
-        large = sum(math.prod(x.shape[1:]) for x in arrays) > ONE_PASS
-        return large and not self.again(leaf)
+        least = ONE_PASS.get(jax.default_backend(), ONE_PASS["gpu"])
+        return sum(x.size for x in arrays) >= least and not self.again(leaf)
 
     def measured(self, leaf: int) -> list[Measured]:
         """Norms without scaling."""

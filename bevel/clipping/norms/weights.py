@@ -9,6 +9,9 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.norms.scaling import power_of_two, scale_to_one
 
+# From so many on, sums of rows are worth the matrix units of a GPU.
+MANY_ROWS, MANY_NUMBERS = 256, 2**22
+
 
 def chosen(keep: jax.Array | None, x: jax.Array) -> jax.Array:
     """`x` with unwanted examples replaced by zeros: selected, for 0 times inf is NaN."""
@@ -47,7 +50,8 @@ def weighted_rows(factor: jax.Array, x: jax.Array) -> jax.Array:
     """`sum_b factor[b] * x[b]`, the products exact or rounded once, in float32 or wider."""
     dtype = precision.accumulation_dtype(x.dtype, factor.dtype)
     over = (((1,), (0,)), ((), ()))
-    if x.dtype == jnp.bfloat16 and dtype == np.dtype(np.float32) and on_gpu():
+    many = x.shape[0] >= MANY_ROWS and x.size >= MANY_NUMBERS
+    if x.dtype == jnp.bfloat16 and dtype == np.dtype(np.float32) and on_gpu() and many:
         # A matrix unit reads x as it is: 24 bits of a factor are three times 8.
         parts = jnp.stack(in_parts(factor.astype(dtype)))
         return jnp.sum(jax.lax.dot_general(parts, x, over, preferred_element_type=dtype), axis=0)

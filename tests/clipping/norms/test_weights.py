@@ -91,6 +91,8 @@ def test_three_parts_make_up_a_factor_and_never_pass_it():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_rows_are_weighted_in_full(dtype, platform, monkeypatch):
     monkeypatch.setattr(weights, "on_gpu", lambda: platform == "gpu")
+    monkeypatch.setattr(weights, "MANY_ROWS", 2)
+    monkeypatch.setattr(weights, "MANY_NUMBERS", 2)
     with jax.enable_x64(dtype == "float64"):
         rng, wide = np.random.default_rng(1), precision.accumulation_dtype(dtype)
         x = rng.normal(size=(6, 3, 2)).astype(jnp.dtype(dtype))
