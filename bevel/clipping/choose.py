@@ -110,7 +110,7 @@ def choose_one(param: int, uses: Sequence[Use] | None, aval: Any, asked: Any = N
     joined = related == "joined"
     avals: list[Any] = [use.eqn.outvars[0].aval for use in uses]
     itemsize = max(2, *(np.dtype(a.dtype).itemsize for a in avals))
-    costs = costs_of([u.rule.sizes(u.eqn, u.operand, u.loops) for u in uses], joined, itemsize)
+    costs = costs_of([use.sizes for use in uses], joined, itemsize)
     if isinstance(asked, str) and asked in costs:
         return Chosen(param, asked, costs, tuple(uses), joined, "asked for")
     tapped = {way: cost for way, cost in costs.items() if way not in ("keep", "form")}
@@ -130,7 +130,7 @@ def choose_one(param: int, uses: Sequence[Use] | None, aval: Any, asked: Any = N
 
 def relation(uses: Sequence[Use], shape: Sequence[int]) -> str | None:
     """'apart' if no two uses share a number of the parameter, 'joined' if they can be added."""
-    seen = [dimensions(use.route, shape) for use in uses]
+    seen = [dimensions(use.start, shape) for use in uses]
     if all(apart(a, b) for (_, a), (_, b) in itertools.combinations(seen, 2)):
         return "apart"
     if not all(dims is not None and whole(box, shape) for dims, box in seen):
@@ -141,7 +141,7 @@ def relation(uses: Sequence[Use], shape: Sequence[int]) -> str | None:
 
 def sides_of(use: Use, dims: Sequence[int | None]) -> Any:
     """Which dimensions of the parameter a use takes apart, and which two sets it multiplies."""
-    if use.rule.sides is None or any(kind == "separate" for kind, _ in use.loops):
+    if use.turns or use.rule.sides is None or any(kind == "separate" for kind, _ in use.loops):
         return None
     separate, left, right = use.rule.sides(use.eqn, use.operand)
     if use.rule.family == "lookup" and [dims[i] for i in left] != sorted(
@@ -244,6 +244,6 @@ def tapped_of(chosen: Chosen, aval: Any) -> Tapped | None:
     """The taps of a parameter, or None if its gradient is kept."""
     if chosen.way == "keep" or chosen.uses is None:
         return None
-    rows = [u.rule.sizes(u.eqn, u.operand, u.loops).rows for u in chosen.uses]
+    rows = [use.sizes.rows for use in chosen.uses]
     most = sum(rows) if chosen.joined else max(rows)
     return Tapped(chosen.param, tuple(aval.shape), chosen.uses, chosen.way, most, chosen.joined)

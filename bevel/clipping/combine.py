@@ -33,7 +33,7 @@ class Outputs(NamedTuple):
     value: Any
     aux: list[Any]
     contribution: Any  # gradients of the kept parameters, or the output of clipped_fun
-    readings: list[Reading]  # one per use of a tapped parameter
+    readings: list[Reading]  # one per equation that tapped parameters are used in
 
 
 class Groups(NamedTuple):
@@ -48,6 +48,7 @@ class Shares:
     """Which leaf of the result comes from where."""
 
     taps: list[Tapped]
+    reads: list[tuple[int, ...]]  # the path of each reading
     kept: list[int]
     out_tree: Any
     aux_tree: Any
@@ -76,6 +77,7 @@ def combine(
     shares: Shares,
     layout: Layout,
     outputs: Outputs,
+    params: Sequence[Any],
     padding: Any,
     again: Callable[[list[Any], Any], dict[int, Any]],
 ) -> tuple[list[Any], list[Any]]:
@@ -85,9 +87,9 @@ def combine(
     pass takes.
     """
     kept = dict(zip(shares.kept, jax.tree.leaves(outputs.contribution), strict=True))
-    made = gradients_of(shares, layout, outputs.readings)
+    made = gradients_of(shares, layout, rounded_once(outputs.readings), params)
     kept |= {t.param: t.formed(made.pop(t.param)) for t in shares.taps if t.way == "form"}
-    source = Source(task, shares, *rounded_once(kept, made))
+    source = Source(task, shares, rounded_once(kept), made)
     large = [leaf for leaf in source.leaves if source.in_one_pass(leaf)]
     small = source.norms([leaf for leaf in source.leaves if leaf not in large])
 
@@ -120,17 +122,19 @@ def combine(
 
 
 def gradients_of(
-    shares: Shares, layout: Layout, readings: Sequence[Reading]
+    shares: Shares, layout: Layout, readings: Sequence[Reading], params: Sequence[Any]
 ) -> dict[int, list[Any]]:
     """The gradients of each tapped parameter at its uses, not formed."""
-    left = iter(readings)
-    return {
-        tap.param: tap.gradients([next(left) for _ in tap.uses], layout.pieces)
-        for tap in shares.taps
-    }
+    read = dict(zip(shares.reads, readings, strict=True))
+    made = {}
+    for tap in shares.taps:
+        found = tap.gradients([read[use.path] for use in tap.uses], layout.pieces, params)
+        computed = any(use.turns for use in tap.uses)
+        made[tap.param] = rounded_once(found) if computed else found
+    return made
 
 
-def rounded_once(*values: Any) -> Any:
+def rounded_once(values: Any) -> Any:
     """The same values, of which norm and sum see the same numbers.
 
     Without the barrier the compiler may compute a bfloat16 gradient twice, once without rounding

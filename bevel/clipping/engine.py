@@ -73,7 +73,7 @@ def clipped_sum(
                 sums = sums_again(loss, arguments, taps, groups, layout)
                 return sums(Leaves(params, batch, keys, constants), factors, keep)
 
-            return combine(task, shares, layout, outputs, padding, again)
+            return combine(task, shares, layout, outputs, params, padding, again)
 
         sums, rows = in_microbatches(chunk, size, task.microbatch_size, batch, keys, padding)
         return finish(task, shares, layout, sums, params), rows
@@ -108,7 +108,7 @@ def share_out(
     whole = not like_params or task.clip.grid_scale is not None or task.engine == "vmap"
     taps = []
     if not whole:
-        found = find_uses(loss.jaxpr, count)
+        found = find_uses(loss.jaxpr, count, len(arguments.constants))
         chosen = choose(found, arguments.params, task.norms, example.call.param_paths)
         made = [tapped_of(c, arguments.params[c.param]) for c in chosen]
         taps = [
@@ -116,7 +116,12 @@ def share_out(
             for tap in made
             if tap is not None
         ]
-    reads = [(use, Measure(tap.way) if tap.again else Hold()) for tap in taps for use in tap.uses]
+    # One equation is read once, whatever number of parameters it is a use of.
+    reads = {
+        use.path: (use, Measure(tap.way) if tap.again else Hold())
+        for tap in taps
+        for use in tap.uses
+    }
     tapped = {tap.param for tap in taps}
     others = [i for i in range(count) if i not in tapped]
     value, aux = jax.tree.unflatten(loss.out_tree, loss.jaxpr.out_avals)
@@ -133,7 +138,9 @@ def share_out(
             (value, aux), kept = jax.value_and_grad(loss_of, has_aux=True)(leaves.params)
             readings = list[Reading]()
         else:
-            flat, kept, readings = differentiate(loss.jaxpr, reads, others, leaves.flat())
+            flat, kept, readings = differentiate(
+                loss.jaxpr, list(reads.values()), others, leaves.flat()
+            )
             value, aux = jax.tree.unflatten(loss.out_tree, flat)
         contribution: Any = kept
         if task.transform is not None:
@@ -149,6 +156,7 @@ def share_out(
     out_tree = example.call.result if like_params else jax.tree.structure(outputs.contribution)
     shares = Shares(
         taps=taps,
+        reads=list(reads),
         kept=[i for i in range(out_tree.num_leaves) if i not in tapped],
         out_tree=out_tree,
         aux_tree=jax.tree.structure(aux),

@@ -141,7 +141,7 @@ def plan(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanati
     example = Example(task.fun, call, task.has_aux, task.keep_batch_dim)
     layout, leaves = on_mesh(task, leaves, seen)
     loss, types = trace_loss(example, leaves, layout)
-    found = find_uses(loss.jaxpr, len(types.params))
+    found = find_uses(loss.jaxpr, len(types.params), len(types.constants))
     whole = task.transform is not None or task.clip.grid_scale is not None
     if whole or task.engine == "vmap":
         found = dict.fromkeys(found)

@@ -1,9 +1,11 @@
 """Routes: how a parameter reaches an operand without being changed, and the way back.
 
 Casts, constraints, transposes, reshapes, slices and the entries into loops only rearrange a
-parameter, so the gradient at the end of a route has the norm of the gradient at its start.
+parameter, so the gradient at the end of a route has the norm of the gradient at its start. Behind
+them may be turns, where a parameter is joined with others (`turns.py`).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +29,16 @@ class Entry(NamedTuple):
     length: int
 
 
-Route = tuple[JaxprEqn | Entry, ...]
+class Turn(NamedTuple):
+    """Where a route passes an equation of parameters alone that does more than rearrange."""
+
+    eqn: JaxprEqn
+    operand: int
+    # Of a product: the number of the other parameter, and its route.
+    other: Any = None
+
+
+Route = tuple[JaxprEqn | Entry | Turn, ...]
 Box = tuple[tuple[int, int], ...]  # from and to, in each dimension of the parameter
 
 
@@ -39,12 +50,25 @@ def passes_on(eqn: JaxprEqn) -> bool:
         return bool(jnp.issubdtype(aval.dtype, jnp.floating))
     if name == "reshape":
         return eqn.params["dimensions"] is None  # else it permutes as well
+    if name == "broadcast_in_dim":  # which adds dimensions of size 1 only
+        return math.prod(shape_of(eqn.invars[0])) == math.prod(shape_of(eqn.outvars[0]))
     return name in IDENTITIES or name in SQUEEZES or name in ("transpose", "rev", "slice")
 
 
 def loops_of(route: Route) -> Loops:
     """The loops that a route enters, the outermost first."""
     return tuple((step.kind, step.length) for step in route if isinstance(step, Entry))
+
+
+def split(route: Route) -> tuple[Route, list[tuple[Turn, Route]]]:
+    """The rearrangements at the start, and every turn with the rearrangements behind it."""
+    parts: list[tuple[Turn, Route]] = []
+    for i in reversed(range(len(route))):
+        step = route[i]
+        if isinstance(step, Turn):
+            parts.insert(0, (step, route[i + 1 :]))
+            route = route[:i]
+    return route, parts
 
 
 def pull_back(route: Route, gradient: jax.Array) -> jax.Array:
@@ -54,6 +78,8 @@ def pull_back(route: Route, gradient: jax.Array) -> jax.Array:
         if isinstance(step, Entry):
             lead -= step.kind == SEPARATE
             continue
+        if isinstance(step, Turn):
+            raise ValueError("a gradient is pulled back from before the first turn")
         name = step.primitive.name
         before: Any = step.invars[0].aval
         front = gradient.shape[:lead]
@@ -86,13 +112,29 @@ def dimensions(route: Route, shape: Sequence[int]) -> tuple[tuple[int | None, ..
 
     None for a dimension of size 1; no dimensions at all where a reshape mixes them.
     """
+    places, box, _ = followed(route, shape)
+    return places, box
+
+
+class Followed(NamedTuple):
+    places: tuple[int | None, ...] | None
+    box: Box
+    entered: tuple[int | None, ...]  # the dimension that the steps of each loop take apart
+
+
+def followed(route: Route, shape: Sequence[int]) -> Followed:
+    """`dimensions`, and those that loops have taken."""
     box = [(0, size) for size in shape]
     places: list[int | None] | None = list(range(len(shape)))
+    entered: list[int | None] = []
     for step in route:
-        if places is None:
+        if places is None or isinstance(step, Turn):
+            places = None
             break
         if isinstance(step, Entry):
-            places = places[1:] if step.kind == SEPARATE else places
+            if step.kind == SEPARATE:
+                first, *places = places
+                entered.append(first)
             continue
         name, after = step.primitive.name, shape_of(step.outvars[0])
         if name == "transpose":
@@ -110,9 +152,9 @@ def dimensions(route: Route, shape: Sequence[int]) -> tuple[tuple[int | None, ..
         elif name == "rev":
             if any(places[i] is not None for i in step.params["dimensions"]):
                 places = None
-        elif name == "reshape" or name in SQUEEZES:
+        elif name in ("reshape", "broadcast_in_dim") or name in SQUEEZES:
             places = without_ones(places, shape_of(step.invars[0]), after)
-    return None if places is None else tuple(places), tuple(box)
+    return Followed(None if places is None else tuple(places), tuple(box), tuple(entered))
 
 
 def without_ones(

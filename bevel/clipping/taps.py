@@ -17,8 +17,9 @@ from bevel.clipping.control import evaluate_tapped
 from bevel.clipping.equations import bind
 from bevel.clipping.norms import Measured, Norm
 from bevel.clipping.norms.factors import Factored, norm_of
+from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
-from bevel.clipping.routes import dimensions, pull_back
+from bevel.clipping.routes import dimensions, loops_of, pull_back, shape_of
 from bevel.clipping.uses import Use
 from bevel.sharding.types import zeros_of_type
 
@@ -35,12 +36,17 @@ class Tapped:
     joined: bool = False  # uses overlap: their gradients add before the norm
     again: bool = False  # not held: the norm is taken in the backward pass, the sum in a second one
 
-    def gradients(self, read: Sequence["Reading"], pieces: int = 1) -> list[Any]:
-        """The gradients of B examples at each use, not formed; norms only, if those are all."""
+    def gradients(
+        self, read: Sequence["Reading"], pieces: int = 1, params: Sequence[Any] = ()
+    ) -> list[Any]:
+        """The gradients of B examples at each use, not formed; norms only, if those are all.
+
+        `params`: the values of all parameters, for uses behind products of them.
+        """
         if self.again:
             return [reading.g for reading in read]
         made = [
-            use.rule.gradient(use.eqn, use.operand, use.loops, reading.h, reading.g)
+            use.gradient(reading.h, reading.g, params)
             for use, reading in zip(self.uses, read, strict=True)
         ]
         return [
@@ -51,7 +57,7 @@ class Tapped:
     def formed(self, gradients: Sequence[Any]) -> jax.Array:
         """The gradients (B, *parameter), formed."""
         pairs = zip(self.uses, gradients, strict=True)
-        parts = [jax.vmap(lambda x, r=u.route: pull_back(r, x))(g.formed()) for u, g in pairs]
+        parts = [jax.vmap(lambda x, u=u: to_parameter(u, x))(g.formed()) for u, g in pairs]
         return sum(parts[1:], parts[0])
 
     def norms(self, gradients: Sequence[Any], scaled: bool) -> list[Measured]:
@@ -77,10 +83,19 @@ class Tapped:
         """The gradient of the parameter, summed over examples with their coefficients."""
         pairs = zip(self.uses, gradients, strict=True)
         sums = [
-            pull_back(use.route, gradient.weighted_sum(factor, keep, self.way))
+            to_parameter(use, gradient.weighted_sum(factor, keep, self.way))
             for use, gradient in pairs
         ]
         return sum(sums[1:], sums[0])
+
+
+def to_parameter(use: Use, gradient: jax.Array) -> jax.Array:
+    """A gradient, behind the dimensions of loops, in the shape of the parameter."""
+    if use.turns:
+        (turn, _), *_ = use.turns
+        steps = [length for kind, length in loops_of(use.start) if kind == SEPARATE]
+        gradient = gradient.reshape(*steps, *shape_of(turn.eqn.invars[turn.operand]))
+    return pull_back(use.start, gradient)
 
 
 def measured_before(norms: jax.Array) -> Measured:
@@ -95,7 +110,7 @@ def measured_before(norms: jax.Array) -> Measured:
 
 def in_dimensions(use: Use, gradient: Factored, shape: Sequence[int]) -> Factored:
     """A gradient whose places are dimensions of the parameter, in rising order on either side."""
-    of_operand, _ = dimensions(use.route, shape)
+    of_operand, _ = dimensions(use.start, shape)
     if of_operand is None:
         raise ValueError("only uses whose dimensions are known can be joined")
     return gradient.relabelled(of_operand)

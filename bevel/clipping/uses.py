@@ -1,22 +1,26 @@
 """Uses: every place where a parameter meets an example, through calls, loops and branches.
 
 The program is walked once. A use is an equation with a norm rule that takes a parameter, or a
-rearranged part of it (`routes.py`), beside values of the example. A parameter is understood if each
+rearranged part of it (`routes.py`), beside values of the example; the operand may be made of
+several parameters (`turns.py`), and is then a use of each. A parameter is understood if each
 of its uses is; every other parameter is differentiated by JAX itself, through any program and by
 every custom rule, so there is nothing to support or to miss.
 """
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import Sharding
 
 from bevel.clipping.equations import body_of_call, depends_on, scan_counts
 from bevel.clipping.norms import Rule, rule_for
-from bevel.clipping.norms.registry import SEPARATE, SHARED, Loops
-from bevel.clipping.routes import Entry, Route, loops_of, passes_on
+from bevel.clipping.norms.factors import Factored
+from bevel.clipping.norms.registry import SEPARATE, SHARED, Loops, Sizes
+from bevel.clipping.routes import Entry, Route, Turn, loops_of, passes_on, split
+from bevel.clipping.turns import NotUnderstoodError, adds, sizes_of, turn_at, turned_back
 
 REMATS = {"remat2", "checkpoint", "remat"}
 
@@ -36,10 +40,33 @@ class Use:
     path: tuple[int, ...]
     recomputed: bool  # within a remat: values kept from here would undo it
     branched: bool  # within a branch
+    behind_turns: Sizes | None = None  # of its gradient, if there are turns
 
     @property
     def loops(self) -> Loops:
         return loops_of(self.route)
+
+    @property
+    def start(self) -> Route:
+        """The route up to the first turn."""
+        return split(self.route)[0]
+
+    @property
+    def turns(self) -> list[tuple[Turn, Route]]:
+        return split(self.route)[1]
+
+    @property
+    def sizes(self) -> Sizes:
+        return self.behind_turns or self.rule.sizes(self.eqn, self.operand, self.loops)
+
+    def gradient(self, h: Sequence[Any], g: Any, params: Sequence[Any]) -> Any:
+        """With respect to what the route has before its first turn, not formed."""
+        found = self.rule.gradient(self.eqn, self.operand, self.loops, h, g)
+        if not self.turns:
+            return found
+        if not isinstance(found, Factored):
+            raise NotUnderstoodError
+        return turned_back(self.route, self.turns, found, params)
 
 
 @dataclasses.dataclass
@@ -56,75 +83,122 @@ class Inside:
         return dataclasses.replace(self, path=(*self.path, *place), **changes)
 
 
-Reached = dict[Any, tuple[int, Route]]
+Places = tuple[tuple[int, Route], ...]  # parameters, and how they came here
+Reached = dict[Any, Places]
 Found = dict[int, list[Use] | None]
 
 
-def find_uses(program: ClosedJaxpr, params: int) -> Found:
-    """The uses of each of the first `params` inputs; None where one is not understood."""
+def find_uses(program: ClosedJaxpr, params: int, constants: int = 0) -> Found:
+    """The uses of each of the first `params` inputs; None where one is not understood.
+
+    `constants`: so many inputs, the last ones, are the same for all examples.
+    """
     jaxpr = program.jaxpr
-    reached: Reached = {var: (i, ()) for i, var in enumerate(jaxpr.invars[:params])}
+    reached: Reached = {var: ((i, ()),) for i, var in enumerate(jaxpr.invars[:params])}
     found: Found = {i: [] for i in range(params)}
-    batched = depends_on(jaxpr, jaxpr.invars[params:])
+    examples = len(jaxpr.invars) - constants
+    batched = Depends(
+        depends_on(jaxpr, jaxpr.invars[params:]), depends_on(jaxpr, jaxpr.invars[params:examples])
+    )
     walk(jaxpr, reached, batched, Inside(), found)
     opaque(found, reached, jaxpr.outvars)
-    return found
+    types = [v.aval for v in jaxpr.invars[:params]]
+    return {i: uses if uses is None else understood(uses, types) for i, uses in found.items()}
 
 
-def walk(
-    jaxpr: Jaxpr, reached: Reached, batched: Collection[Any], inside: Inside, found: Found
-) -> None:
+def understood(uses: list[Use], params: Sequence[Any]) -> list[Use] | None:
+    """The uses with the sizes of their gradients, or None if one is not made of outer products."""
+    result = []
+    for use in uses:
+        if use.turns:
+            steps = tuple(length for _, length in use.loops)
+
+            def one(var: Any, lead: tuple[int, ...] = (1, *steps)) -> Any:
+                return jax.ShapeDtypeStruct((*lead, *var.aval.shape), var.aval.dtype)
+
+            h = [one(use.eqn.invars[i]) for i in use.rule.others(use.eqn, use.operand)]
+            plain = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in params]
+            try:
+                found = jax.eval_shape(use.gradient, h, one(use.eqn.outvars[0]), plain)
+            except NotUnderstoodError:
+                return None
+            use = dataclasses.replace(use, behind_turns=sizes_of(found))
+        result.append(use)
+    return result
+
+
+class Depends(NamedTuple):
+    """Variables that depend on other inputs than parameters, and those that do on the example."""
+
+    given: Collection[Any]
+    example: Collection[Any]
+
+
+def walk(jaxpr: Jaxpr, reached: Reached, batched: Depends, inside: Inside, found: Found) -> None:
     """Adds the uses in a program to `found`; `reached` grows by what parameters are passed to."""
     for eqn in jaxpr.eqns:
         here = {i: reached[v] for i, v in enumerate(eqn.invars) if is_in(v, reached)}
         if not here:
             continue
         if passes_on(eqn):
-            param, route = here[0]
-            reached[eqn.outvars[0]] = (param, (*route, eqn))
+            reached[eqn.outvars[0]] = tuple((param, (*route, eqn)) for param, route in here[0])
             continue
+        if not any(is_in(v, batched.example) for v in eqn.invars):
+            joined = join(eqn, here)
+            if joined is not None:
+                reached[eqn.outvars[0]] = joined
+                continue
         if enter(eqn, here, reached, batched, inside, found):
             continue
         rule = rule_for(eqn.primitive.name)
-        for position, (param, route) in here.items():
+        for position, places in here.items():
             others = [v for i, v in enumerate(eqn.invars) if i != position]
-            meets = len(here) == 1 and any(is_in(v, batched) for v in others)
-            if rule is None or not meets or not rule.accepts(eqn, position):
-                found[param] = None
-            elif (uses := found[param]) is not None:
-                use = Use(
-                    param,
-                    route,
-                    eqn,
-                    position,
-                    rule,
-                    (*inside.path, id(eqn)),
-                    inside.recomputed,
-                    inside.branched,
-                )
-                uses.append(use)
+            meets = len(here) == 1 and any(is_in(v, batched.given) for v in others)
+            for param, route in places:
+                if rule is None or not meets or not rule.accepts(eqn, position):
+                    found[param] = None
+                elif (uses := found[param]) is not None:
+                    path = (*inside.path, id(eqn))
+                    flags = inside.recomputed, inside.branched
+                    uses.append(Use(param, route, eqn, position, rule, path, *flags))
+
+
+def join(eqn: JaxprEqn, here: dict[int, Places]) -> Places | None:
+    """Where an equation takes the parameters at its inputs, if none of them is lost there."""
+    result: list[tuple[int, Route]] = []
+    for position, places in here.items():
+        if adds(eqn, position):
+            result += places
+            continue
+        others = [own for i, own in here.items() if i != position]
+        alone = others[0][0] if len(others) == 1 and len(others[0]) == 1 else None
+        turn = turn_at(eqn, position, alone)
+        if turn is None:
+            return None
+        result += [(param, (*route, turn)) for param, route in places]
+    return tuple(result)
 
 
 def enter(
     eqn: JaxprEqn,
-    here: dict[int, tuple[int, Route]],
+    here: dict[int, Places],
     reached: Reached,
-    batched: Collection[Any],
+    batched: Depends,
     inside: Inside,
     found: Found,
 ) -> bool:
     """Walks the body of an equation that has one. False if it has none that can be opened."""
     name = eqn.primitive.name
-    at_batch = {i for i, v in enumerate(eqn.invars) if is_in(v, batched)}
+    at_batch = [{i for i, v in enumerate(eqn.invars) if is_in(v, own)} for own in batched]
 
     def into(
         body: Jaxpr,
-        inputs: dict[int, tuple[int, Route]],
-        dependent: Iterable[int],
+        inputs: dict[int, Places],
+        dependent: Sequence[Iterable[int]],
         branch: int | None = None,
     ) -> Reached:
-        inner = {body.invars[i]: place for i, place in inputs.items()}
-        varying = depends_on(body, [body.invars[i] for i in dependent])
+        inner = {body.invars[i]: places for i, places in inputs.items()}
+        varying = Depends(*(depends_on(body, [body.invars[i] for i in own]) for own in dependent))
         walk(body, inner, varying, inside.of(eqn, branch, **flags), found)
         return inner
 
@@ -143,21 +217,24 @@ def enter(
         return True
     if name == "cond":
         flags["branched"] = True
-        inputs = {i - 1: place for i, place in here.items()}
+        inputs = {i - 1: places for i, places in here.items()}
+        dependent = [{i - 1 for i in own if i > 0} for own in at_batch]
         for k, branch in enumerate(eqn.params["branches"]):
-            inner = into(branch.jaxpr, inputs, [i - 1 for i in at_batch if i > 0], k)
+            inner = into(branch.jaxpr, inputs, dependent, k)
             opaque(found, inner, branch.jaxpr.outvars)
         return True
     if name == "scan" and eqn.params["length"] > 0:
         consts, carry = scan_counts(eqn)
         body, length = scan_body(eqn), eqn.params["length"]
         opaque(found, reached, eqn.invars[consts : consts + carry])
+        entries = {i: Entry(SHARED if i < consts else SEPARATE, length) for i in here}
         inputs = {
-            i: (param, (*route, Entry(SHARED if i < consts else SEPARATE, length)))
-            for i, (param, route) in here.items()
+            i: tuple((param, (*route, entries[i])) for param, route in places)
+            for i, places in here.items()
             if not consts <= i < consts + carry
         }
-        dependent = at_batch | set(range(consts, consts + carry)) if at_batch else at_batch
+        carried = set(range(consts, consts + carry))
+        dependent = [own | carried if own else own for own in at_batch]
         opaque(found, into(body, inputs, dependent), body.outvars)
         return True
     return False
@@ -177,8 +254,8 @@ def asks_for_places(eqn: JaxprEqn) -> bool:
 def opaque(found: Found, reached: Reached, variables: Sequence[Any]) -> None:
     """Parameters that reach one of `variables` have a use that is not understood."""
     for var in variables:
-        if is_in(var, reached):
-            found[reached[var][0]] = None
+        for param, _ in reached[var] if is_in(var, reached) else ():
+            found[param] = None
 
 
 def is_in(var: Any, collection: Any) -> bool:

@@ -21,7 +21,7 @@ from jax.extend.core import JaxprEqn
 from bevel import precision
 from bevel.clipping.norms import convolution_kernel, convolved, gram
 from bevel.clipping.norms.dense import wider
-from bevel.clipping.norms.factors import Factored, Side, norm_from
+from bevel.clipping.norms.factors import Factored, Side, bounded, norm_from, numbers
 from bevel.clipping.norms.geometry import Geometry, Layout
 from bevel.clipping.norms.gram import Sums
 from bevel.clipping.norms.registry import (
@@ -56,23 +56,34 @@ class Convolved:
     separate: int  # number of dimensions
     multiplier: precision.Multiplier
 
-    @functools.partial(jax.jit, static_argnames=("way", "scaled"))
     def norm(self, way: str, scaled: bool = True) -> Measured:
         """Norms of the kernel's gradients, those of separate ones added."""
-        sides = Side(self.x, self.x.shape[1:]), Side(self.g, self.g.shape[1:])
-        # Scaling and the final bound are those of any two sides.
-        pair = Factored(*sides, 0, 0, (), self.multiplier)
-        return norm_from([pair], scaled, lambda pairs: self.sums(pairs[0], way))
 
-    def sums(self, pair: Factored, way: str) -> Sums:
+        def measure(pairs: Sequence[Factored]) -> Measured:
+            (pair,) = pairs
+            scaled = dataclasses.replace(self, x=pair.left.values, g=pair.right.values)
+            return scaled.measured(way)
+
+        return norm_from([self.sides()], scaled, measure)
+
+    def sides(self) -> Factored:
+        """Image and cotangent as any two sides, for what does not ask how they are multiplied."""
+        sides = Side(self.x, self.x.shape[1:]), Side(self.g, self.g.shape[1:])
+        return Factored(*sides, 0, 0, (), self.multiplier)
+
+    @functools.partial(jax.jit, static_argnames="way")
+    def measured(self, way: str) -> Measured:
+        """Norms without scaling."""
+        pair = self.sides().operands()
         x, g = (
             side.values.reshape(-1, *side.values.shape[1 + self.separate :])
             for side in (pair.left, pair.right)
         )
         found = self.gram_sums(x, g) if way == "gram" else self.product_sums(x, g)
-        lead = pair.left.values.shape[: 1 + self.separate]
+        lead = self.x.shape[: 1 + self.separate]
         moved = gram.length(found.moved.reshape(lead))
-        return Sums(*(gram.over(y.reshape(lead)) for y in found))._replace(moved=moved)
+        sums = Sums(*(gram.over(y.reshape(lead)) for y in found))._replace(moved=moved)
+        return bounded(sums, *numbers([pair]))
 
     def gram_sums(self, x: jax.Array, g: jax.Array) -> Sums:
         geometry, full = self.geometry, self.multiplier.precision
@@ -87,10 +98,9 @@ class Convolved:
             precision.rounding_growth(2 * geometry.features + 16, dtype),
         )
         summed = precision.rounding_growth(2 * geometry.positions + 32, dtype)
-        rounding = gram.Rounding(growth, summed, geometry.positions)
-        return gram.bound(
-            [pairs], jnp.zeros((), dtype), rounding, [(self.multiplier.roundoff, "left")]
-        )
+        rounding = gram.Rounding(growth, summed, float(geometry.positions))
+        roundoff = self.multiplier.roundoff
+        return gram.bound([pairs], jnp.zeros((), dtype), rounding, [roundoff], ("left",))
 
     def product_sums(self, x: jax.Array, g: jax.Array) -> Sums:
         geometry, full = self.geometry, self.multiplier.precision

@@ -223,7 +223,6 @@ class Factored:
         )
 
 
-@functools.partial(jax.jit, static_argnames=("way", "scaled"))
 def norm_of(uses: Sequence[Factored], way: str, scaled: bool = True) -> Measured:
     """Norms of `sum_u G_u` for the uses of one parameter, whose sides have the same entries.
 
@@ -232,47 +231,62 @@ def norm_of(uses: Sequence[Factored], way: str, scaled: bool = True) -> Measured
     """
     if way == "outer":
         (use,) = uses
-        return forms.outer_norm(use.operands(), scaled)
-    return norm_from(uses, scaled, forms.gram_sums if way == "gram" else forms.product_sums)
+        return outer_norm(use, scaled)
+    return norm_from(uses, scaled, functools.partial(measured, way=way))
+
+
+outer_norm = functools.partial(jax.jit, static_argnames="scaled")(forms.outer_norm)
+
+
+@functools.partial(jax.jit, static_argnames="way")
+def measured(uses: Sequence[Factored], way: str) -> Measured:
+    """Norms without scaling."""
+    uses = [use.operands() for use in uses]
+    sums = (forms.gram_sums if way == "gram" else forms.product_sums)(uses)
+    return bounded(sums, *numbers(uses))
 
 
 def norm_from(
-    uses: Sequence[Factored], scaled: bool, form: Callable[[Sequence[Factored]], Sums]
+    uses: Sequence[Factored], scaled: bool, measure: Callable[[Sequence[Factored]], Measured]
 ) -> Measured:
-    """Norms from the sums of a form, of sides that are scaled first or may turn out unsound."""
-    uses = [use.operands() for use in uses]
-    exponent = jnp.zeros((), np.int32)
-    if scaled:
-        uses, exponent = scale(uses)
-    sums = form(uses)
+    """Norms by `measure`, which may turn out unsound, or of sides that are scaled first."""
+    if not scaled:
+        return measure(uses)
+    uses, exponent = scale(uses)
+    (estimate, upper), sound = measure(uses)
+    return Measured(Norm(scale_back(estimate, exponent), scale_back(upper, exponent)), sound)
+
+
+@jax.jit
+def bounded(sums: Sums, many: float, others: float) -> Measured:
+    """The norms that follow from the sums of a form over so many numbers on either side."""
     # Squares that are too small for a float count as the smallest one, and what they could have
     # added to a much larger sum as a tiny part of it.
-    left, right = (
-        trace + size * SMALLEST_SQUARE for trace, size in zip(sums[-2:], numbers(uses), strict=True)
-    )
+    left, right = sums.left + many * SMALLEST_SQUARE, sums.right + others * SMALLEST_SQUARE
     square = jnp.maximum(sums.square, 0)
-    many, others = numbers(uses)
-    lost = (sums.right * many + sums.left * others + float(many * others)) * SMALLEST_SQUARE
+    lost = (sums.right * many + sums.left * others + many * others) * SMALLEST_SQUARE
     upper = root(square + sums.error + lost + LOST * left * right) + sums.moved
     upper = jnp.maximum(upper, sums.absolute / MAX_CANCELLATION)
     vanished = (sums.left == 0) | (sums.right == 0)
     upper = jnp.where(vanished, jnp.maximum(upper, root(left) * root(right)), upper)
     upper = upper * (1 + 32 * precision.unit_roundoff(upper.dtype))
-    norm = Norm(scale_back(root(square), exponent), scale_back(upper, exponent))
-    fits = [in_range(trace, SOUND) for trace in sums[-2:]]
-    return Measured(norm, fits[0] & fits[1] & jnp.isfinite(upper))
+    fits = in_range(sums.left, SOUND) & in_range(sums.right, SOUND)
+    return Measured(Norm(root(square), upper), fits & jnp.isfinite(upper))
 
 
-def numbers(uses: Sequence[Factored]) -> tuple[int, int]:
+def numbers(uses: Sequence[Factored]) -> tuple[float, float]:
     """How many numbers one example has on either side."""
-    return tuple(
-        sum(math.prod(side.values.shape[1:]) for side in sides)
+    left, right = (
+        float(sum(math.prod(side.values.shape[1:]) for side in sides))
         for sides in zip(*((u.left, u.right) for u in uses), strict=True)
     )
+    return left, right
 
 
+@jax.jit
 def scale(uses: Sequence[Factored]) -> tuple[list[Factored], jax.Array]:
     """Sides with largest entries near 1 or below, and the exponents (B,) that were taken out."""
+    uses = [use.operands() for use in uses]
 
     def top(side: Side) -> jax.Array:
         if side.unit:

@@ -19,6 +19,7 @@ from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scal
 
 def outer_norm(use: Any, scaled: bool) -> Measured:
     """One row for each separate place: its norm is the product of the lengths of two vectors."""
+    use = use.operands()
     dtype, apart = use.dtype, 1 + use.separate
     lead = use.right.values.shape[:apart]
     length = upper = jnp.ones(lead, dtype)
@@ -79,11 +80,9 @@ def gram_sums(uses: Sequence[Any]) -> Sums:
         exact = all(side.unit for side in sides)
         growth.append(0.0 if exact else precision.rounding_growth(2 * entries + 16, first.dtype))
     summed = precision.rounding_growth(2 * rows + first.pieces**2 + 32, first.dtype)
-    scaled = [
-        (use.multiplier.roundoff, "left" if use.scales_left("gram") else "right") for use in uses
-    ]
-    rounding = gram.Rounding(gram.Sides(*growth), summed, rows)
-    return gram.bound(found, across, rounding, scaled)
+    scaled = tuple("left" if use.scales_left("gram") else "right" for use in uses)
+    rounding = gram.Rounding(gram.Sides(*growth), summed, float(rows))
+    return gram.bound(found, across, rounding, [u.multiplier.roundoff for u in uses], scaled)
 
 
 def chunked(uses: Sequence[Any], name: str) -> bool:

@@ -6,6 +6,7 @@ A vector that a mesh has cut into pieces has a Gram matrix for each: their sums 
 one number per example, where the matrices themselves would cross it whole.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -54,6 +55,7 @@ def over_products(left: jax.Array, right: jax.Array, apart: int, rows: int) -> j
     return jnp.sum(over_rows(pairs, rows), axis=(apart, apart + 1))
 
 
+@functools.partial(jax.jit, static_argnames=("apart", "rows"))  # the same for many parameters
 def over_matrices(left: jax.Array, right: jax.Array, apart: int, rows: int) -> Pairs:
     """From Gram matrices (B, separate..., pieces, rows..., rows...) of one use."""
     diagonals = [diagonal(gram, rows) for gram in (left, right)]
@@ -87,21 +89,23 @@ class Rounding(NamedTuple):
 
     growth: Sides
     summed: float  # of a sum over all pairs
-    rows: int
+    rows: float
 
 
+@functools.partial(jax.jit, static_argnames="sides")  # the same for many parameters
 def bound(
     uses: Sequence[Pairs],
     across: jax.Array,
     rounding: Rounding,
-    scaled: Sequence[tuple[float, str]],
+    roundoffs: Sequence[float],
+    sides: tuple[str, ...],
 ) -> Sums:
     """What bounds the norm, from the pairs of rows of each use, and their sum across uses.
 
     With U and V the rows of two uses, |U V^T|^2 <= |U U^T| |V V^T|: the Gram matrix of all rows
     has no larger Frobenius norm than those of the uses together.
 
-    `scaled`: for each use, the roundoff of its operands and the side that takes the coefficient.
+    `roundoffs`, `sides`: of each use's operands, and the side that takes the coefficient.
     """
     apart = uses[0].square.ndim
     trace = Sides(*(sum(p.traces[i] for p in uses) for i in range(2)))
@@ -122,7 +126,7 @@ def bound(
             off = jnp.minimum(off, only.longest[i] * size)
         error += rounding.growth[i] * off
     moved: Any = 0.0
-    for roundoff, side in scaled:
+    for roundoff, side in zip(roundoffs, sides, strict=True):
         i = Sides._fields.index(side)
         moved += roundoff * length(root(trace[i]) * root(frobenius[1 - i]))
     # Gradients of separate places are orthogonal; of vectors in pieces the lengths are too large.

@@ -28,10 +28,9 @@ def kept_norm(gradient: jax.Array) -> Norm:
     if gradient.size == 0:
         zeros = jnp.zeros(gradient.shape[:1], precision.accumulation_dtype(gradient.dtype))
         return Norm(zeros, zeros)
-    square, exponent, terms = scaled_square(gradient)
-    estimate = scale_back(root(square), exponent)
-    slack = precision.rounding_growth(terms + 8, square.dtype)
-    return Norm(estimate, estimate * (1 + slack))
+    scaled, exponent = scale_to_one(gradient)
+    (estimate, upper), _ = quick_norm(scaled)
+    return Norm(scale_back(estimate, exponent), scale_back(upper, exponent))
 
 
 @jax.jit
@@ -52,39 +51,10 @@ def in_range(square: jax.Array, bounds: tuple[float, float]) -> jax.Array:
 
 
 def scaled_square(x: jax.Array) -> tuple[jax.Array, jax.Array, int]:
-    """The square of the norm of each x[i] as `square * 4**exponent`, and the roundings in a row.
-
-    Small arrays are scaled by their largest number. Large ones are read once: numbers that are very
-    large, very small or in between are scaled by a power of two for each kind, and what is small
-    beside the largest kind may be lost.
-    """
-    if math.prod(x.shape[1:]) <= ONE_STAGE:
-        scaled, exponent = scale_to_one(x)
-        square, terms = staged_sum(scaled * scaled)
-        return square, exponent, terms
-    wide = x.astype(precision.accumulation_dtype(x.dtype))
-    info = jnp.finfo(wide.dtype)
-    limit, shift = int(info.maxexp) * 5 // 16, int(info.maxexp) * 11 // 16
-    size = jnp.abs(wide)
-    kinds = [size > 2.0**limit, size < 2.0**-limit]
-    kinds.append(~(kinds[0] | kinds[1]))  # with NaN
-    scales = [2.0**-shift, 2.0**shift, 1.0]
-    sums = []
-    for kind, scale in zip(kinds, scales, strict=True):
-        part = jnp.where(kind, wide * scale, 0)
-        square, terms = staged_sum(part * part)
-        sums.append(square)
-    large, small, middle = sums
-
-    def down(x: jax.Array) -> jax.Array:
-        return x * 2.0**-shift * 2.0**-shift  # in two steps: the square is no number
-
-    most = jnp.where(middle > 0, middle + down(small), small)
-    square = jnp.where(large > 0, large + down(middle), most)
-    exponent = jnp.where(large > 0, shift, jnp.where(middle > 0, 0, -shift))
-    # A NaN compares with nothing.
-    unknown = jnp.isnan(large + middle + small)
-    return jnp.where(unknown, jnp.nan, square), exponent.astype(np.int32), terms + 6
+    """The square of the norm of each x[i] as `square * 4**exponent`, and the roundings in a row."""
+    scaled, exponent = scale_to_one(x)
+    square, terms = staged_sum(scaled * scaled)
+    return square, exponent, terms
 
 
 def staged_sum(x: jax.Array) -> tuple[jax.Array, int]:

@@ -46,11 +46,19 @@ def power_of_two(e: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, np.dtype(dtype))
 
 
+@jax.custom_jvp
 def root(x: jax.Array) -> jax.Array:
     """The square root, with derivative 0 at 0, for whoever differentiates through the clipping."""
-    return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
+    return jnp.sqrt(x)
 
 
+@root.defjvp
+def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    y = root(*primals)
+    return y, tangents[0] * jnp.where(y == 0, 0, 0.5 / jnp.where(y == 0, 1, y))
+
+
+@jax.jit  # traced once, for it is called often
 def scale_back(x: jax.Array, e: jax.Array) -> jax.Array:
     """`x` times 2^e, for e up to twice what one float holds."""
     half = e // 2

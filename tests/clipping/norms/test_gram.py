@@ -203,8 +203,10 @@ def bounded(uses, apart, growth, summed, scaled):
             across += 2 * gram.over_products(*grams, 1 + len(apart), rows)
     across = jnp.asarray(across)
     rows = sum(int(np.prod(u.right.values.shape[1 + len(apart) :][: u.rows])) for u in uses)
-    rounding = gram.Rounding(gram.Sides(*growth), summed, rows)
-    return gram.bound([pairs_of(use, apart) for use in uses], across, rounding, scaled)
+    rounding = gram.Rounding(gram.Sides(*growth), summed, float(rows))
+    roundoffs, sides = zip(*scaled, strict=True)
+    pairs = [pairs_of(use, apart) for use in uses]
+    return gram.bound(pairs, across, rounding, roundoffs, sides)
 
 
 # name: (separate, rows of each use, pieces)
