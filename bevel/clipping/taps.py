@@ -16,7 +16,7 @@ from bevel import precision
 from bevel.clipping.control import evaluate_tapped
 from bevel.clipping.equations import bind
 from bevel.clipping.norms import Measured, Norm
-from bevel.clipping.norms.factors import Factored, norm_of
+from bevel.clipping.norms.factors import Factored, Side, norm_of
 from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
 from bevel.clipping.routes import dimensions, loops_of, pull_back, shape_of
@@ -49,6 +49,8 @@ class Tapped:
             use.gradient(reading.h, reading.g, params)
             for use, reading in zip(self.uses, read, strict=True)
         ]
+        if self.joined:
+            made = of_one_kind(made)
         return [
             dataclasses.replace(g, pieces=pieces).padded() if isinstance(g, Factored) else g
             for g in made
@@ -87,6 +89,21 @@ class Tapped:
             for use, gradient in pairs
         ]
         return sum(sums[1:], sums[0])
+
+
+def of_one_kind(made: Sequence[Factored]) -> list[Factored]:
+    """Gradients that add, all multiplied as the most exact one of them is."""
+    best = max((g.multiplier for g in made), key=lambda m: (m.dtype.itemsize, -m.roundoff))
+
+    def wide(side: Side) -> Side:
+        if side.unit:
+            return side
+        return dataclasses.replace(side, values=side.values.astype(best.dtype))
+
+    return [
+        dataclasses.replace(g, left=wide(g.left), right=wide(g.right), multiplier=best)
+        for g in made
+    ]
 
 
 def to_parameter(use: Use, gradient: jax.Array) -> jax.Array:

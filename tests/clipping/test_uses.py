@@ -218,7 +218,6 @@ def test_places_beyond_int32_are_clipped():
     assert_equals_grad(TABLE, jnp.array([[2**31 + 3, 4], [1, 2**32 - 1]], jnp.uint32), loss)
 
 
-@pytest.mark.xfail(reason="the length of a table wraps around in the dtype of its indices")
 def test_indices_of_few_bits_into_a_long_table():
     table, indices = draw(300, 3), jnp.array([[40, 50], [200, 250]], jnp.uint8)
 
@@ -229,7 +228,6 @@ def test_indices_of_few_bits_into_a_long_table():
     assert_equals_grad(table, indices, loss)
 
 
-@pytest.mark.xfail(reason="the rows of uses in float32 and in float64 are added without a cast")
 def test_uses_in_float32_and_float64_add():
     with jax.enable_x64(True):
         w, x = (jnp.asarray(a, jnp.float64) for a in (SQUARE, ROWS))

@@ -27,7 +27,10 @@ def whole_rows(eqn: JaxprEqn, picked: Sequence[int], sizes: Sequence[int]) -> bo
     out: Any = eqn.outvars[0].aval
     floats = jnp.issubdtype(table.dtype, jnp.floating)
     fits = all(size == (1 if i in picked else table.shape[i]) for i, size in enumerate(sizes))
-    return bool(floats and fits and 0 not in (*table.shape, *out.shape))
+    indices: list[Any] = [v.aval for v in eqn.invars[1:]]
+    # In an integer that cannot hold the length of the table, what is clipped is JAX's to know.
+    reach = all(jnp.iinfo(x.dtype).max >= max(table.shape, default=0) for x in indices)
+    return bool(floats and fits and reach and 0 not in (*table.shape, *out.shape))
 
 
 def accepts_gather(eqn: JaxprEqn, operand: int) -> bool:
