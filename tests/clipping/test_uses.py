@@ -218,14 +218,14 @@ def test_places_beyond_int32_are_clipped():
     assert_equals_grad(TABLE, jnp.array([[2**31 + 3, 4], [1, 2**32 - 1]], jnp.uint32), loss)
 
 
-def test_indices_of_few_bits_into_a_long_table():
-    table, indices = draw(300, 3), jnp.array([[40, 50], [200, 250]], jnp.uint8)
+def test_indices_of_few_bits_into_a_long_table_are_left_to_jax():
+    """In uint8 the length of the table wraps around: XLA clips some of them there, others not."""
+    table, indices = draw(300, 3), jnp.array([[40], [200]], jnp.uint8)
 
     def loss(w, k):
-        rows = [lax.dynamic_slice(w, (i, jnp.uint8(0)), (1, 3)) for i in k]
-        return squared(rows[0] + jnp.tanh(rows[1]))
+        return squared(lax.dynamic_slice(w, (k[0], jnp.uint8(0)), (1, 3)))
 
-    assert_equals_grad(table, indices, loss)
+    assert find_uses(jax.make_jaxpr(loss)(table, indices[0]), 1) == {0: None}
 
 
 def test_uses_in_float32_and_float64_add():
