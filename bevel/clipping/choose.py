@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
+from bevel.clipping.common import Common
 from bevel.clipping.norms import gram, gram_kernel
 from bevel.clipping.norms.registry import Sizes
 from bevel.clipping.routes import apart, dimensions, whole
@@ -72,6 +73,7 @@ class Chosen:
     uses: tuple[Use, ...] | None  # None: not understood, so differentiated by JAX
     joined: bool = False
     why: str = ""
+    common: tuple[Common, ...] = ()  # terms that are the same for every example
 
 
 def choose(
@@ -100,19 +102,32 @@ def choose(
     return result
 
 
-def choose_one(param: int, uses: Sequence[Use] | None, aval: Any, asked: Any = None) -> Chosen:
-    if not uses:
-        why = "not used" if uses is not None else "a use without a rule"
+def choose_one(
+    param: int, found: Sequence[Use | Common] | None, aval: Any, asked: Any = None
+) -> Chosen:
+    if not found:
+        why = "not used" if found is not None else "a use without a rule"
         return Chosen(param, "keep", {}, None, why=why)
+    uses = [use for use in found if isinstance(use, Use)]
+    common = tuple(use for use in found if isinstance(use, Common))
     related = relation(uses, aval.shape)
     if related is None:
         return Chosen(param, "keep", {}, None, why="overlapping uses of different shape")
+    if common and (not uses or any(use.turns for use in uses)):
+        return Chosen(param, "keep", {}, None, why="the same for every example")
     joined = related == "joined"
     avals: list[Any] = [use.eqn.outvars[0].aval for use in uses]
     itemsize = max(2, *(np.dtype(a.dtype).itemsize for a in avals))
     costs = costs_of([use.sizes for use in uses], joined, itemsize)
+    if common:  # each asks for an inner product with every example's gradient
+        costs.pop("form", None)
+        more = len(common) * costs["keep"].flops
+        costs = {
+            w: c if w == "keep" else c._replace(flops=c.flops + more) for w, c in costs.items()
+        }
+    plain = Chosen(param, "keep", costs, tuple(uses), joined, common=common)
     if isinstance(asked, str) and asked in costs:
-        return Chosen(param, asked, costs, tuple(uses), joined, "asked for")
+        return dataclasses.replace(plain, way=asked, why="asked for")
     tapped = {way: cost for way, cost in costs.items() if way not in ("keep", "form")}
     times = KEPT_MEMORY.get(jax.default_backend(), 1.0)
     room = times * min((c.memory for c in tapped.values()), default=math.inf)
@@ -123,9 +138,9 @@ def choose_one(param: int, uses: Sequence[Use] | None, aval: Any, asked: Any = N
     sharp = {way: cost for way, cost in allowed.items() if cost.slack <= WORST_SLACK}
     if not sharp:
         way = min(allowed, key=lambda w: allowed[w].slack)
-        return Chosen(param, way, costs, tuple(uses), joined, "the sharpest")
+        return dataclasses.replace(plain, way=way, why="the sharpest")
     way = min(sharp, key=lambda w: sharp[w].time(itemsize))
-    return Chosen(param, way, costs, tuple(uses), joined)
+    return dataclasses.replace(plain, way=way)
 
 
 def relation(uses: Sequence[Use], shape: Sequence[int]) -> str | None:
@@ -246,4 +261,12 @@ def tapped_of(chosen: Chosen, aval: Any) -> Tapped | None:
         return None
     rows = [use.sizes.rows for use in chosen.uses]
     most = sum(rows) if chosen.joined else max(rows)
-    return Tapped(chosen.param, tuple(aval.shape), chosen.uses, chosen.way, most, chosen.joined)
+    return Tapped(
+        chosen.param,
+        tuple(aval.shape),
+        chosen.uses,
+        chosen.way,
+        most,
+        chosen.joined,
+        common=chosen.common,
+    )

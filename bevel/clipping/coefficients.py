@@ -51,6 +51,11 @@ def tree_norm(leaves: Sequence[Norm], batch_axes: Collection[str] | None = ()) -
     return Norm(total_norm([n.estimate for n in whole]), upper * (1 + slack))
 
 
+def side_by_side(parts: Sequence[Norm]) -> Norm:
+    """The norm of a gradient whose parts have these norms."""
+    return parts[0] if len(parts) == 1 else tree_norm(parts, None)
+
+
 def coefficients(norm: Norm, clip_norm: Any, clip: Clip) -> jax.Array:
     """The factor (B,) that brings each gradient to its clip norm, or to norm 1 when rescaling.
 

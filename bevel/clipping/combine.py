@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from bevel import precision
-from bevel.clipping.coefficients import coefficients, tree_norm, usable
+from bevel.clipping.coefficients import coefficients, side_by_side, tree_norm, usable
+from bevel.clipping.common import derivative, terms_of
 from bevel.clipping.grid import on_grid, tightened
 from bevel.clipping.norms import Measured, Norm, kept_norm, quick_norm
 from bevel.clipping.norms.weights import chosen, weighted_rows
@@ -48,7 +50,8 @@ class Shares:
     """Which leaf of the result comes from where."""
 
     taps: list[Tapped]
-    reads: list[tuple[int, ...]]  # the path of each reading
+    reads: list[Any]  # the path of each reading, or the common term
+    program: ClosedJaxpr  # the loss of one example
     kept: list[int]
     out_tree: Any
     aux_tree: Any
@@ -128,9 +131,15 @@ def gradients_of(
     read = dict(zip(shares.reads, readings, strict=True))
     made = {}
     for tap in shares.taps:
-        found = tap.gradients([read[use.path] for use in tap.uses], layout.pieces, params)
+        own = [read[use.path] for use in tap.uses]
+        found = tap.gradients(own, layout.pieces, params)
         computed = any(use.turns for use in tap.uses)
         made[tap.param] = rounded_once(found) if computed else found
+        if tap.common:
+            numbers = [read[common].g for common in tap.common]
+            common = [derivative(shares.program, c, tap.param, params) for c in tap.common]
+            terms = terms_of(numbers, common, list(zip(tap.uses, own, strict=True)))
+            made[tap.param].append(rounded_once(terms))
     return made
 
 
@@ -212,11 +221,6 @@ def agreed(sound: jax.Array, batch_axes: Collection[str]) -> jax.Array:
     """The same answer on all shards whose norms are added up: branches with collectives need it."""
     axes = tuple(sorted(varying_axes(sound) - set(batch_axes)))
     return jax.lax.pmin(sound.astype(np.int32), axes) > 0 if axes else sound
-
-
-def side_by_side(parts: Sequence[Norm]) -> Norm:
-    """The norm of a gradient whose parts have these norms."""
-    return parts[0] if len(parts) == 1 else tree_norm(parts, None)
 
 
 def clip_factors(

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
+from bevel.clipping.common import Common
 from bevel.clipping.equations import bind, body_of_call, evaluate, scan_counts
 from bevel.clipping.uses import REMATS
 from bevel.sharding.types import zeros_of_type
@@ -27,12 +28,13 @@ def evaluate_tapped(
     sinks: Mapping[int, Any],
     read: Read,
     given: Mapping[int, Any] = MappingProxyType({}),
+    added: Mapping[Common, Any] = MappingProxyType({}),
 ) -> tuple[list[Any], dict[int, Any]]:
     """The outputs of a program, and what leaves it at each tap.
 
-    `given`: the outputs of some equations, by their id.
+    `given`: the outputs of some equations, by their id. `added`: to common terms, what is added.
     """
-    return run(program.jaxpr, program.consts, args, (), taps, sinks, read, given)
+    return run(program.jaxpr, program.consts, args, (), taps, sinks, read, given, added)
 
 
 def run(
@@ -44,6 +46,7 @@ def run(
     sinks: Mapping[int, Any],
     read: Read,
     given: Mapping[int, Any] = MappingProxyType({}),
+    added: Mapping[Common, Any] = MappingProxyType({}),
 ) -> tuple[list[Any], dict[int, Any]]:
     leaving: dict[int, Any] = {}
 
@@ -57,12 +60,17 @@ def run(
             output, leaving[tap] = read(tap, inputs, output, sinks[tap])
             return [output]
         within = {tap: sinks[tap] for at, tap in taps.items() if at[: len(here)] == here}
-        if not within:
-            return bind(eqn, inputs)
+        common = [c for c in added if c.path[: len(here)] == here]
+        if not within and all(c.path == here for c in common):
+            values = bind(eqn, inputs)
+            for c in common:
+                values[c.output] += added[c]
+            return values
 
         def body(jaxpr: Any, args: Sequence[Any], sinks: Mapping[int, Any], *branch: int) -> Any:
             closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
-            return run(closed.jaxpr, closed.consts, args, (*here, *branch), taps, sinks, read)
+            path = (*here, *branch)
+            return run(closed.jaxpr, closed.consts, args, path, taps, sinks, read, added=added)
 
         name = eqn.primitive.name
         opened = {"scan": through_scan, "cond": through_cond}.get(name, through_call)

@@ -34,7 +34,7 @@ from bevel.clipping.microbatches import in_microbatches
 from bevel.clipping.options import Task
 from bevel.clipping.recompute import Measure, can_do_again, sums_again
 from bevel.clipping.taps import Hold, Reading, Tapped, differentiate
-from bevel.clipping.uses import find_uses
+from bevel.clipping.uses import find_uses, without_common
 from bevel.sharding.axes import Layout, Seen
 from bevel.sharding.types import zeros_of_type
 
@@ -109,6 +109,8 @@ def share_out(
     taps = []
     if not whole:
         found = find_uses(loss.jaxpr, count, len(arguments.constants))
+        if layout.explicit_mesh is not None:
+            found = without_common(found)
         chosen = choose(found, arguments.params, task.norms, example.call.param_paths)
         made = [tapped_of(c, arguments.params[c.param]) for c in chosen]
         taps = [
@@ -122,6 +124,7 @@ def share_out(
         for tap in taps
         for use in tap.uses
     }
+    common = list(dict.fromkeys(c for tap in taps for c in tap.common))
     tapped = {tap.param for tap in taps}
     others = [i for i in range(count) if i not in tapped]
     value, aux = jax.tree.unflatten(loss.out_tree, loss.jaxpr.out_avals)
@@ -139,7 +142,7 @@ def share_out(
             readings = list[Reading]()
         else:
             flat, kept, readings = differentiate(
-                loss.jaxpr, list(reads.values()), others, leaves.flat()
+                loss.jaxpr, list(reads.values()), others, leaves.flat(), common
             )
             value, aux = jax.tree.unflatten(loss.out_tree, flat)
         contribution: Any = kept
@@ -156,7 +159,8 @@ def share_out(
     out_tree = example.call.result if like_params else jax.tree.structure(outputs.contribution)
     shares = Shares(
         taps=taps,
-        reads=list(reads),
+        reads=[*reads, *common],
+        program=loss.jaxpr,
         kept=[i for i in range(out_tree.num_leaves) if i not in tapped],
         out_tree=out_tree,
         aux_tree=jax.tree.structure(aux),

@@ -16,7 +16,7 @@ from bevel.clipping.engine import low_memory
 from bevel.clipping.example import Example, trace_loss
 from bevel.clipping.meshes import on_mesh
 from bevel.clipping.options import Task
-from bevel.clipping.uses import find_uses
+from bevel.clipping.uses import find_uses, without_common
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import Seen, subprograms
 
@@ -142,6 +142,8 @@ def plan(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanati
     layout, leaves = on_mesh(task, leaves, seen)
     loss, types = trace_loss(example, leaves, layout)
     found = find_uses(loss.jaxpr, len(types.params), len(types.constants))
+    if layout.explicit_mesh is not None:
+        found = without_common(found)
     whole = task.transform is not None or task.clip.grid_scale is not None
     if whole or task.engine == "vmap":
         found = dict.fromkeys(found)
@@ -164,6 +166,7 @@ def row_of(chosen: Chosen, path: str, aval: Any, memory: str, seen: Seen, size: 
     cost = chosen.costs.get(chosen.way, Cost(0.0, 3.0 * kept, kept, 1e-5))
     place = seen.params[chosen.param]
     families = [use.rule.family for use in chosen.uses or ()]
+    families += ["common"] * len(chosen.common)
     uses = ", ".join(f"{families.count(f)} {f}" for f in dict.fromkeys(families)) or "by JAX"
     return Row(
         path,

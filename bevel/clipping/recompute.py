@@ -25,8 +25,9 @@ from bevel.sharding.types import as_varying, retyped, varying_axes, zeros_of_typ
 
 def can_do_again(tap: Tapped) -> bool:
     """One use, on its own slice in every loop: the norms of steps add up, and so do the sums."""
-    alone = len(tap.uses) == 1 and not tap.uses[0].branched and not tap.uses[0].turns
-    return alone and all(kind == "separate" for kind, _ in tap.uses[0].loops)
+    alone = len(tap.uses) == 1 and not tap.uses[0].branched
+    plain = not tap.uses[0].turns and not tap.common
+    return alone and plain and all(kind == "separate" for kind, _ in tap.uses[0].loops)
 
 
 @dataclasses.dataclass(frozen=True)

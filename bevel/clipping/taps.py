@@ -5,6 +5,8 @@ cotangent `g` is read, so that no gradient of the parameter is computed in the b
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -13,6 +15,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from bevel import precision
+from bevel.clipping.coefficients import side_by_side
+from bevel.clipping.common import Common, Terms
 from bevel.clipping.control import evaluate_tapped
 from bevel.clipping.equations import bind
 from bevel.clipping.norms import Measured, Norm
@@ -34,6 +38,7 @@ class Tapped:
     way: str  # outer, gram, product or form
     rows: int  # with how many rows one example enters
     joined: bool = False  # uses overlap: their gradients add before the norm
+    common: tuple[Common, ...] = ()  # terms that are the same for every example
     again: bool = False  # not held: the norm is taken in the backward pass, the sum in a second one
 
     def gradients(
@@ -66,9 +71,19 @@ class Tapped:
         """Norms of the parameter's gradients, in parts that lie side by side."""
         if self.again:
             return [measured_before(norms) for norms in gradients]
+        (*gradients, last) = gradients
+        terms = last if isinstance(last, Terms) else None
+        if terms is None:
+            gradients = [*gradients, last]
         if self.joined:
-            return [norm_of(self.aligned(gradients), self.way, scaled)]
-        return [gradient.norm(self.way, scaled) for gradient in gradients]
+            parts = [norm_of(self.aligned(gradients), self.way, scaled)]
+        else:
+            parts = [gradient.norm(self.way, scaled) for gradient in gradients]
+        if terms is None:
+            return parts
+        norm = terms.norm(side_by_side([part.norm for part in parts]))
+        sound = functools.reduce(operator.and_, [part.sound for part in parts])
+        return [Measured(norm, sound & jnp.isfinite(norm.upper))]
 
     def aligned(self, gradients: Sequence[Factored]) -> list[Factored]:
         """The same, with the sides of all uses in the parameter's dimensions and order."""
@@ -83,11 +98,12 @@ class Tapped:
 
     def weighted_sum(self, gradients: Sequence[Any], factor: jax.Array, keep: Any) -> jax.Array:
         """The gradient of the parameter, summed over examples with their coefficients."""
-        pairs = zip(self.uses, gradients, strict=True)
+        pairs = zip(self.uses, gradients[: len(self.uses)], strict=True)
         sums = [
             to_parameter(use, gradient.weighted_sum(factor, keep, self.way))
             for use, gradient in pairs
         ]
+        sums += [terms.weighted_sum(factor, keep) for terms in gradients[len(self.uses) :]]
         return sum(sums[1:], sums[0])
 
 
@@ -185,10 +201,15 @@ def differentiate(
     taps: Sequence[tuple[Use, Reader]],
     kept: Sequence[int],
     args: Sequence[Any],
+    common: Sequence[Common] = (),
 ) -> tuple[list[Any], list[Any], list[Reading]]:
-    """`(outputs, gradients of the kept inputs, readings)` of the program's first output."""
+    """`(outputs, gradients of the kept inputs, readings)` of the program's first output.
+
+    The derivatives by `common` numbers are the last readings.
+    """
     numbers = {use.path: i for i, (use, _) in enumerate(taps)}
-    sinks = {}
+    behind = {c: len(taps) + i for i, c in enumerate(common)}
+    sinks = {i: jnp.zeros(c.shape, c.dtype) for c, i in behind.items()}
     for i, (use, reader) in enumerate(taps):
         with use.eqn.ctx.manager:  # the mesh on which the equation stands
             sinks[i] = reader.sink(use)
@@ -204,13 +225,15 @@ def differentiate(
     def forward(own: dict[int, Any], sinks: dict[int, Any]) -> tuple[Any, Any]:
         values = [x if i in casts else own.get(i, x) for i, x in enumerate(args)]
         given = {id(eqn): own[i] for i, eqn in casts.items()}
-        outputs, leaving = evaluate_tapped(program, values, numbers, sinks, read, given)
+        added = {c: sinks[i] for c, i in behind.items()}
+        outputs, leaving = evaluate_tapped(program, values, numbers, sinks, read, given, added)
         return outputs[0], (outputs, leaving)
 
     (_, (outputs, leaving)), (gradients, cotangents) = jax.value_and_grad(
         forward, argnums=(0, 1), has_aux=True
     )(inputs, sinks)
     readings = [Reading(leaving[i], cotangents[i]) for i in range(len(taps))]
+    readings += [Reading([], cotangents[i]) for i in behind.values()]
     return outputs, [gradients[i] for i in kept], readings
 
 

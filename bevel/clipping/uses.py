@@ -8,13 +8,16 @@ every custom rule, so there is nothing to support or to miss.
 """
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import Sharding
 
+from bevel.clipping.common import Common
 from bevel.clipping.equations import body_of_call, depends_on, scan_counts
 from bevel.clipping.norms import Rule, rule_for
 from bevel.clipping.norms.factors import Factored
@@ -76,6 +79,7 @@ class Inside:
     path: tuple[int, ...] = ()
     recomputed: bool = False
     branched: bool = False
+    looped: bool = False
 
     def of(self, eqn: JaxprEqn, branch: int | None = None, **changes: bool) -> "Inside":
         """Within the body of an equation; branches may share one."""
@@ -85,7 +89,14 @@ class Inside:
 
 Places = tuple[tuple[int, Route], ...]  # parameters, and how they came here
 Reached = dict[Any, Places]
-Found = dict[int, list[Use] | None]
+Found = dict[int, list[Use | Common] | None]
+
+
+class Derived(NamedTuple):
+    """A value that parameters alone make up, in some other way than by a route."""
+
+    params: frozenset[int]
+    common: Common | None  # where it comes from, unless that is within a loop or a branch
 
 
 def find_uses(program: ClosedJaxpr, params: int, constants: int = 0) -> Found:
@@ -100,17 +111,17 @@ def find_uses(program: ClosedJaxpr, params: int, constants: int = 0) -> Found:
     batched = Depends(
         depends_on(jaxpr, jaxpr.invars[params:]), depends_on(jaxpr, jaxpr.invars[params:examples])
     )
-    walk(jaxpr, reached, batched, Inside(), found)
-    opaque(found, reached, jaxpr.outvars)
+    derived = walk(jaxpr, reached, batched, Inside(), found)
+    opaque(found, reached, derived, jaxpr.outvars)
     types = [v.aval for v in jaxpr.invars[:params]]
     return {i: uses if uses is None else understood(uses, types) for i, uses in found.items()}
 
 
-def understood(uses: list[Use], params: Sequence[Any]) -> list[Use] | None:
+def understood(uses: list[Use | Common], params: Sequence[Any]) -> list[Use | Common] | None:
     """The uses with the sizes of their gradients, or None if one is not made of outer products."""
-    result = []
+    result: list[Use | Common] = []
     for use in uses:
-        if use.turns:
+        if isinstance(use, Use) and use.turns:
             steps = tuple(length for _, length in use.loops)
 
             def one(var: Any, lead: tuple[int, ...] = (1, *steps)) -> Any:
@@ -127,6 +138,15 @@ def understood(uses: list[Use], params: Sequence[Any]) -> list[Use] | None:
     return result
 
 
+def without_common(found: Found) -> Found:
+    """The same, parameters in common terms left to JAX: their arrays have places in their types."""
+
+    def plain(uses: list[Use | Common] | None) -> list[Use | Common] | None:
+        return None if any(isinstance(use, Common) for use in uses or ()) else uses
+
+    return {param: plain(uses) for param, uses in found.items()}
+
+
 class Depends(NamedTuple):
     """Variables that depend on other inputs than parameters, and those that do on the example."""
 
@@ -134,21 +154,41 @@ class Depends(NamedTuple):
     example: Collection[Any]
 
 
-def walk(jaxpr: Jaxpr, reached: Reached, batched: Depends, inside: Inside, found: Found) -> None:
-    """Adds the uses in a program to `found`; `reached` grows by what parameters are passed to."""
+def walk(
+    jaxpr: Jaxpr, reached: Reached, batched: Depends, inside: Inside, found: Found
+) -> dict[Any, Derived]:
+    """Adds the uses in a program to `found`; `reached` grows by what parameters are passed to.
+
+    Gives what parameters alone make up.
+    """
+    derived: dict[Any, Derived] = {}
     for eqn in jaxpr.eqns:
         here = {i: reached[v] for i, v in enumerate(eqn.invars) if is_in(v, reached)}
-        if not here:
+        computed = [v for v in eqn.invars if is_in(v, derived)]
+        if not here and not computed:
             continue
-        if passes_on(eqn):
+        free = not any(is_in(v, batched.example) for v in eqn.invars)
+        if not computed and passes_on(eqn):
             reached[eqn.outvars[0]] = tuple((param, (*route, eqn)) for param, route in here[0])
             continue
-        if not any(is_in(v, batched.example) for v in eqn.invars):
-            joined = join(eqn, here)
-            if joined is not None:
-                reached[eqn.outvars[0]] = joined
-                continue
-        if enter(eqn, here, reached, batched, inside, found):
+        joined = join(eqn, here) if free and not computed else None
+        if joined is not None:
+            reached[eqn.outvars[0]] = joined
+            continue
+        own = {p for places in here.values() for p, _ in places}
+        own |= {p for v in computed for p in derived[v].params}
+        alone = not any(is_in(v, batched.given) for v in eqn.invars)
+        if alone and (computed or not opens(eqn)):
+            for i, var in enumerate(eqn.outvars):
+                known = not (inside.looped or inside.branched or inside.recomputed)
+                aval: Any = var.aval
+                place = (*inside.path, id(eqn)), i
+                source = Common(*place, tuple(aval.shape), aval.dtype) if known else None
+                derived[var] = Derived(frozenset(own), source)
+            continue
+        for value in computed:
+            meet(value, derived[value], found)
+        if not here or enter(eqn, here, reached, derived, batched, inside, found):
             continue
         rule = rule_for(eqn.primitive.name)
         for position, places in here.items():
@@ -161,11 +201,30 @@ def walk(jaxpr: Jaxpr, reached: Reached, batched: Depends, inside: Inside, found
                     path = (*inside.path, id(eqn))
                     flags = inside.recomputed, inside.branched
                     uses.append(Use(param, route, eqn, position, rule, path, *flags))
+    return derived
+
+
+def opens(eqn: JaxprEqn) -> bool:
+    """Whether the walk may go into an equation."""
+    name = eqn.primitive.name
+    return body_of_call(eqn) is not None or name in REMATS or name in ("cond", "scan")
+
+
+def meet(var: Any, derived: Derived, found: Found) -> None:
+    """An example meets a value that parameters alone make up: a number is a common term."""
+    for param in derived.params:
+        uses = found[param]
+        if derived.common is None or not single(var):
+            found[param] = None
+        elif uses is not None and derived.common not in uses:
+            uses.append(derived.common)
 
 
 def join(eqn: JaxprEqn, here: dict[int, Places]) -> Places | None:
     """Where an equation takes the parameters at its inputs, if none of them is lost there."""
     result: list[tuple[int, Route]] = []
+    if single(eqn.outvars[0]):
+        return None  # a common term
     for position, places in here.items():
         if adds(eqn, position):
             result += places
@@ -183,6 +242,7 @@ def enter(
     eqn: JaxprEqn,
     here: dict[int, Places],
     reached: Reached,
+    derived: dict[Any, Derived],
     batched: Depends,
     inside: Inside,
     found: Found,
@@ -196,37 +256,37 @@ def enter(
         inputs: dict[int, Places],
         dependent: Sequence[Iterable[int]],
         branch: int | None = None,
-    ) -> Reached:
+    ) -> tuple[Reached, dict[Any, Derived]]:
         inner = {body.invars[i]: places for i, places in inputs.items()}
         varying = Depends(*(depends_on(body, [body.invars[i] for i in own]) for own in dependent))
-        walk(body, inner, varying, inside.of(eqn, branch, **flags), found)
-        return inner
+        return inner, walk(body, inner, varying, inside.of(eqn, branch, **flags), found)
 
     flags: dict[str, bool] = {}
     call = body_of_call(eqn)
     if call is not None and not asks_for_places(eqn):
-        inner = into(call.jaxpr, here, at_batch)
+        inner, made = into(call.jaxpr, here, at_batch)
         for outer, var in zip(eqn.outvars, call.jaxpr.outvars, strict=True):
             if is_in(var, inner):
                 reached[outer] = inner[var]
+            elif is_in(var, made):
+                derived[outer] = made[var]
         return True
     if name in REMATS:
         flags["recomputed"] = True
         body = eqn.params["jaxpr"]
-        opaque(found, into(body, here, at_batch), body.outvars)
+        opaque(found, *into(body, here, at_batch), body.outvars)
         return True
     if name == "cond":
         flags["branched"] = True
         inputs = {i - 1: places for i, places in here.items()}
         dependent = [{i - 1 for i in own if i > 0} for own in at_batch]
         for k, branch in enumerate(eqn.params["branches"]):
-            inner = into(branch.jaxpr, inputs, dependent, k)
-            opaque(found, inner, branch.jaxpr.outvars)
+            opaque(found, *into(branch.jaxpr, inputs, dependent, k), branch.jaxpr.outvars)
         return True
     if name == "scan" and eqn.params["length"] > 0:
         consts, carry = scan_counts(eqn)
         body, length = scan_body(eqn), eqn.params["length"]
-        opaque(found, reached, eqn.invars[consts : consts + carry])
+        opaque(found, reached, derived, eqn.invars[consts : consts + carry])
         entries = {i: Entry(SHARED if i < consts else SEPARATE, length) for i in here}
         inputs = {
             i: tuple((param, (*route, entries[i])) for param, route in places)
@@ -235,7 +295,8 @@ def enter(
         }
         carried = set(range(consts, consts + carry))
         dependent = [own | carried if own else own for own in at_batch]
-        opaque(found, into(body, inputs, dependent), body.outvars)
+        flags["looped"] = True
+        opaque(found, *into(body, inputs, dependent), body.outvars)
         return True
     return False
 
@@ -251,11 +312,20 @@ def asks_for_places(eqn: JaxprEqn) -> bool:
     return any(isinstance(s, Sharding) for s in given)
 
 
-def opaque(found: Found, reached: Reached, variables: Sequence[Any]) -> None:
+def opaque(
+    found: Found, reached: Reached, derived: dict[Any, Derived], variables: Sequence[Any]
+) -> None:
     """Parameters that reach one of `variables` have a use that is not understood."""
     for var in variables:
+        for param in derived[var].params if is_in(var, derived) else ():
+            found[param] = None
         for param, _ in reached[var] if is_in(var, reached) else ():
             found[param] = None
+
+
+def single(var: Any) -> bool:
+    """Whether a variable is one number."""
+    return math.prod(var.aval.shape) == 1 and bool(jnp.issubdtype(var.aval.dtype, jnp.floating))
 
 
 def is_in(var: Any, collection: Any) -> bool:
