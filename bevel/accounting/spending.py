@@ -120,7 +120,8 @@ def epsilon_after_each_step(
     """Epsilon after 1, 2, ..., `iterations` steps, `make_event(t)` being the event of t steps.
 
     Exact at up to `points` steps, the last among them. A step in between takes the epsilon of the
-    next such step: above its own, never below. Before the last step, a coarser accountant is used.
+    next such step: above its own by about epsilon / points, never below. Before the last step, a
+    coarser rounding is used.
     """
     total = checked_count("iterations", iterations)
     relation = relation_of(neighboring_relation)
@@ -138,8 +139,9 @@ def epsilon_after_each_step(
     coarse = accountant_fn
     if accountant_fn is None and not isinstance(last, MixtureDpEvent):
         coarse = cheaper_accountants(last, relation, None)[0]
-    grid = np.unique(np.ceil(np.geomspace(1, total, checked_count("points", points))).astype(int))
-    grid = np.unique(np.append(grid, total))
+    # Epsilon grows about as the root of the steps, so these are about equally far apart in it.
+    parts = np.arange(1, checked_count("points", points) + 1) / points
+    grid = np.unique(np.append(np.ceil(total * parts**2), total)).astype(int)
     costs = [cost(int(step), coarse) for step in grid[:-1]] + [cost(total, accountant_fn)]
     # A step costs no more than all of them, so a later bound is one for it, too.
     bounds = np.minimum.accumulate(costs[::-1])[::-1]
