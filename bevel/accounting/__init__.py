@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bevel.accounting.accountants import AccountantFn as AccountantFn
-    from bevel.accounting.budget import checked_budget as checked_budget
+    from bevel.accounting.budget import check_budget as check_budget
     from bevel.accounting.calibration import calibrate_batch_size as calibrate_batch_size
     from bevel.accounting.calibration import calibrate_iterations as calibrate_iterations
     from bevel.accounting.calibration import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PUBLIC = {
     "accountants": ["AccountantFn"],
-    "budget": ["checked_budget"],
+    "budget": ["check_budget"],
     "calibration": ["calibrate_batch_size", "calibrate_iterations", "calibrate_noise_multiplier"],
     "events": [
         "amplified_bandmf_event",

@@ -12,7 +12,7 @@ from bevel.errors import FixArgumentsError
 Relation: TypeAlias = NeighboringRelation | str
 
 
-def checked_budget(
+def check_budget(
     epsilon: float | None = None, delta: float | None = None, num_examples: int | None = None
 ) -> None:
     """Raises unless epsilon > 0 and 0 < delta < 1; warns if delta exceeds 1 / num_examples.

@@ -19,7 +19,7 @@ from bevel.accounting.accountants import (
     like_for_rdp,
     rdp_with_few_orders,
 )
-from bevel.accounting.budget import Relation, checked_budget, checked_count, relation_of
+from bevel.accounting.budget import Relation, check_budget, checked_count, relation_of
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.monte_carlo import MonteCarlo
 from bevel.accounting.noise_search import LEAST_NOISE, MOST_NOISE, NoiseSearch
@@ -41,7 +41,7 @@ class Budget:
     def checked(
         cls, epsilon: float, delta: float, relation: Relation, accountant_fn: AccountantFn | None
     ) -> "Budget":
-        checked_budget(epsilon, delta)
+        check_budget(epsilon, delta)
         return cls(float(epsilon), float(delta), relation_of(relation), accountant_fn)
 
     def cost(self, event: DpEvent, accountant_fn: AccountantFn | None) -> float:

@@ -30,6 +30,7 @@ from bevel.errors import FixArgumentsError
 EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 1390)])
 DIRECTIONS = (True, False)  # the record is there, or it is not
 CHUNK = 2**22  # numbers in memory at a time
+MOST_SAMPLES = 10**9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,11 @@ class MonteCarlo:
     @functools.lru_cache(maxsize=64)  # one seed per delta: repeated calls agree
     def for_delta(cls, delta: float) -> "MonteCarlo":
         """100 samples for each 1 / delta, and a hundredth of delta to be wrong."""
+        if not MOST_SAMPLES * delta >= 100:
+            raise FixArgumentsError(
+                f"delta={delta} takes {100 / delta:.0e} samples: too many to draw. Use a larger "
+                "delta, a sampler with a closed form, or a MonteCarlo of your own."
+            )
         return cls(math.ceil(100 / delta), delta / 100)
 
 

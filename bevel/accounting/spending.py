@@ -8,7 +8,7 @@ from dp_accounting import DpEvent, NeighboringRelation, PrivacyAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from bevel.accounting.accountants import AccountantFn, cheaper_accountants, composed_accountant
-from bevel.accounting.budget import Relation, checked_budget, checked_count, relation_of
+from bevel.accounting.budget import Relation, check_budget, checked_count, relation_of
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.monte_carlo import MonteCarlo, sampled_losses
 from bevel.errors import FixArgumentsError
@@ -33,7 +33,7 @@ def epsilon(
 
     Repeated calls are answered from memory.
     """
-    checked_budget(delta=delta)
+    check_budget(delta=delta)
     relation = relation_of(neighboring_relation)
     if isinstance(event, MixtureDpEvent):
         check_sampling(event, relation, accountant_fn)
@@ -70,7 +70,7 @@ def delta(
 ) -> float:
     """The delta that `event` costs at `epsilon`. Events bounded by sampling need `monte_carlo`."""
     if epsilon != 0:
-        checked_budget(epsilon=epsilon)
+        check_budget(epsilon=epsilon)
     relation = relation_of(neighboring_relation)
     if isinstance(event, MixtureDpEvent):
         check_sampling(event, relation, accountant_fn)

@@ -10,7 +10,7 @@ from bevel.accounting.monte_carlo import EPSILONS, MonteCarlo
 from bevel.accounting.spending import delta, epsilon
 from bevel.errors import FixArgumentsError
 
-POINTS = 200
+POINTS = 120
 LARGEST = 500.0  # an epsilon beyond which nothing is hidden, and exp(epsilon) is still a number
 
 

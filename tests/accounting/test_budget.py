@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bevel.accounting.budget import (
-    checked_budget,
+    check_budget,
     checked_count,
     checked_noise,
     checked_probability,
@@ -20,26 +20,26 @@ from bevel.errors import FixArgumentsError
 def test_a_sensible_budget_passes_without_a_word():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        checked_budget(3.0, 1e-5, 60_000)
-        checked_budget(np.float32(1), np.float64(0.5))
-        checked_budget(delta=1e-5, num_examples=100_000)
+        check_budget(3.0, 1e-5, 60_000)
+        check_budget(np.float32(1), np.float64(0.5))
+        check_budget(delta=1e-5, num_examples=100_000)
 
 
 @pytest.mark.parametrize("epsilon", [0, -1, math.inf, math.nan, "3", True])
 def test_epsilon_is_positive(epsilon):
     with pytest.raises(FixArgumentsError, match="epsilon="):
-        checked_budget(epsilon, 1e-5)
+        check_budget(epsilon, 1e-5)
 
 
 @pytest.mark.parametrize("delta", [0, 1, -1e-5, 1.5, math.nan, "1e-5", True])
 def test_delta_is_between_zero_and_one(delta):
     with pytest.raises(FixArgumentsError, match="delta="):
-        checked_budget(3.0, delta)
+        check_budget(3.0, delta)
 
 
 def test_a_delta_that_protects_nobody_is_warned_of():
     with pytest.warns(UserWarning, match="larger than 1 / 1000"):
-        checked_budget(3.0, 2e-3, 1000)
+        check_budget(3.0, 2e-3, 1000)
 
 
 def test_relations():

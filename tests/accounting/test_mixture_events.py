@@ -1,9 +1,10 @@
 """Shifts: what an example in each bin adds to the outputs, from the dense matrix."""
 
+import dp_accounting
 import numpy as np
 import pytest
 
-from bevel.accounting.events import balls_in_bins_event
+from bevel.accounting.events import balls_in_bins_event, random_allocation_event
 
 
 @pytest.mark.parametrize("iterations, cycle", [(6, 3), (7, 3), (2, 5), (4, 1)])
@@ -21,3 +22,22 @@ def test_shifts_are_sums_of_columns(iterations, cycle, coefs):
     assert toeplitz.shifts() == pytest.approx(expected)
     full = balls_in_bins_event(1.0, iterations, cycle_length=cycle, strategy=dense)
     assert full.shifts() == pytest.approx(expected)
+
+
+EVENTS = [
+    balls_in_bins_event(1.0, 4, cycle_length=2, strategy=(1.0, 0.5)),
+    balls_in_bins_event(1.0, 2, cycle_length=2, strategy=np.eye(2)),
+    random_allocation_event(1.0, 4, total_participations=2),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_no_accountant_takes_them_by_mistake(event):
+    for accountant in (dp_accounting.pld.PLDAccountant(), dp_accounting.rdp.RdpAccountant()):
+        assert not accountant.supports(event)
+        assert not accountant.supports(dp_accounting.SelfComposedDpEvent(event, 2))
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_they_can_be_written_down_and_read_back(event):
+    assert dp_accounting.DpEvent.from_named_tuple(event.to_named_tuple()) == event

@@ -221,6 +221,11 @@ def test_samples_by_themselves_are_enough():
     assert found == epsilon(event, delta=1e-2, **ADD) < math.inf
 
 
+def test_more_samples_than_anyone_waits_for_are_refused():
+    with pytest.raises(FixArgumentsError, match="too many to draw"):
+        epsilon(balls_in_bins_event(1.0, 4, cycle_length=2), delta=1e-9, **ADD)
+
+
 def test_wrong_input():
     event = balls_in_bins_event(1.0, 4, cycle_length=2)
     with pytest.raises(FixArgumentsError, match="REPLACE_ONE"):

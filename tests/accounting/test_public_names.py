@@ -2,8 +2,6 @@
 
 import ast
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,12 +41,3 @@ def test_every_name_is_there(name):
 def test_other_names_are_not():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = accounting.nothing
-
-
-def test_dp_accounting_is_loaded_late():
-    code = (
-        "import sys, bevel; assert 'dp_accounting' not in sys.modules;"
-        "bevel.accounting.dpsgd_event(1.0, 3, sampling_prob=0.1);"
-        "assert 'dp_accounting' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

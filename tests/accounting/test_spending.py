@@ -145,7 +145,7 @@ def test_batches_of_one_size_are_at_least_as_private_as_their_event_says(batch, 
 # Shape.
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.floats(0.8, 5), st.integers(1, 40), st.floats(0.01, 0.9), st.floats(1.05, 2))
 def test_epsilon_rises_with_steps_and_sampling_and_falls_with_noise(noise, steps, p, more):
     def cost(noise, steps, p):
