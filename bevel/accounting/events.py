@@ -142,9 +142,10 @@ def truncated_amplified_bandmf_event(
     largest_group_size: int,
     truncated_batch_size: int,
 ) -> DpEvent:
-    """The same with a cap on the batch size. All groups must have `largest_group_size` examples:
+    """The same with a cap on the batch size.
 
-    the event is not monotone in the size of a group, so the largest does not stand for the others.
+    All groups must have `largest_group_size` examples, as in an equal split: the event is not
+    monotone in the size of a group, so the largest does not stand for the others.
     """
     return truncated_dpsgd_event(
         noise_multiplier,

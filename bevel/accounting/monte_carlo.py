@@ -19,11 +19,7 @@ import scipy.optimize
 import scipy.special
 
 from bevel.accounting.budget import checked_count
-from bevel.accounting.mixture_events import (
-    BallsInBinsDpEvent,
-    MixtureDpEvent,
-    RandomAllocationDpEvent,
-)
+from bevel.accounting.mixture_events import BallsInBinsDpEvent, MixtureDpEvent
 from bevel.errors import FixArgumentsError
 
 # One percent apart: an epsilon in between takes the delta of the one below it.
@@ -137,7 +133,6 @@ def independent_mixtures(event: MixtureDpEvent) -> "list[Mixture]":
     if isinstance(event, BallsInBinsDpEvent):
         shifts = event.shifts() / event.noise_multiplier
         return [Mixture(shifts @ shifts.T)]
-    assert isinstance(event, RandomAllocationDpEvent)
     # k random steps are one random step in each of k parts of a random partition of the steps.
     parts = np.array_split(np.arange(event.iterations), event.total_participations)
     return [Mixture(np.eye(len(part)) / event.noise_multiplier**2) for part in parts]

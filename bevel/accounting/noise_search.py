@@ -25,9 +25,9 @@ class NoiseSearch:
     def within(
         self, cost: Callable[[float], float], noise: float, least: float, most: float
     ) -> float:
-        """A noise with `least <= cost(noise) <= most`; the least one found with at most `most`,
+        """A noise with `least <= cost(noise) <= most`.
 
-        if the cost jumps over that range.
+        Where the cost jumps over that range, the least noise that costs at most `most`.
         """
         return self.search(cost, noise, least, most)[0]
 

@@ -129,9 +129,9 @@ def test_a_billion_examples_take_milliseconds_and_little_memory():
     sampler = CyclicPoissonSampling(1e-5, 10**6)
     sampler.batch(0, 10**9, 1)
     tracemalloc.start()
-    begun = time.perf_counter()
+    begun = time.process_time()
     batch = sampler.batch(123_456, 10**9, 1)
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 9500 < len(batch) < 10_500
