@@ -4,6 +4,8 @@ The public names, in the order in which data flows. A user of JAX Privacy can wr
 `import bevel as jax_privacy` and carry on.
 """
 
+from bevel import accounting as accounting
+from bevel import batch_selection as batch_selection
 from bevel import clipping as clipping
 from bevel import errors as errors
 from bevel import precision as precision

@@ -1,0 +1,71 @@
+"""What a run costs: events, epsilons, curves and calibration, on top of dp-accounting.
+
+Names are loaded when they are first used, for dp-accounting and scipy take seconds to import.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bevel.accounting.accountants import AccountantFn as AccountantFn
+    from bevel.accounting.budget import check_budget as check_budget
+    from bevel.accounting.calibration import calibrate_batch_size as calibrate_batch_size
+    from bevel.accounting.calibration import calibrate_iterations as calibrate_iterations
+    from bevel.accounting.calibration import (
+        calibrate_noise_multiplier as calibrate_noise_multiplier,
+    )
+    from bevel.accounting.events import amplified_bandmf_event as amplified_bandmf_event
+    from bevel.accounting.events import balls_in_bins_event as balls_in_bins_event
+    from bevel.accounting.events import dpsgd_event as dpsgd_event
+    from bevel.accounting.events import fixed_dpsgd_event as fixed_dpsgd_event
+    from bevel.accounting.events import gaussian_event as gaussian_event
+    from bevel.accounting.events import random_allocation_event as random_allocation_event
+    from bevel.accounting.events import (
+        truncated_amplified_bandmf_event as truncated_amplified_bandmf_event,
+    )
+    from bevel.accounting.events import truncated_dpsgd_event as truncated_dpsgd_event
+    from bevel.accounting.events import zcdp_event as zcdp_event
+    from bevel.accounting.mixture_events import BallsInBinsDpEvent as BallsInBinsDpEvent
+    from bevel.accounting.mixture_events import RandomAllocationDpEvent as RandomAllocationDpEvent
+    from bevel.accounting.monte_carlo import MonteCarlo as MonteCarlo
+    from bevel.accounting.sampler_event import event_of as event_of
+    from bevel.accounting.sampler_event import unamplified_event_of as unamplified_event_of
+    from bevel.accounting.spending import delta as delta
+    from bevel.accounting.spending import epsilon as epsilon
+    from bevel.accounting.spending import epsilon_after_each_step as epsilon_after_each_step
+    from bevel.accounting.trade_off import trade_off_curve as trade_off_curve
+
+PUBLIC = {
+    "accountants": ["AccountantFn"],
+    "budget": ["check_budget"],
+    "calibration": ["calibrate_batch_size", "calibrate_iterations", "calibrate_noise_multiplier"],
+    "events": [
+        "amplified_bandmf_event",
+        "balls_in_bins_event",
+        "dpsgd_event",
+        "fixed_dpsgd_event",
+        "gaussian_event",
+        "random_allocation_event",
+        "truncated_amplified_bandmf_event",
+        "truncated_dpsgd_event",
+        "zcdp_event",
+    ],
+    "mixture_events": ["BallsInBinsDpEvent", "RandomAllocationDpEvent"],
+    "monte_carlo": ["MonteCarlo"],
+    "sampler_event": ["event_of", "unamplified_event_of"],
+    "spending": ["delta", "epsilon", "epsilon_after_each_step"],
+    "trade_off": ["trade_off_curve"],
+}
+MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *MODULE_OF])

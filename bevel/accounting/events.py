@@ -1,0 +1,198 @@
+"""What a run releases, as events of dp-accounting.
+
+In all of them the noise multiplier is the standard deviation of the noise over the bound of *one
+record's* contribution (the clip norm, times the largest column norm of C for correlated noise),
+whatever the neighbouring relation. `bevel.accounting.epsilon` and the like turn it into what each
+accountant takes: see accountants.py.
+
+To get the event that belongs to a sampler, use `event_of`.
+"""
+
+import math
+from collections.abc import Sequence
+
+import dp_accounting
+import numpy as np
+from dp_accounting import DpEvent
+
+from bevel.accounting.budget import checked_count, checked_noise, checked_probability
+from bevel.accounting.mixture_events import BallsInBinsDpEvent, RandomAllocationDpEvent
+from bevel.errors import FixArgumentsError
+
+
+def composed(event: DpEvent, count: int) -> DpEvent:
+    return event if count == 1 else dp_accounting.SelfComposedDpEvent(event, count)
+
+
+def gaussian_event(noise_multiplier: float, participations: int = 1) -> DpEvent:
+    """Gaussian noise without amplification, for a record that is used `participations` times.
+
+    The uses must not share noise: with correlated noise they are at least as many steps apart as
+    there are bands. With noise that is scaled to the sensitivity of a whole run, whatever its
+    correlation, `participations` is 1.
+    """
+    event = dp_accounting.GaussianDpEvent(checked_noise(noise_multiplier))
+    return composed(event, checked_count("participations", participations))
+
+
+def zcdp_event(noise_multiplier: float, participations: int) -> DpEvent:
+    """Zero-concentrated DP, rho = participations / (2 noise_multiplier^2), without amplification.
+
+    Holds for Gaussian and for discrete Gaussian noise; only the RDP accountant takes it.
+    """
+    noise, count = checked_noise(noise_multiplier), checked_count("participations", participations)
+    if noise == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    return dp_accounting.ZCDpEvent(rho=count / (2 * noise**2))
+
+
+def dpsgd_event(
+    noise_multiplier: float, iterations: int, *, sampling_prob: float, use_zcdp: bool = False
+) -> DpEvent:
+    """DP-SGD: a Poisson-sampled Gaussian mechanism at every step.
+
+    `use_zcdp=True` states the zCDP of the same run, which leaves the sampling out of account.
+    """
+    count = checked_count("iterations", iterations)
+    chance = checked_probability("sampling_prob", sampling_prob)
+    if use_zcdp:
+        return zcdp_event(noise_multiplier, count)
+    if chance == 1:
+        return gaussian_event(noise_multiplier, count)
+    event = dp_accounting.GaussianDpEvent(checked_noise(noise_multiplier))
+    return composed(dp_accounting.PoissonSampledDpEvent(chance, event), count)
+
+
+def fixed_dpsgd_event(
+    noise_multiplier: float,
+    iterations: int,
+    *,
+    dataset_size: int,
+    batch_size: int,
+    replace: bool = False,
+    use_zcdp: bool = False,
+) -> DpEvent:
+    """Batches of one size. Without replacement: RDP, under replace-one.
+
+    With `replace=True` there is an event but no accountant for it, and no zCDP: a record that is in
+    a batch several times exceeds its bound.
+    """
+    size = checked_count("dataset_size", dataset_size)
+    count = checked_count("iterations", iterations)
+    if checked_count("batch_size", batch_size) > size and not replace:
+        raise FixArgumentsError(
+            f"batch_size={batch_size} of {size} examples: a batch cannot hold more than there are."
+        )
+    if use_zcdp:
+        if replace:
+            raise FixArgumentsError(
+                "use_zcdp with replace=True: a record may be in a batch several times, so its "
+                "contribution is not bounded by that of one. Use replace=False."
+            )
+        return zcdp_event(noise_multiplier, count)
+    kind = (
+        dp_accounting.SampledWithReplacementDpEvent
+        if replace
+        else dp_accounting.SampledWithoutReplacementDpEvent
+    )
+    event = dp_accounting.GaussianDpEvent(checked_noise(noise_multiplier))
+    return composed(kind(size, int(batch_size), event), count)
+
+
+def truncated_dpsgd_event(
+    noise_multiplier: float,
+    iterations: int,
+    *,
+    sampling_prob: float,
+    num_examples: int,
+    truncated_batch_size: int,
+) -> DpEvent:
+    """DP-SGD with a cap on the batch size: larger batches keep a random subset."""
+    event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
+        dataset_size=checked_count("num_examples", num_examples),
+        sampling_probability=checked_probability("sampling_prob", sampling_prob),
+        truncated_batch_size=checked_count("truncated_batch_size", truncated_batch_size),
+        noise_multiplier=checked_noise(noise_multiplier),
+    )
+    return composed(event, checked_count("iterations", iterations))
+
+
+def rounds(iterations: int, num_bands: int) -> int:
+    """How often an example can be used at most, once in `num_bands` steps."""
+    bands = checked_count("num_bands", num_bands)
+    return math.ceil(checked_count("iterations", iterations) / bands)
+
+
+def amplified_bandmf_event(
+    noise_multiplier: float, iterations: int, *, num_bands: int, sampling_prob: float
+) -> DpEvent:
+    """BandMF with cyclic Poisson sampling: one sampled Gaussian mechanism per round of the cycle.
+
+    `num_bands` is the length of the cycle: at least the number of bands of C.
+    """
+    return dpsgd_event(noise_multiplier, rounds(iterations, num_bands), sampling_prob=sampling_prob)
+
+
+def truncated_amplified_bandmf_event(
+    noise_multiplier: float,
+    iterations: int,
+    *,
+    num_bands: int,
+    sampling_prob: float,
+    largest_group_size: int,
+    truncated_batch_size: int,
+) -> DpEvent:
+    """The same with a cap on the batch size.
+
+    All groups must have `largest_group_size` examples, as in an equal split: the event is not
+    monotone in the size of a group, so the largest does not stand for the others.
+    """
+    return truncated_dpsgd_event(
+        noise_multiplier,
+        rounds(iterations, num_bands),
+        sampling_prob=sampling_prob,
+        num_examples=largest_group_size,
+        truncated_batch_size=truncated_batch_size,
+    )
+
+
+def balls_in_bins_event(
+    noise_multiplier: float,
+    iterations: int,
+    *,
+    cycle_length: int,
+    strategy: Sequence[float] | np.ndarray = (1.0,),
+) -> DpEvent:
+    """Balls-in-bins batches with noise C^-1 z: bounded by sampling (see monte_carlo.py).
+
+    `strategy` is C: its first column if it is Toeplitz (the default is the identity), or all of it.
+    """
+    count = checked_count("iterations", iterations)
+    matrix = np.asarray(strategy, float)
+    sound = matrix.ndim in (1, 2) and matrix.size and np.isfinite(matrix).all() and matrix.any()
+    if not sound or (matrix.ndim == 2 and matrix.shape != (count, count)):
+        raise FixArgumentsError(
+            f"strategy has shape {matrix.shape}: give the coefficients of a Toeplitz matrix, or a "
+            f"matrix ({count}, {count}), finite and not all zero."
+        )
+    if matrix.ndim == 2 and np.triu(matrix, 1).any():
+        raise FixArgumentsError(
+            "strategy is not lower triangular: noise would depend on later steps."
+        )
+    entries = tuple(map(tuple, matrix.tolist())) if matrix.ndim == 2 else tuple(matrix.tolist())
+    return BallsInBinsDpEvent(
+        checked_noise(noise_multiplier), count, checked_count("cycle_length", cycle_length), entries
+    )
+
+
+def random_allocation_event(
+    noise_multiplier: float, iterations: int, *, total_participations: int
+) -> DpEvent:
+    """Each example at exactly `total_participations` of the steps: bounded by sampling."""
+    count = checked_count("iterations", iterations)
+    uses = checked_count("total_participations", total_participations)
+    if uses > count:
+        raise FixArgumentsError(
+            f"total_participations={uses} of {count} iterations: an example joins a step once."
+        )
+    return RandomAllocationDpEvent(checked_noise(noise_multiplier), count, uses)

@@ -1,0 +1,77 @@
+"""Batches of one size, drawn afresh at every step."""
+
+import dataclasses
+
+import numpy as np
+
+from bevel.batch_selection.checks import whole
+from bevel.batch_selection.proven import REPLACE_ONE, SAME_SIZE, Participation, ProvenEvent
+from bevel.batch_selection.randomness import Purpose, stream
+from bevel.batch_selection.strategy import RandomAccessStrategy
+from bevel.batch_selection.subset import LEAF, subset_rows
+from bevel.errors import FixArgumentsError
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedBatchSampling(RandomAccessStrategy):
+    """`batch_size` examples at every step, independently of the other steps.
+
+    With `replace=False` all subsets of that size are equally likely; with `replace=True` every
+    row is any example, and an example may be in a batch several times.
+
+    Cost: a batch takes time in its own size.
+
+    Proven under replace-one, without replacement. With replacement dp-accounting has an event but
+    no accountant for it, so the list of relations is empty; an example may be in a batch several
+    times, so the sensitivity of one batch is not that of one example either.
+    """
+
+    batch_size: int
+    iterations: int
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        whole("batch_size", self.batch_size, 1)
+        whole("iterations", self.iterations, 1)
+
+    def _size(self, step: int, num_examples: int, seed: int) -> int:
+        if num_examples == 0 or (not self.replace and self.batch_size > num_examples):
+            raise FixArgumentsError(
+                f"batch_size={self.batch_size} of {num_examples} examples: there are not enough. "
+                "Use a smaller batch" + ("." if num_examples == 0 else ", or replace=True.")
+            )
+        return self.batch_size
+
+    def _rows(self, step: int, num_examples: int, seed: int, start: int, stop: int) -> np.ndarray:
+        def part(number: int) -> np.random.Generator:
+            return stream(seed, Purpose.MEMBERS, step, number)
+
+        if not self.replace:
+            return subset_rows(num_examples, self.batch_size, start, stop, part)
+        first, last = start // LEAF, -(-stop // LEAF)
+        blocks = [part(k).integers(num_examples, size=LEAF) for k in range(first, last)]
+        rows = np.concatenate([np.empty(0, np.int64), *blocks])
+        return rows[start - first * LEAF : stop - first * LEAF]
+
+    def participation(self) -> Participation:
+        if self.replace:
+            raise FixArgumentsError(
+                "with replace=True an example may be in one batch several times, so no sensitivity "
+                "can be stated: use replace=False."
+            )
+        return Participation(1, self.iterations)
+
+    def selection_relations(self) -> tuple[str, ...]:
+        return SAME_SIZE
+
+    def proven_event(self, num_examples: int, num_bands: int = 1) -> ProvenEvent:
+        arguments = {
+            "iterations": self.iterations,
+            "dataset_size": whole("num_examples", num_examples, 1),
+            "batch_size": self.batch_size,
+            "replace": self.replace,
+        }
+        if self.replace:
+            return ProvenEvent("fixed_dpsgd_event", arguments, ())
+        self.check_bands(num_bands)
+        return ProvenEvent("fixed_dpsgd_event", arguments, (REPLACE_ONE,))

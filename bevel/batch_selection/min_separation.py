@@ -1,0 +1,137 @@
+"""Poisson sampling in which an example rests after it was used."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from bevel.batch_selection.checks import probability, whole
+from bevel.batch_selection.proven import ALL_RELATIONS, SAME_SIZE, Participation, ProvenEvent
+from bevel.batch_selection.randomness import Purpose, RngType, fixed_seed, seed_of, stream
+from bevel.batch_selection.strategy import BatchSelectionStrategy, checked_step, share
+from bevel.batch_selection.subset import subset_rows
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MinSepState:
+    """All that the next batch depends on, beside the seed: keep it, and carry on from there.
+
+    `resting` holds the examples that were used in the last `min_sep - 1` steps, oldest first: as
+    many indices as those batches have, whatever the number of steps and of examples. It says who
+    was sampled, so it belongs with the seed, not into a checkpoint that leaves the trainer.
+    """
+
+    step: int
+    resting: tuple[np.ndarray, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class BMinSepSampling(BatchSelectionStrategy):
+    """Each example that is not resting joins with probability `sampling_prob`, then rests.
+
+    Two uses of an example are at least `min_sep` steps apart. In the long run an example is used
+    every `1 / sampling_prob + min_sep - 1` steps on average.
+
+    | option                 | what happens                                                     |
+    | ---------------------- | ---------------------------------------------------------------- |
+    | `warm_start=True`      | as if it had run forever: all batches have one expected size     |
+    | `warm_start=False`     | nobody rests at first: the first batches are larger              |
+    | `truncated_batch_size` | a larger batch keeps a random subset; those left out do not rest |
+
+    Step k depends on the steps before it, so there is no random access to it. `initial_state` and
+    `next_batch` carry a small state from step to step; `batch` replays the steps before.
+
+    Proven under all relations (truncated: the replace relations), as Gaussian mechanisms without
+    amplification by sampling, one for each of at most `ceil(iterations / min_sep)` uses.
+    """
+
+    sampling_prob: float
+    iterations: int
+    min_sep: int
+    warm_start: bool = True
+    truncated_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        probability("sampling_prob", self.sampling_prob)
+        whole("iterations", self.iterations, 1)
+        whole("min_sep", self.min_sep, 1)
+        if self.truncated_batch_size is not None:
+            whole("truncated_batch_size", self.truncated_batch_size, 1)
+
+    def initial_state(self, num_examples: int, rng: int) -> MinSepState:
+        """The state before step 0."""
+        seed, size = fixed_seed(rng), whole("num_examples", num_examples, 0)
+        slots = self.min_sep - 1
+        if not (self.warm_start and slots):
+            return MinSepState(0, ())
+        # In the long run an example is used at a step with probability `rate`, so it rests since
+        # any one of the last `slots` steps with that probability.
+        rate = self.sampling_prob / (1 + self.sampling_prob * slots)
+        warm = stream(seed, Purpose.WARM_START)
+        count = int(warm.binomial(size, min(1.0, rate * slots)))
+        members = subset_rows(
+            size, count, 0, count, lambda part: stream(seed, Purpose.WARM_START, part)
+        )
+        slot = warm.integers(slots, size=count)
+        return MinSepState(0, tuple(members[slot == k] for k in range(slots)))
+
+    def next_batch(
+        self, state: MinSepState, num_examples: int, rng: int
+    ) -> tuple[np.ndarray, MinSepState]:
+        """The batch of step `state.step`, and the state after it."""
+        seed, step = fixed_seed(rng), checked_step(state.step, self.iterations)
+        sizes = stream(seed, Purpose.SIZE, step)
+        count = int(sizes.binomial(whole("num_examples", num_examples, 0), self.sampling_prob))
+        # Sampled from all examples, then those at rest removed: each of the others is in the batch
+        # with the same probability, independently, and nobody goes through all examples.
+        sampled = subset_rows(
+            num_examples, count, 0, count, lambda part: stream(seed, Purpose.MEMBERS, step, part)
+        )
+        batch = sampled[~np.isin(sampled, np.concatenate([sampled[:0], *state.resting]))]
+        limit = self.truncated_batch_size
+        if limit is not None and len(batch) > limit:
+            batch = np.sort(sizes.choice(batch, limit, replace=False, shuffle=False))
+        slots = self.min_sep - 1
+        resting = (*state.resting, batch)[-slots:] if slots else ()
+        return batch, MinSepState(step + 1, resting)
+
+    def batch_iterator(self, num_examples: int, rng: RngType = None) -> Iterator[np.ndarray]:
+        seed = seed_of(rng)
+        state = self.initial_state(num_examples, seed)
+        return self._from(state, num_examples, seed)
+
+    def _from(self, state: MinSepState, num_examples: int, seed: int) -> Iterator[np.ndarray]:
+        while state.step < self.iterations:
+            batch, state = self.next_batch(state, num_examples, seed)
+            yield batch
+
+    def batch(
+        self,
+        step: int,
+        num_examples: int,
+        rng: int,
+        *,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> np.ndarray:
+        """The indices of step `step`, by replaying the steps before it.
+
+        Takes time in `step`: carry the state instead (`next_batch`). Every process replays the
+        whole draw and takes its share of the rows.
+        """
+        replayed = self.batch_iterator(num_examples, fixed_seed(rng))
+        batch = next(itertools.islice(replayed, checked_step(step, self.iterations), None))
+        return batch[slice(*share(len(batch), process_index, process_count))]
+
+    def participation(self) -> Participation:
+        return Participation(self.min_sep, math.ceil(self.iterations / self.min_sep))
+
+    def selection_relations(self) -> tuple[str, ...]:
+        return ALL_RELATIONS if self.truncated_batch_size is None else SAME_SIZE
+
+    def proven_event(self, num_examples: int, num_bands: int = 1) -> ProvenEvent:
+        self.check_bands(num_bands)
+        uses = self.participation().max_participations
+        return ProvenEvent("gaussian_event", {"participations": uses}, self.selection_relations())

@@ -1,0 +1,83 @@
+"""Random allocation: every example takes part exactly k times, at random steps."""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from bevel.batch_selection.checks import whole
+from bevel.batch_selection.groups import Groups, grouped, index_dtype
+from bevel.batch_selection.proven import ABSENCE, ALL_RELATIONS, Participation, ProvenEvent
+from bevel.batch_selection.randomness import Purpose, stream
+from bevel.batch_selection.strategy import RandomAccessStrategy
+from bevel.errors import FixArgumentsError
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAllocationSampling(RandomAccessStrategy):
+    """Example i joins `total_participations` different steps, every such set equally likely.
+
+    Cost: the allocation takes `total_participations` indices per example, drawn once; a batch is a
+    part of that array. Drawing it takes n * total_participations**2 comparisons.
+
+    Proven under add-or-remove and replace-special, for independent noise; bounded by sampling.
+    """
+
+    total_participations: int
+    iterations: int
+
+    def __post_init__(self) -> None:
+        whole("iterations", self.iterations, 1)
+        if whole("total_participations", self.total_participations, 1) > self.iterations:
+            raise FixArgumentsError(
+                f"total_participations={self.total_participations} of {self.iterations} "
+                "iterations: an example joins a step once at most."
+            )
+
+    def _members(self, step: int, num_examples: int, seed: int) -> np.ndarray:
+        return allocation(num_examples, self.total_participations, self.iterations, seed).of(step)
+
+    def _size(self, step: int, num_examples: int, seed: int) -> int:
+        return len(self._members(step, num_examples, seed))
+
+    def _rows(self, step: int, num_examples: int, seed: int, start: int, stop: int) -> np.ndarray:
+        return self._members(step, num_examples, seed)[start:stop]
+
+    def participation(self) -> Participation:
+        return Participation(1, self.total_participations)
+
+    def selection_relations(self) -> tuple[str, ...]:
+        return ALL_RELATIONS
+
+    def proven_event(self, num_examples: int, num_bands: int = 1) -> ProvenEvent:
+        self.check_bands(num_bands)
+        arguments = {
+            "iterations": self.iterations,
+            "total_participations": self.total_participations,
+        }
+        return ProvenEvent("random_allocation_event", arguments, ABSENCE)
+
+
+@functools.lru_cache(maxsize=2)  # each holds k indices per example
+def allocation(num_examples: int, participations: int, iterations: int, seed: int) -> Groups:
+    """The examples of every step."""
+    steps = random_subsets(
+        num_examples, participations, iterations, stream(seed, Purpose.ALLOCATION)
+    )
+    pairs = grouped(steps.ravel(), iterations)  # numbered example * participations + use
+    members = (pairs.members // participations).astype(index_dtype(num_examples))
+    return Groups(members, pairs.bounds)
+
+
+def random_subsets(rows: int, count: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """In each row `count` different members of `range(size)`, all subsets equally likely.
+
+    Floyd's algorithm, all rows at once: for j from size - count up, take a random member of
+    range(j + 1), or j itself if that one was taken before.
+    """
+    chosen = np.empty((rows, count), index_dtype(size))
+    for column, last in enumerate(range(size - count, size)):
+        drawn = rng.integers(last + 1, size=rows, dtype=chosen.dtype)
+        taken = np.any(chosen[:, :column] == drawn[:, None], axis=1)
+        chosen[:, column] = np.where(taken, last, drawn)
+    return chosen

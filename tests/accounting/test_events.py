@@ -1,0 +1,111 @@
+"""Events: what is built, and what is refused."""
+
+import dp_accounting
+import numpy as np
+import pytest
+
+from bevel.accounting import events
+from bevel.accounting.mixture_events import BallsInBinsDpEvent, RandomAllocationDpEvent
+from bevel.errors import FixArgumentsError
+
+GAUSSIAN = dp_accounting.GaussianDpEvent(1.5)
+POISSON = dp_accounting.PoissonSampledDpEvent(0.1, GAUSSIAN)
+
+
+def repeated(event, count):
+    return dp_accounting.SelfComposedDpEvent(event, count)
+
+
+def test_poisson_sampling():
+    assert events.dpsgd_event(1.5, 10, sampling_prob=0.1) == repeated(POISSON, 10)
+    assert events.dpsgd_event(1.5, 1, sampling_prob=0.1) == POISSON
+    # With probability 1 nothing is sampled, and PLD composes Gaussians exactly.
+    assert events.dpsgd_event(1.5, 10, sampling_prob=1.0) == repeated(GAUSSIAN, 10)
+
+
+def test_zcdp():
+    zcdp = dp_accounting.ZCDpEvent(rho=10 / (2 * 1.5**2))
+    assert events.dpsgd_event(1.5, 10, sampling_prob=0.1, use_zcdp=True) == zcdp
+    fixed = {"dataset_size": 50, "batch_size": 5}
+    assert events.fixed_dpsgd_event(1.5, 10, use_zcdp=True, **fixed) == zcdp
+    assert events.zcdp_event(0.0, 1) == dp_accounting.NonPrivateDpEvent()
+    with pytest.raises(FixArgumentsError, match="several times"):
+        events.fixed_dpsgd_event(1.5, 10, use_zcdp=True, replace=True, **fixed)
+
+
+def test_batches_of_one_size():
+    without = dp_accounting.SampledWithoutReplacementDpEvent(50, 5, GAUSSIAN)
+    with_ = dp_accounting.SampledWithReplacementDpEvent(50, 60, GAUSSIAN)
+    made = events.fixed_dpsgd_event(1.5, 10, dataset_size=50, batch_size=5)
+    assert made == repeated(without, 10)
+    made = events.fixed_dpsgd_event(1.5, 1, dataset_size=50, batch_size=60, replace=True)
+    assert made == with_
+    with pytest.raises(FixArgumentsError, match="batch_size=60 of 50"):
+        events.fixed_dpsgd_event(1.5, 10, dataset_size=50, batch_size=60)
+
+
+@pytest.mark.parametrize(
+    "iterations, bands, rounds", [(12, 4, 3), (13, 4, 4), (3, 4, 1), (5, 1, 5)]
+)
+def test_rounds_of_a_cycle(iterations, bands, rounds):
+    made = events.amplified_bandmf_event(1.5, iterations, num_bands=bands, sampling_prob=0.1)
+    assert made == (POISSON if rounds == 1 else repeated(POISSON, rounds))
+    truncated = events.truncated_amplified_bandmf_event(
+        1.5,
+        iterations,
+        num_bands=bands,
+        sampling_prob=0.1,
+        largest_group_size=20,
+        truncated_batch_size=4,
+    )
+    assert truncated == events.truncated_dpsgd_event(
+        1.5, rounds, sampling_prob=0.1, num_examples=20, truncated_batch_size=4
+    )
+
+
+def test_truncation():
+    assert events.truncated_dpsgd_event(
+        1.5, 7, sampling_prob=0.1, num_examples=20, truncated_batch_size=4
+    ) == repeated(dp_accounting.TruncatedSubsampledGaussianDpEvent(20, 0.1, 4, 1.5), 7)
+
+
+def test_events_that_are_bounded_by_sampling():
+    made = events.balls_in_bins_event(1.5, 4, cycle_length=2, strategy=np.array([1.0, 0.5]))
+    assert made == BallsInBinsDpEvent(1.5, 4, 2, (1.0, 0.5)) and hash(made) == hash(made)
+    dense = events.balls_in_bins_event(1.5, 3, cycle_length=2, strategy=np.eye(3))
+    assert dense.strategy == ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+    made = events.random_allocation_event(1.5, 4, total_participations=3)
+    assert made == RandomAllocationDpEvent(1.5, 4, 3)
+    for wrong in (np.eye(2), np.zeros(3), np.array([np.nan]), np.zeros(0), 1.0):
+        with pytest.raises(FixArgumentsError, match="strategy has shape"):
+            events.balls_in_bins_event(1.5, 3, cycle_length=2, strategy=wrong)
+    with pytest.raises(FixArgumentsError, match="lower triangular"):
+        events.balls_in_bins_event(1.5, 3, cycle_length=2, strategy=np.ones((3, 3)))
+    with pytest.raises(FixArgumentsError, match="total_participations=5 of 4"):
+        events.random_allocation_event(1.5, 4, total_participations=5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda noise, steps, p: events.dpsgd_event(noise, steps, sampling_prob=p),
+        lambda noise, steps, p: events.amplified_bandmf_event(
+            noise, steps, num_bands=2, sampling_prob=p
+        ),
+        lambda noise, steps, p: events.truncated_dpsgd_event(
+            noise, steps, sampling_prob=p, num_examples=9, truncated_batch_size=2
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "values, named",
+    [
+        ((-1.0, 3, 0.1), "noise_multiplier"),
+        ((1.0, 0, 0.1), "iterations"),
+        ((1.0, 3, 1.1), "sampling_prob"),
+        ((1.0, 3, -0.1), "sampling_prob"),
+    ],
+)
+def test_wrong_numbers_are_named(make, values, named):
+    with pytest.raises(FixArgumentsError, match=named):
+        make(*values)

@@ -1,0 +1,61 @@
+"""Batches of one size: all subsets, or all sequences, equally likely at every step."""
+
+import itertools
+
+import numpy as np
+import pytest
+from frequencies import assert_follows, uniform
+
+from bevel.batch_selection import FixedBatchSampling
+from bevel.batch_selection.subset import LEAF
+from bevel.errors import FixArgumentsError
+
+
+def test_without_replacement_all_subsets_are_equally_likely():
+    sampler = FixedBatchSampling(2, 2000)
+    drawn = [tuple(b.tolist()) for b in sampler.batch_iterator(5, 3)]
+    assert_follows(drawn, uniform(itertools.combinations(range(5), 2)))
+
+
+def test_with_replacement_all_sequences_are_equally_likely():
+    sampler = FixedBatchSampling(2, 2000, replace=True)
+    drawn = [tuple(b.tolist()) for b in sampler.batch_iterator(4, 3)]
+    assert_follows(drawn, uniform(itertools.product(range(4), repeat=2)))
+
+
+def test_steps_are_independent():
+    sampler = FixedBatchSampling(1, 4000)
+    drawn = [int(b[0]) for b in sampler.batch_iterator(4, 9)]
+    pairs = zip(drawn[0::2], drawn[1::2], strict=True)
+    assert_follows(pairs, uniform(itertools.product(range(4), repeat=2)))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_shares_of_batches_that_are_drawn_in_parts(replace):
+    size = 2 * LEAF + 100
+    sampler = FixedBatchSampling(size, 2, replace)
+    whole = sampler.batch(1, 10_000, 7)
+    assert len(whole) == size
+    for processes in (3, 5):
+        shares = [
+            sampler.batch(1, 10_000, 7, process_index=i, process_count=processes)
+            for i in range(processes)
+        ]
+        assert np.array_equal(np.concatenate(shares), whole)
+
+
+def test_every_example_can_be_in_the_batch_of_all():
+    assert FixedBatchSampling(6, 1).batch(0, 6, 0).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("size, replace", [(7, False), (0, True)])
+def test_too_few_examples(size, replace):
+    sampler = FixedBatchSampling(8, 1, replace)
+    with pytest.raises(FixArgumentsError, match="not enough"):
+        sampler.batch(0, size, 0)
+
+
+def test_wrong_options():
+    for options in [(0, 3), (3, 0)]:
+        with pytest.raises(FixArgumentsError, match=r"batch_size|iterations"):
+            FixedBatchSampling(*options)

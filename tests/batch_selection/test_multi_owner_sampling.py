@@ -1,0 +1,73 @@
+"""Batches of a multi-owner graph: separation, participations, coverage, and the state."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bevel.batch_selection import MultiOwnerGraph, MultiOwnerMinSepSampling
+from bevel.errors import FixArgumentsError
+
+LISTS = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=3), min_size=1, max_size=12)
+
+
+@given(
+    LISTS, st.integers(1, 4), st.integers(1, 4), st.sampled_from([None, 1, 2]), st.integers(0, 9)
+)
+def test_every_owner_keeps_its_distance(lists, batch_size, min_sep, limit, seed):
+    graph = MultiOwnerGraph.from_lists(lists)
+    sampler = MultiOwnerMinSepSampling(batch_size, 9, min_sep, limit)
+    promise = sampler.participation()
+    steps = {}
+    for step, batch in enumerate(sampler.batch_iterator(graph, seed)):
+        assert len(batch) <= batch_size
+        owners = np.concatenate([np.empty(0, int), *[graph.owners_of(i) for i in batch]]).tolist()
+        assert len(set(owners)) == len(owners)  # in one example of a batch at most
+        for owner in owners:
+            steps.setdefault(owner, []).append(step)
+    for used in steps.values():
+        assert len(used) <= promise.max_participations <= (limit or 9)
+        assert all(b - a >= min_sep for a, b in itertools.pairwise(used))
+
+
+def test_a_batch_is_as_full_as_it_can_be():
+    graph = MultiOwnerGraph.from_lists([[i] for i in range(10)])
+    sizes = [len(b) for b in MultiOwnerMinSepSampling(4, 6, 2).batch_iterator(graph, 0)]
+    assert sizes == [4] * 6
+    sizes = [len(b) for b in MultiOwnerMinSepSampling(8, 6, 2).batch_iterator(graph, 0)]
+    assert sizes == [8, 2] * 3
+    sizes = [len(b) for b in MultiOwnerMinSepSampling(8, 4, 1, 1).batch_iterator(graph, 0)]
+    assert sizes == [8, 2, 0, 0]
+
+
+def test_no_example_starves_behind_another_of_its_owner():
+    graph = MultiOwnerGraph.from_lists([[0], [0], [0], [1], [2]])
+    sampler = MultiOwnerMinSepSampling(2, 300, 2)
+    uses = np.bincount(
+        np.concatenate(list(sampler.batch_iterator(graph, 1))), minlength=graph.num_examples
+    )
+    assert uses.min() > 25
+
+
+def test_the_state_carries_on_where_a_run_stopped():
+    graph = MultiOwnerGraph.from_lists([[i % 5, 10 + i % 3] for i in range(20)])
+    sampler = MultiOwnerMinSepSampling(3, 10, 2)
+    whole = list(sampler.batch_iterator(graph, 8))
+    state = sampler.initial_state(graph)
+    for step in range(10):
+        before = [np.array(v) for v in vars(state).values()]
+        batch, after = sampler.next_batch(state, graph, 8)
+        assert np.array_equal(batch, whole[step])
+        assert all(map(np.array_equal, before, vars(state).values()))  # nothing in place
+        state = type(state)(**{k: np.array(v)[()] for k, v in vars(after).items()})
+        state = after if step % 2 else state
+    with pytest.raises(FixArgumentsError, match="accounted for"):
+        sampler.next_batch(state, graph, 8)
+
+
+@pytest.mark.parametrize("options", [(0, 3), (3, 0), (3, 3, 0), (3, 3, 1, 0)])
+def test_wrong_options(options):
+    with pytest.raises(FixArgumentsError, match="whole number"):
+        MultiOwnerMinSepSampling(*options)

@@ -1,0 +1,62 @@
+"""Subsets: all equally likely, whatever the tree that draws them, and any rows of them."""
+
+import itertools
+
+import numpy as np
+import pytest
+from frequencies import assert_follows, uniform
+
+from bevel.batch_selection import subset
+from bevel.batch_selection.randomness import Purpose, stream
+from bevel.batch_selection.subset import LARGEST_RANGE, LEAF, subset_rows
+from bevel.errors import FixArgumentsError
+
+
+def parts(seed):
+    return lambda part: stream(seed, Purpose.MEMBERS, part)
+
+
+@pytest.mark.parametrize("leaf", [0, 1, 2, 1024])
+@pytest.mark.parametrize("size, count", [(5, 2), (6, 3), (4, 4), (7, 1), (3, 0)])
+def test_all_subsets_are_equally_likely(monkeypatch, size, count, leaf):
+    monkeypatch.setattr(subset, "LEAF", max(leaf, 1))
+    drawn = [tuple(subset_rows(size, count, 0, count, parts(s)).tolist()) for s in range(500)]
+    assert_follows(drawn, uniform(itertools.combinations(range(size), count)))
+
+
+@pytest.mark.parametrize("size, count", [(10**9, 5000), (20_000, 5000), (5000, 5000), (3000, 2999)])
+def test_rows_are_the_same_whoever_asks(size, count):
+    whole = subset_rows(size, count, 0, count, parts(3))
+    assert len(np.unique(whole)) == count and np.all(np.diff(whole) > 0)
+    assert whole[0] >= 0 and whole[-1] < size
+    for start, stop in [(0, 1), (LEAF - 1, LEAF + 1), (count - 1, count), (700, 3100), (5, 5)]:
+        stop = min(stop, count)
+        assert np.array_equal(subset_rows(size, count, start, stop, parts(3)), whole[start:stop])
+
+
+def test_large_subsets_fill_the_range_evenly():
+    # 50 subsets of 3000 of 10**6, drawn through the tree: a chi-square over tenths of the range.
+    tenths = [
+        int(place) // 100_000
+        for seed in range(50)
+        for place in subset_rows(10**6, 3000, 0, 3000, parts(seed))
+    ]
+    assert_follows(tenths, uniform(range(10)))
+
+
+def test_only_the_parts_that_are_asked_for_are_drawn():
+    visited = []
+
+    def watched(part):
+        visited.append(part)
+        return stream(0, Purpose.MEMBERS, part)
+
+    rows = subset_rows(10**9, 10**6, 500_000, 500_100, watched)
+    assert len(rows) == 100
+    assert len(visited) < 40  # a path down the tree; a pass over all would visit two thousand
+
+
+def test_a_range_that_numpy_cannot_draw_from_is_refused():
+    assert len(subset_rows(LARGEST_RANGE, 3000, 0, 3000, parts(0))) == 3000
+    with pytest.raises(FixArgumentsError, match="cut the data set"):
+        subset_rows(LARGEST_RANGE + 1, 3000, 0, 3000, parts(0))
