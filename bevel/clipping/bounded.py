@@ -107,7 +107,8 @@ class BoundedSensitivityCallable:
                 "function once, or pass rows_per_example (1 if no example has several positions)."
             )
         cancellation = 1 if rows == 1 else MAX_CANCELLATION
-        terms = batch_size * rows + 4
+        # Matrix units truncate where they add: an addition counts as two roundings.
+        terms = 2 * (batch_size * rows + 8)
         bound = precision.rounding_growth(terms) * cancellation
         if self.result_dtype is not None:
             bound += (1 + bound) * precision.unit_roundoff(self.result_dtype)

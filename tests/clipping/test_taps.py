@@ -15,7 +15,7 @@ from compare import assert_close
 from jax import lax
 
 from bevel.clipping.choose import choose_one, tapped_of
-from bevel.clipping.combine import side_by_side
+from bevel.clipping.coefficients import side_by_side
 from bevel.clipping.equations import inline_calls
 from bevel.clipping.norms import kept_norm
 from bevel.clipping.taps import Hold, differentiate
@@ -258,18 +258,8 @@ PROGRAMS = {
             X,
             lambda w, x: squared(x @ w + x @ lax.stop_gradient(w)),
         ),
-        "with itself": (W, X, lambda w, x: squared(x[:, :3] @ (w.T @ w))),
-        "added to the loss": (W, X, lambda w, x: squared(x @ w) + jnp.sum(w)),
-        "weight decay": (W, X, lambda w, x: squared(x @ w) + jnp.sum(w**2)),
-        "weight decay by a product": (W, X, lambda w, x: squared(x @ w) + jnp.vdot(w, w)),
         "broadcast": (draw(6), X, lambda w, x: squared(x @ jnp.broadcast_to(w[:, None], (6, 3)))),
         "stretched": (draw(6, 1), X, lambda w, x: squared(x @ jnp.broadcast_to(w, (6, 3)))),
-        "joined with another": (
-            (draw(6, 2), draw(6, 1)),
-            X,
-            lambda p, x: squared(x @ jnp.concatenate(p, axis=1)),
-        ),
-        "scaled": (W, X, lambda w, x: squared(x @ (2 * w))),
         "a bias": (draw(6), X, lambda b, x: squared(x + b[None])),
         "quantised": (5 * W, X, lambda w, x: squared(x @ w.astype(jnp.int32).astype(jnp.float32))),
         "complex": (
@@ -295,11 +285,6 @@ PROGRAMS = {
             lambda w, x: squared(dot(x, w, (1,), (0,), preferred_element_type=jnp.float32)),
         ),
         "times a constant": (W, X, lambda w, x: jnp.sum(x) * squared(jnp.ones((1, 6)) @ w)),
-        "times another parameter": (
-            (W, draw(3, 3)),
-            X,
-            lambda p, x: squared(x @ (p[0] @ p[1])),
-        ),
         "no rows": (W, draw(2, 0, 6), lambda w, x: jnp.sum(x @ w)),
         "nothing to contract": (draw(0, 3), draw(2, 1, 0), lambda w, x: jnp.sum(x @ w)),
         "the loss itself": (draw(), X, lambda w, x: w),
