@@ -109,7 +109,7 @@ def share_out(
     taps = []
     if not whole:
         found = find_uses(loss.jaxpr, count, len(arguments.constants))
-        if layout.explicit_mesh is not None:
+        if layout.manual or layout.explicit_mesh is not None:
             found = without_common(found)
         chosen = choose(found, arguments.params, task.norms, example.call.param_paths)
         made = [tapped_of(c, arguments.params[c.param]) for c in chosen]

@@ -142,7 +142,7 @@ def plan(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanati
     layout, leaves = on_mesh(task, leaves, seen)
     loss, types = trace_loss(example, leaves, layout)
     found = find_uses(loss.jaxpr, len(types.params), len(types.constants))
-    if layout.explicit_mesh is not None:
+    if layout.manual or layout.explicit_mesh is not None:
         found = without_common(found)
     whole = task.transform is not None or task.clip.grid_scale is not None
     if whole or task.engine == "vmap":

@@ -139,7 +139,7 @@ def understood(uses: list[Use | Common], params: Sequence[Any]) -> list[Use | Co
 
 
 def without_common(found: Found) -> Found:
-    """The same, parameters in common terms left to JAX: their arrays have places in their types."""
+    """The same, parameters in common terms left to JAX, whose types say where each of them lies."""
 
     def plain(uses: list[Use | Common] | None) -> list[Use | Common] | None:
         return None if any(isinstance(use, Common) for use in uses or ()) else uses
