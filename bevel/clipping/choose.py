@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
-from bevel.clipping.common import Common
 from bevel.clipping.norms import gram, gram_kernel
 from bevel.clipping.norms.registry import Sizes
 from bevel.clipping.routes import apart, dimensions, whole
 from bevel.clipping.taps import Tapped
+from bevel.clipping.terms import Common
 from bevel.clipping.uses import Found, Use
 from bevel.errors import FixArgumentsError
 

@@ -14,12 +14,12 @@ from jax.extend.core import ClosedJaxpr
 
 from bevel import precision
 from bevel.clipping.coefficients import coefficients, side_by_side, tree_norm, usable
-from bevel.clipping.common import derivative, terms_of
 from bevel.clipping.grid import on_grid, tightened
 from bevel.clipping.norms import Measured, Norm, kept_norm, quick_norm
 from bevel.clipping.norms.weights import chosen, weighted_rows
 from bevel.clipping.options import Clip, Task
 from bevel.clipping.taps import Reading, Tapped
+from bevel.clipping.terms import derivative, terms_of
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import Layout
 from bevel.sharding.placed import placed_like

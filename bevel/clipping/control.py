@@ -11,8 +11,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from bevel.clipping.common import Common
 from bevel.clipping.equations import bind, body_of_call, evaluate, scan_counts
+from bevel.clipping.terms import Common
 from bevel.clipping.uses import REMATS
 from bevel.sharding.types import zeros_of_type
 

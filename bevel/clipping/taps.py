@@ -16,7 +16,6 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from bevel import precision
 from bevel.clipping.coefficients import side_by_side
-from bevel.clipping.common import Common, Terms
 from bevel.clipping.control import evaluate_tapped
 from bevel.clipping.equations import bind
 from bevel.clipping.norms import Measured, Norm
@@ -24,6 +23,7 @@ from bevel.clipping.norms.factors import Factored, Side, norm_of
 from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
 from bevel.clipping.routes import dimensions, loops_of, pull_back, shape_of
+from bevel.clipping.terms import Common, Terms
 from bevel.clipping.uses import Use
 from bevel.sharding.types import zeros_of_type
 

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import Sharding
 
-from bevel.clipping.common import Common
 from bevel.clipping.equations import body_of_call, depends_on, scan_counts
 from bevel.clipping.norms import Rule, rule_for
 from bevel.clipping.norms.factors import Factored
 from bevel.clipping.norms.registry import SEPARATE, SHARED, Loops, Sizes
 from bevel.clipping.routes import Entry, Route, Turn, loops_of, passes_on, split
+from bevel.clipping.terms import Common
 from bevel.clipping.turns import NotUnderstoodError, adds, sizes_of, turn_at, turned_back
 
 REMATS = {"remat2", "checkpoint", "remat"}

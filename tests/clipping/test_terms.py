@@ -8,7 +8,7 @@ from jax import lax
 from programs import Program, check, draw, reference
 
 import bevel
-from bevel.clipping.common import Common
+from bevel.clipping.terms import Common
 from bevel.clipping.uses import find_uses
 
 B, T, D, K = 4, 6, 8, 10
