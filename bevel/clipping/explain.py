@@ -1,8 +1,9 @@
 """What `clipped_grad` does with each parameter, why, and what it costs."""
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,11 +15,12 @@ from bevel.clipping.bounded import BoundedSensitivityCallable
 from bevel.clipping.choose import Chosen, Cost, choose, tapped_of
 from bevel.clipping.engine import low_memory
 from bevel.clipping.example import Example, trace_loss
+from bevel.clipping.footprint import footprint
 from bevel.clipping.meshes import on_mesh
 from bevel.clipping.options import Task
 from bevel.clipping.uses import find_uses, without_common
 from bevel.errors import FixArgumentsError
-from bevel.sharding.axes import Seen, subprograms
+from bevel.sharding.axes import Seen, placement, subprograms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Explanation:
     batch_size: int
     grad_flops: float  # of the products in jax.grad
     private_flops: float  # and here, beside those of norms and sums
+    peaks: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes, from shapes
     compiled: dict[str, Compiled] | None = None
 
     def __str__(self) -> str:
@@ -91,6 +94,8 @@ class Explanation:
             f"batch of {self.batch_size}: {short(self.private_flops)} FLOPs, {ratio:.2f} times "
             f"those of jax.grad ({short(self.grad_flops)}); {short(held)}B held for the sum"
         )
+        for name, peak in self.peaks.items():
+            text.append(f"estimated {name}: {short(peak)}B at the peak")
         for name, found in (self.compiled or {}).items():
             text.append(
                 f"compiled {name}: {short(found.flops)} FLOPs, {short(found.temporary)}B "
@@ -102,29 +107,34 @@ class Explanation:
 def explain(
     grad_fn: BoundedSensitivityCallable, *args: Any, compile: bool = False, **kwargs: Any
 ) -> Explanation:
-    """How `grad_fn(*args, **kwargs)` takes norms and sums; nothing is computed.
+    """How `grad_fn(*args, **kwargs)` takes norms and sums, and its memory; nothing is computed.
+
+    The cost is that of tracing the call, and `jax.grad` of the loss on the whole batch. Memory is
+    estimated from shapes (`bevel.clipping.footprint`), where arguments are on one device.
 
     Args:
       grad_fn: from `bevel.clipped_grad`.
       args, kwargs: as for a call; arrays or `jax.ShapeDtypeStruct`.
-      compile: also compile it, and `jax.grad` of the loss on the whole batch, and report what the
-        compiler says of FLOPs and memory.
+      compile: also compile both, and report what the compiler says of FLOPs and memory.
     """
     task = getattr(grad_fn, "task", None)
     if task is None or not task.gradient:
         raise FixArgumentsError("explain takes what clipped_grad returned, and its arguments.")
     found = list[Explanation]()
 
-    def planned(args: Any, kwargs: Any) -> None:
+    def planned(*args: Any, **kwargs: Any) -> None:
         found.append(plan(task, args, kwargs))
 
-    shapes = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((args, kwargs)))
-    if shapes:
-        jax.eval_shape(planned, args, kwargs)
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((args, kwargs))):
+        jax.eval_shape(*of_arrays(planned, args, kwargs))
     else:
-        planned(args, kwargs)
-    compiled = compiled_programs(grad_fn, task, args, kwargs) if compile else None
-    return dataclasses.replace(found[0], compiled=compiled)
+        planned(*args, **kwargs)
+    programs = traced_programs(grad_fn, task, args, kwargs)
+    peaks = dict[str, int]()
+    if not on_several_devices((args, kwargs)):
+        peaks = {name: footprint(program.jaxpr) for name, program in programs.items()}
+    compiled = {name: compiled_program(x) for name, x in programs.items()} if compile else None
+    return dataclasses.replace(found[0], peaks=peaks, compiled=compiled)
 
 
 def plan(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
@@ -210,19 +220,46 @@ def products(program: ClosedJaxpr) -> float:
     return of(program.jaxpr, 1.0)
 
 
-def compiled_programs(
-    grad_fn: Any, task: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> dict[str, Compiled]:
-    """The clipped gradient and, where the loss takes a whole batch, `jax.grad`."""
-    plain = jax.grad(task.fun, task.argnums, task.has_aux)
-    found = {"clipped_grad": compiled_program(grad_fn, args, kwargs)}
-    if task.keep_batch_dim and task.prng_argnum is None:
-        found = {"jax.grad": compiled_program(plain, args, kwargs)} | found
+def traced_programs(
+    grad_fn: Any, task: Task, args: Sequence[Any], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """`jax.grad`, where the loss takes a whole batch, and the clipped gradient."""
+
+    def traced(function: Any) -> Any:
+        call, arrays = of_arrays(function, args, kwargs)
+        return jax.jit(call).trace(arrays)
+
+    found = {"clipped_grad": traced(grad_fn)}
+    if task.argnums is not None and task.keep_batch_dim and task.prng_argnum is None:
+        # A loss may be written for a batch of one, and have no jax.grad on more.
+        with contextlib.suppress(Exception):
+            found = {"jax.grad": traced(jax.grad(task.fun, task.argnums, task.has_aux))} | found
     return found
 
 
-def compiled_program(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Compiled:
-    program = jax.jit(lambda a, k: function(*a, **k)).lower(tuple(args), kwargs).compile()
+def of_arrays(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Callable[[dict[int, Any]], Any], dict[int, Any]]:
+    """A call as a function of its arrays, and these. Python values stay what they are."""
+    leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+
+    def call(arrays: dict[int, Any]) -> Any:
+        given = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+        args, kwargs = jax.tree.unflatten(tree, given)
+        return function(*args, **kwargs)
+
+    return call, {i: leaf for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")}
+
+
+def on_several_devices(arguments: Any) -> bool:
+    """Whether a device holds parts of arguments only: then shapes do not tell its memory."""
+    places = [placement(x) for x in jax.tree.leaves(arguments)]
+    sizes = [place.num_devices for place in places if place is not None]
+    return max([jax.sharding.get_abstract_mesh().size, *sizes]) > 1
+
+
+def compiled_program(traced: Any) -> Compiled:
+    program = traced.lower().compile()
     memory: Any = program.memory_analysis()
     cost: Any = program.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost

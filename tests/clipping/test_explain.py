@@ -116,6 +116,37 @@ def test_the_table_prints_totals_and_what_the_compiler_says():
     assert f"batch of {B}" in lines[4] and "times those of jax.grad" in lines[4]
     assert set(explained.compiled) == {"jax.grad", "clipped_grad"}
     assert all(found.peak >= found.temporary > 0 for found in explained.compiled.values())
+    for name, found in explained.compiled.items():
+        assert explained.peaks[name] == pytest.approx(found.peak, rel=0.3)
+        assert f"estimated {name}: {short(explained.peaks[name])}B at the peak" in lines
+
+
+def test_the_peak_is_estimated_without_arrays_and_with_python_values():
+    def scaled(params, tokens, how):
+        return loss(params, tokens) if how == "plain" else 2 * loss(params, tokens)
+
+    fn = bevel.clipped_grad(scaled, l2_clip_norm=1.0)
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (PARAMS, TOKENS))
+    peaks = bevel.explain(fn, *types, "twice").peaks
+    assert peaks == bevel.explain(fn, PARAMS, TOKENS, "twice", compile=True).peaks
+    arguments = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((PARAMS, TOKENS)))
+    assert peaks["clipped_grad"] >= peaks["jax.grad"] > arguments
+
+
+def test_a_loss_for_a_batch_of_one_has_no_jax_grad_beside_it():
+    def only_one(params, tokens):
+        (words,) = tokens
+        return loss(params, words[None])
+
+    explained = bevel.explain(bevel.clipped_grad(only_one, l2_clip_norm=1.0), PARAMS, TOKENS)
+    assert set(explained.peaks) == {"clipped_grad"}
+
+
+def test_no_peak_is_estimated_where_devices_share_the_arguments():
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    tokens = jax.device_put(TOKENS, NamedSharding(mesh, PartitionSpec("data")))
+    explained = bevel.explain(bevel.clipped_grad(loss, l2_clip_norm=1.0), PARAMS, tokens)
+    assert explained.peaks == {} and "estimated" not in str(explained)
 
 
 def test_only_clipped_grad_can_be_explained():

@@ -1,0 +1,66 @@
+"""How long tracing takes, counted in equations: a promise relative to `jax.grad`."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import bevel
+from bevel.sharding.axes import subprograms
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import models
+
+DEPTH = 12
+
+
+def equations(jaxpr, seen):
+    """Equations of a program; one that several calls share was traced once, and counts once."""
+    if id(jaxpr) in seen:
+        return 0
+    seen[id(jaxpr)] = jaxpr  # held, so that no other program takes its identity
+    inner = [body for eqn in jaxpr.eqns for body in subprograms(eqn.params)]
+    return len(jaxpr.eqns) + sum(equations(body, seen) for body in inner)
+
+
+def counts(layers, depth):
+    """Equations of `jax.grad` and of the clipped gradient of a GPT."""
+    size = models.GptSize(depth=depth, width=96, heads=4, length=32, vocabulary=160)
+    case = models.gpt(jnp.dtype("bfloat16"), batch_size=8, size=size, layers=layers)
+    found = []
+    # The models are written for JAX's defaults.
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        for function in (jax.grad(case.loss), bevel.clipped_grad(case.loss, l2_clip_norm=1.0)):
+            jaxpr = jax.jit(function).trace(*case.arguments).jaxpr.jaxpr
+            found.append(equations(jaxpr, {}))
+    return found
+
+
+def test_shared_programs_count_once():
+    inner = jax.jit(lambda x: jnp.sin(x) + 1)
+    once, twice = (
+        equations(jax.make_jaxpr(f)(1.0).jaxpr, {}) for f in (inner, lambda x: inner(inner(x)))
+    )
+    assert (once, twice) == (3, 4)
+
+
+@pytest.mark.parametrize("layers, most", [("loop", 3.0), ("scan", 6.0)])
+def test_the_program_is_few_times_that_of_jax_grad(layers, most):
+    plain, private = counts(layers, DEPTH)
+    assert plain < private <= most * plain
+
+
+def test_a_scan_costs_the_same_at_any_depth():
+    (plain, private), (plain_deep, private_deep) = counts("scan", DEPTH), counts("scan", 4 * DEPTH)
+    assert plain_deep == plain
+    # Helpers are shared by parameters of one shape, which depth may make alike: a few equations
+    # more or less, and not one for each layer.
+    assert abs(private_deep - private) < 3 * DEPTH
+
+
+def test_a_layer_of_a_loop_adds_few_times_what_it_adds_to_jax_grad():
+    (plain, private), (plain_deep, private_deep) = counts("loop", 2), counts("loop", 4)
+    assert 0 < private_deep - private <= 2.5 * (plain_deep - plain)
