@@ -7,7 +7,13 @@ import numpy as np
 
 from bevel.batch_selection.checks import probability, whole
 from bevel.batch_selection.groups import PartitionType, equal_groups, independent_groups
-from bevel.batch_selection.proven import ALL_RELATIONS, SAME_SIZE, Participation, ProvenEvent
+from bevel.batch_selection.proven import (
+    ALL_RELATIONS,
+    REPLACE_SPECIAL,
+    SAME_SIZE,
+    Participation,
+    ProvenEvent,
+)
 from bevel.batch_selection.randomness import Purpose, stream
 from bevel.batch_selection.strategy import RandomAccessStrategy
 from bevel.batch_selection.subset import subset_rows
@@ -32,8 +38,9 @@ class CyclicPoissonSampling(RandomAccessStrategy):
     sizes are binomial: pad them with `padded_sizes`, and never drop, redraw or skip a batch for its
     size.
 
-    Proven under: add-or-remove, replace-special and replace-one; with an equal split or truncation,
-    where the number of examples has a part in the selection, the two replace relations only.
+    Proven under: add-or-remove, replace-special and replace-one; with truncation, where the number
+    of examples has a part in the selection, the two replace relations only; over groups of an equal
+    split replace-special only, the relation of the published proof.
     """
 
     sampling_prob: float
@@ -133,11 +140,14 @@ class CyclicPoissonSampling(RandomAccessStrategy):
         self.check_bands(num_bands)
         arguments = {"iterations": self.iterations, "sampling_prob": self.sampling_prob}
         cyclic = self.cycle_length > 1
+        relations = self.selection_relations()
         if cyclic:
             arguments["num_bands"] = self.cycle_length
+            if self.partition_type is PartitionType.EQUAL_SPLIT:
+                relations = (REPLACE_SPECIAL,)
         if self.truncated_batch_size is None:
             function = "amplified_bandmf_event" if cyclic else "dpsgd_event"
-            return ProvenEvent(function, arguments, self.selection_relations())
+            return ProvenEvent(function, arguments, relations)
         if cyclic and self.partition_type is PartitionType.INDEPENDENT:
             raise FixArgumentsError(
                 "truncated_batch_size with INDEPENDENT groups: the event of a truncated batch "
@@ -148,4 +158,4 @@ class CyclicPoissonSampling(RandomAccessStrategy):
         size = self.group_size(whole("num_examples", num_examples, 1))
         arguments["largest_group_size" if cyclic else "num_examples"] = size
         function = "truncated_amplified_bandmf_event" if cyclic else "truncated_dpsgd_event"
-        return ProvenEvent(function, arguments, self.selection_relations())
+        return ProvenEvent(function, arguments, relations)

@@ -152,10 +152,11 @@ def test_the_event_always_belongs_to_the_sampler(p, steps, limit, cycle, kind, r
     try:
         event = event_of(sampler, 1.5, num_examples=n, neighboring_relation=relation)
     except FixArgumentsError:
-        same_size = limit is not None or (cycle > 1 and kind is PartitionType.EQUAL_SPLIT)
+        equal = cycle > 1 and kind is PartitionType.EQUAL_SPLIT
         adding = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         unknown = limit is not None and cycle > 1 and kind is PartitionType.INDEPENDENT
-        assert unknown or (same_size and adding)
+        special = relation is NeighboringRelation.REPLACE_SPECIAL
+        assert unknown or (limit is not None and adding) or (equal and not special)
         return
     count = 1
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
