@@ -62,7 +62,7 @@ def times(counts: Counts, factor: int) -> Counts:
 
 
 def largest(fits: Callable[[int], bool], limit: int = 1 << 40) -> int:
-    """The largest number that fits, 0 being known to fit and `limit` being enough."""
+    """The largest number below `limit` that fits, 0 being known to fit."""
     low, high = 0, 1
     while high < limit and fits(high):
         low, high = high, 2 * high

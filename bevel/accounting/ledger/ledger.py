@@ -96,9 +96,10 @@ class Ledger:
             raise FixArgumentsError(f"there is no ledger at {place}.") from None
         if not lines:
             raise RestoreLedgerError(f"{place} has no whole line: nothing was ever charged to it.")
+        ledger = cls(place, *_read(lines, place), None)
         if torn:
             _notice(place, torn)
-        return cls(place, *_read(lines, place), None)
+        return ledger
 
     def run(
         self,

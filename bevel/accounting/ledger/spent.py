@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import math
+from typing import Any
 
 import dp_accounting
 from dp_accounting import DpEvent
@@ -63,13 +65,23 @@ def epsilon_of(counts: collections.Counter[str], delta: float, relation: str) ->
     bounded by sampling), or none in common, get an equal share of delta each, and their epsilons
     add up: basic composition.
     """
-    parts = separate_parts(
-        [(event_from_json(event_of_text(t)), n) for t, n in counts.items()], relation
-    )
+    if any(not is_noisy(event_of_text(text)) for text in counts):
+        return math.inf  # accountants lose their way in a composition with it
+    events = [(event_from_json(event_of_text(text)), count) for text, count in counts.items()]
+    parts = separate_parts(events, relation)
     shares = [
         epsilon(part, delta=delta / len(parts), neighboring_relation=relation) for part in parts
     ]
     return float(sum(shares))
+
+
+def is_noisy(event: dict[str, Any]) -> bool:
+    inner = [event["event"]] if "event" in event else []
+    return (
+        event["kind"] != "NonPrivateDpEvent"
+        and event.get("noise_multiplier") != 0
+        and all(map(is_noisy, inner))
+    )
 
 
 def separate_parts(events: list[tuple[DpEvent, int]], relation: str) -> list[DpEvent]:

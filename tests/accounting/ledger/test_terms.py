@@ -56,8 +56,10 @@ def test_relations_are_checked(relation):
 
 @pytest.mark.parametrize(
     "epsilon, delta",
-    [(0, 1e-5), (-1, 1e-5), (float("inf"), 1e-5), (float("nan"), 1e-5), ("3", 1e-5), (True, 1e-5)]
-    + [(1, 0), (1, 1), (1, -0.1), (1, None), (1, float("nan"))],
+    [
+        *[(epsilon, 1e-5) for epsilon in (0, -1, float("inf"), float("nan"), "3", True)],
+        *[(1, delta) for delta in (0, 1, -0.1, None, float("nan"))],
+    ],
 )
 def test_budgets_are_checked(epsilon, delta):
     with pytest.raises(FixArgumentsError, match="give epsilon above 0 and delta between"):
