@@ -8,7 +8,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting import DpEvent
 
-from bevel.accounting.accountants import default_accountant
+from bevel.accounting.accountants import AccountantFn, cheaper_accountants, default_accountant
 from bevel.accounting.budget import check_budget, relation_of
 from bevel.accounting.events import composed
 from bevel.accounting.ledger.books import Books, event_of_text
@@ -58,21 +58,34 @@ def spent_by(books: Books, terms: Terms, delta: float | None) -> Spent:
     return Spent(epsilon_of(books.events(), delta, terms.relation), delta, terms, runs)
 
 
-def epsilon_of(counts: collections.Counter[str], delta: float, relation: str) -> float:
+def epsilon_of(
+    counts: collections.Counter[str], delta: float, relation: str, *, coarse: bool = False
+) -> float:
     """The epsilon of events, each composed as often as it counts.
 
     One accountant composes all that it takes together. Events that have no accountant (they are
     bounded by sampling), or none in common, get an equal share of delta each, and their epsilons
-    add up: basic composition.
+    add up: basic composition. With `coarse`, accountants round more: faster, and never below.
     """
     if any(not is_noisy(event_of_text(text)) for text in counts):
         return math.inf  # accountants lose their way in a composition with it
     events = [(event_from_json(event_of_text(text)), count) for text, count in counts.items()]
     parts = separate_parts(events, relation)
-    shares = [
-        epsilon(part, delta=delta / len(parts), neighboring_relation=relation) for part in parts
-    ]
-    return float(sum(shares))
+
+    def cost(part: DpEvent) -> float:
+        rough = coarse and not isinstance(part, MixtureDpEvent)
+        return epsilon(
+            part,
+            delta=delta / len(parts),
+            neighboring_relation=relation,
+            accountant_fn=coarser_accountant(part, relation) if rough else None,
+        )
+
+    return float(sum(map(cost, parts)))
+
+
+def coarser_accountant(event: DpEvent, relation: str) -> AccountantFn:
+    return cheaper_accountants(event, relation_of(relation), None)[0]
 
 
 def is_noisy(event: dict[str, Any]) -> bool:
