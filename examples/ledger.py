@@ -15,7 +15,7 @@ path = Path(tempfile.mkdtemp()) / "ledger.jsonl"
 terms = {
     "unit": "example",
     "relation": "ADD_OR_REMOVE_ONE",
-    "budget": Budget(epsilon=2.0, delta=1e-5),
+    "budget": Budget(epsilon=1.5, delta=1e-5),
 }
 step_event = dpsgd_event(1.0, 1, sampling_prob=0.01)
 
@@ -49,6 +49,6 @@ with ledger:
     print(ledger.spent().describe(), "\n")
     second = ledger.run("second", plan="plan-2", key=commitment())
     try:
-        second.charge(0, 4_000, dpsgd_event(1.0, 4_000, sampling_prob=0.01))
+        second.charge(0, 2_000, dpsgd_event(1.0, 2_000, sampling_prob=0.01))
     except StopRunError as error:
         print("stopped:", error)
