@@ -22,3 +22,11 @@ class PadBatchError(BevelError):
 
 class MoveCollectiveError(BevelError):
     """The loss communicates over an axis that carries the batch: move that out of the loss."""
+
+
+class RestoreLedgerError(BevelError):
+    """The ledger is damaged, or not the one that belongs to the run: restore the right file."""
+
+
+class StopRunError(BevelError):
+    """Going on would exceed the privacy budget: stop here, nothing was charged."""

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "bevel"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-ROOMS = {"batch_selection", "clipping", "noise_addition", "accounting"}
+ROOMS = {"batch_selection", "clipping", "noise_addition", "optimizers", "accounting"}
 FOUNDATIONS = {"sharding", "precision", "errors"}
 OUTSIDE = {"__init__", "demo"}  # may import every part
 VAGUE_NAMES = {"utils", "common", "helpers", "misc"}

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     )
     from bevel.accounting.events import truncated_dpsgd_event as truncated_dpsgd_event
     from bevel.accounting.events import zcdp_event as zcdp_event
+    from bevel.accounting.ledger import Budget as Budget
+    from bevel.accounting.ledger import Ledger as Ledger
+    from bevel.accounting.ledger import event_from_json as event_from_json
+    from bevel.accounting.ledger import event_to_json as event_to_json
+    from bevel.accounting.ledger import key_commitment as key_commitment
+    from bevel.accounting.ledger import new_salt as new_salt
     from bevel.accounting.mixture_events import BallsInBinsDpEvent as BallsInBinsDpEvent
     from bevel.accounting.mixture_events import RandomAllocationDpEvent as RandomAllocationDpEvent
     from bevel.accounting.monte_carlo import MonteCarlo as MonteCarlo
@@ -49,6 +55,14 @@ PUBLIC = {
         "truncated_amplified_bandmf_event",
         "truncated_dpsgd_event",
         "zcdp_event",
+    ],
+    "ledger": [
+        "Budget",
+        "Ledger",
+        "event_from_json",
+        "event_to_json",
+        "key_commitment",
+        "new_salt",
     ],
     "mixture_events": ["BallsInBinsDpEvent", "RandomAllocationDpEvent"],
     "monte_carlo": ["MonteCarlo"],

@@ -1,0 +1,13 @@
+"""What was spent on a data set, on disk before any of it is released.
+
+Writing loads neither jax nor dp-accounting by itself; reading what was spent, and holding a
+budget, loads dp-accounting when it is first needed.
+"""
+
+from bevel.accounting.ledger.commitment import key_commitment as key_commitment
+from bevel.accounting.ledger.commitment import new_salt as new_salt
+from bevel.accounting.ledger.event_json import event_from_json as event_from_json
+from bevel.accounting.ledger.event_json import event_to_json as event_to_json
+from bevel.accounting.ledger.ledger import Ledger as Ledger
+from bevel.accounting.ledger.ledger import LedgerRun as LedgerRun
+from bevel.accounting.ledger.terms import Budget as Budget

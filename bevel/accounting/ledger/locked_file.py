@@ -1,0 +1,115 @@
+"""A file that one process at a time appends to, and that is on disk when `append` returns."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from bevel.errors import FixArgumentsError, RestoreLedgerError
+
+
+class LockedFile:
+    """An open file and its lock, which the operating system gives back when the process ends.
+
+    POSIX only. The lock is advisory: it holds between programs that ask for it, on one machine and
+    on network file systems that pass it on.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, wait: bool = False) -> None:
+        """Opens `path`, making an empty file if there is none; only its owner may then read it.
+
+        Raises if another process has it, or waits for that one to end.
+        """
+        self.path = Path(path)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        if not self.path.resolve().parent.is_dir():
+            raise FixArgumentsError(f"{self.path}: there is no such folder. Make it first.")
+        self._descriptor = os.open(self.path, flags, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise FixArgumentsError(
+                f"{self.path} is held by another run: runs on one ledger go one after another, so "
+                "that none spends what another has spent. Wait for it to end, or open with "
+                "wait=True."
+            ) from None
+        self._owner = os.getpid()
+        self._size = os.fstat(self._descriptor).st_size
+        self._sound = True
+        try:
+            self._check_in_place()
+            _sync_folder(self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self) -> bytes:
+        parts, at = [], 0
+        while part := os.pread(self._descriptor, 1 << 20, at):
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
+
+    def cut(self, size: int) -> None:
+        """Drops everything from byte `size` on."""
+        os.ftruncate(self._descriptor, size)
+        _sync(self._descriptor)
+        self._size = size
+
+    def append(self, data: bytes) -> None:
+        """Adds bytes at the end; they are on disk when this returns.
+
+        If it raises, they may be there in part or as a whole: nothing more can be appended until
+        the file is opened again.
+        """
+        if not self._sound:
+            raise RestoreLedgerError(f"{self.path}: an earlier write failed. Open it again.")
+        if os.getpid() != self._owner:
+            raise FixArgumentsError(f"{self.path} was opened by another process: open it here.")
+        self._check_in_place()
+        if os.fstat(self._descriptor).st_size != self._size:
+            raise RestoreLedgerError(
+                f"{self.path} was changed by another program while this run held it. Restore it "
+                "from a copy."
+            )
+        self._sound = False
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        _sync(self._descriptor)
+        self._size += len(data)
+        self._sound = True
+
+    def _check_in_place(self) -> None:
+        """Raises if the path no longer leads to the file that is open."""
+        try:
+            same = os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise RestoreLedgerError(
+                f"{self.path} was moved, removed or replaced while it was open: what is written "
+                "now would be lost. Put it back and open it again."
+            )
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor, self._sound = -1, False
+
+
+def _sync(descriptor: int) -> None:
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # on macOS fsync leaves data in the drive's cache
+    if full is None:
+        os.fsync(descriptor)
+    else:
+        fcntl.fcntl(descriptor, full)
+
+
+def _sync_folder(path: Path) -> None:
+    """The name of a new file is on disk only once its folder is."""
+    descriptor = os.open(path.resolve().parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

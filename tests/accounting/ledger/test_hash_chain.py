@@ -1,0 +1,70 @@
+"""The chain: any change of what was written shows."""
+
+import json
+
+import pytest
+
+from bevel.accounting.ledger.hash_chain import START, canonical, line_of, links, split_torn
+from bevel.errors import RestoreLedgerError
+
+
+def chain(count):
+    lines, previous = [], START
+    for number in range(count):
+        text, previous = line_of({"kind": "test", "value": number / 3}, number, previous)
+        lines.append(text)
+    return lines
+
+
+def read(lines):
+    return [link.entry for link in links(lines, "the file")]
+
+
+def test_what_was_written_is_read():
+    lines = chain(4)
+    assert [entry["value"] for entry in read(lines)] == [k / 3 for k in range(4)]
+    assert all(json.loads(line) for line in lines)
+    assert [link.hash for link in links(lines, "")][-1] == json.loads(lines[-1])["hash"]
+
+
+def test_every_changed_byte_is_found():
+    lines = chain(3)
+    for which, line in enumerate(lines):
+        for at in range(len(line)):
+            for new in {line[at] ^ 1, ord(" "), ord("0")} - {line[at]}:
+                changed = line[:at] + bytes([new]) + line[at + 1 :]
+                with pytest.raises(RestoreLedgerError, match=f"the file, line {which + 1}"):
+                    read([*lines[:which], changed, *lines[which + 1 :]])
+
+
+def test_lines_that_were_moved_removed_or_added_are_found():
+    a, b, c, d = chain(4)
+    for lines in [[b, a, c, d], [a, c, b, d], [a, c, d], [b, c, d], [a, b, b, c], [a, d]]:
+        with pytest.raises(RestoreLedgerError, match="lines were removed, added or moved"):
+            read(lines)
+
+
+def test_the_same_values_spelled_otherwise_are_found():
+    lines = chain(1)
+    spaced = json.dumps(json.loads(lines[0])).encode() + b"\n"
+    with pytest.raises(RestoreLedgerError, match="was changed after it was written"):
+        read([spaced])
+
+
+@pytest.mark.parametrize("text", [b"\n", b"[]\n", b"3\n", b"{}\n", b"\xff\n", b"not json\n"])
+def test_other_lines_are_no_lines_of_a_ledger(text):
+    with pytest.raises(RestoreLedgerError, match="is not a line of a ledger"):
+        read([text])
+
+
+def test_numbers_without_a_spelling_are_refused():
+    with pytest.raises(ValueError, match="JSON compliant"):
+        canonical(float("nan"))
+
+
+def test_what_follows_the_last_whole_line_is_torn():
+    whole = b"".join(chain(2))
+    assert split_torn(whole) == (whole, b"")
+    assert split_torn(whole + b'{"ent') == (whole, b'{"ent')
+    assert split_torn(b"abc") == (b"", b"abc")
+    assert split_torn(b"") == (b"", b"")

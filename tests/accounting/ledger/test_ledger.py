@@ -1,0 +1,280 @@
+"""The file: what is charged is there, and damage is found."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+import pytest
+
+from bevel.accounting.ledger import Budget, Ledger, key_commitment, new_salt
+from bevel.errors import FixArgumentsError, RestoreLedgerError
+
+TERMS = {"unit": "example", "relation": "ADD_OR_REMOVE_ONE"}
+EVENT = {"kind": "GaussianDpEvent", "noise_multiplier": 1.0}
+RUN = {"plan": "plan", "key": "a" * 64}
+TESTS = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A ledger of a run with four charges."""
+    path = tmp_path / "ledger.jsonl"
+    with Ledger.open(path, **TERMS) as ledger:
+        run = ledger.run("run", **RUN)
+        for step in range(4):
+            run.charge(step, step + 1, EVENT)
+    return path
+
+
+def charged_until(path):
+    return Ledger.read(path).run("run", **RUN).charged_until
+
+
+def test_a_charge_is_in_the_file_when_it_returns(path):
+    with Ledger.open(path, **TERMS) as ledger:
+        ledger.run("run", **RUN).charge(4, 9, dp_accounting.GaussianDpEvent(2.5))
+        entry = json.loads(path.read_text().splitlines()[-1])["entry"]
+        assert entry == {
+            "kind": "charge",
+            "run": "run",
+            "plan": "plan",
+            "key": "a" * 64,
+            "attempt": 0,
+            "first": 4,
+            "stop": 9,
+            "event": {"kind": "GaussianDpEvent", "noise_multiplier": 2.5},
+        }
+        assert charged_until(path) == 9
+
+
+def test_a_run_goes_on_where_it_was(path):
+    before = path.read_bytes()
+    with Ledger.open(path, **TERMS) as ledger:
+        run = ledger.run("run", **RUN, checkpoint_step=4, checkpoint_head=ledger.head)
+        assert (run.charged_until, run.attempt, ledger.runs) == (4, 0, ("run",))
+        assert path.read_bytes() == before
+        run.charge(np.int64(4), np.int64(5), EVENT)
+        run.charge(2, 3, EVENT, attempt=1)
+        run.charge(3, 4, EVENT)
+        assert (run.charged_until, run.attempt) == (5, 1)
+    assert path.read_bytes().startswith(before)
+
+
+def test_a_torn_last_line_is_dropped_with_a_notice_wherever_it_is_torn(path):
+    whole = path.read_bytes()
+    start = whole[:-1].rfind(b"\n") + 1
+    for end in range(start + 1, len(whole)):
+        path.write_bytes(whole[:end])
+        with pytest.warns(UserWarning, match="a write that was cut short"):
+            assert charged_until(path) == 3
+        assert path.read_bytes() == whole[:end]  # reading changes nothing
+    with pytest.warns(UserWarning, match=f"{end - start} bytes that are not a whole line"):
+        ledger = Ledger.open(path, **TERMS)
+    with ledger:
+        ledger.run("run", **RUN).charge(3, 4, EVENT)
+    assert path.read_bytes() == whole  # the same charge once more: no trace of the tear
+
+
+def test_a_torn_first_line_is_begun_again(path):
+    first = path.read_bytes().splitlines(keepends=True)[0]
+    for end in [*range(0, len(first), 5), -1]:
+        path.write_bytes(first[:end] if end >= 0 else b"\0" * 100)
+        Ledger.open(path, **TERMS).close()
+        assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize("content", [b"weights", b"a line\nand more", b"\n", b"{}\n"])
+def test_a_file_that_is_no_ledger_is_left_as_it_is(tmp_path, content):
+    path = tmp_path / "weights"
+    path.write_bytes(content)
+    with pytest.raises(RestoreLedgerError, match="is not a l"):
+        Ledger.open(path, **TERMS)
+    assert path.read_bytes() == content
+    with pytest.raises(RestoreLedgerError):
+        Ledger.read(path)
+
+
+def damaged(lines):
+    a, b, c, d, e = lines
+    yield "reordered", [a, c, b, d, e]
+    yield "removed", [a, b, d, e]
+    yield "first removed", [b, c, d, e]
+    yield "doubled", [a, b, c, c, d, e]
+    yield "changed", [a, b, c.replace(b"1.0", b"9.0"), d, e]
+    yield "last changed", [a, b, c, d, e.replace(b"1.0", b"9.0")]
+    yield "torn within", [a, b, c[:-9], d, e]
+    yield "zeros", [a, b, bytes(len(c) - 1) + b"\n", d, e]
+    yield "last but its end is zeros", [a, b, c, d, bytes(len(e) - 1) + b"\n"]
+
+
+def test_other_damage_refuses_and_the_file_is_left_as_it_is(path):
+    for _, lines in damaged(path.read_bytes().splitlines(keepends=True)):
+        path.write_bytes(b"".join(lines))
+        for look in (lambda: Ledger.open(path, **TERMS), lambda: Ledger.read(path)):
+            with pytest.raises(RestoreLedgerError, match="Restore"):
+                look()
+        assert path.read_bytes() == b"".join(lines)
+
+
+def test_a_chain_with_charges_that_cannot_follow_refuses(path):
+    from bevel.accounting.ledger.hash_chain import line_of
+
+    lines = path.read_bytes().splitlines(keepends=True)
+    last = json.loads(lines[-1])
+    for changed in [{"first": 9, "stop": 10}, {"event": {"kind": "x"}}, {"stop": 0}, {"key": "k"}]:
+        text, _ = line_of(last["entry"] | changed, last["line"], last["previous"])
+        path.write_bytes(b"".join([*lines[:-1], text]))
+        with pytest.raises(RestoreLedgerError, match="line 5 cannot follow"):
+            Ledger.read(path)
+
+
+def test_a_checkpoint_ahead_of_the_ledger_refuses(path):
+    with (
+        Ledger.open(path, **TERMS) as ledger,
+        pytest.raises(RestoreLedgerError, match="has charges up to step 4: steps were released"),
+    ):
+        ledger.run("run", **RUN, checkpoint_step=5)
+
+
+def test_lines_cut_off_at_the_end_are_found_by_the_head_of_a_checkpoint(path):
+    with Ledger.open(path, **TERMS) as ledger:
+        head = ledger.head
+        ledger.run("run", **RUN).charge(4, 5, EVENT)
+    Ledger.read(path).run("run", **RUN, checkpoint_step=4, checkpoint_head=head)  # an older one
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-2]))
+    with pytest.raises(RestoreLedgerError, match="lines are missing, or it is another ledger"):
+        Ledger.read(path).run("run", **RUN, checkpoint_step=3, checkpoint_head=head)
+
+
+def test_another_plan_refuses(path):
+    with (
+        Ledger.open(path, **TERMS) as ledger,
+        pytest.raises(FixArgumentsError, match="was begun with the plan plan, and this is the"),
+    ):
+        ledger.run("run", plan="other", key="a" * 64)
+
+
+@pytest.mark.parametrize(
+    "terms, message",
+    [
+        ({"unit": "user"}, "has the unit example, and it was opened with user"),
+        ({"relation": "REPLACE_ONE"}, "different relations do not compose"),
+        ({"budget": Budget(3, 1e-5)}, "a budget is fixed beforehand"),
+    ],
+)
+def test_other_terms_refuse(path, terms, message):
+    with pytest.raises(FixArgumentsError, match=message):
+        Ledger.open(path, **{**TERMS, **terms})
+    Ledger.open(path, **TERMS).close()  # and the lock was given back
+
+
+def test_a_refused_charge_leaves_no_trace(path):
+    before = path.read_bytes()
+    with Ledger.open(path, **TERMS) as ledger:
+        run = ledger.run("run", **RUN)
+        for steps, message in [((0, 1), "charged already"), ((7, 8), "from 4"), ((4, 4), "empty")]:
+            with pytest.raises(FixArgumentsError, match=message):
+                run.charge(*steps, EVENT)
+        with pytest.raises(FixArgumentsError, match="first='4'"):
+            run.charge("4", 5, EVENT)
+        with pytest.raises(FixArgumentsError, match="Known kinds"):
+            run.charge(4, 5, dp_accounting.LaplaceDpEvent(1.0))
+        assert path.read_bytes() == before
+        run.charge(4, 5, EVENT)
+
+
+def test_a_charge_that_could_not_be_written_is_not_counted(path, monkeypatch):
+    import os
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with Ledger.open(path, **TERMS) as ledger:
+        run = ledger.run("run", **RUN)
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(os, "write", full)
+            run.charge(4, 5, EVENT)
+        assert run.charged_until == 4
+        with pytest.raises(RestoreLedgerError, match="Open it again"):
+            run.charge(4, 5, EVENT)
+
+
+def test_without_being_open_nothing_is_charged(path):
+    ledger = Ledger.open(path, **TERMS)
+    ledger.close()
+    ledger.close()
+    for each in (ledger, Ledger.read(path)):
+        with pytest.raises(FixArgumentsError, match="is not open for writing"):
+            each.run("run", **RUN).charge(4, 5, EVENT)
+
+
+def test_there_must_be_a_ledger_to_read(tmp_path):
+    with pytest.raises(FixArgumentsError, match="there is no ledger at"):
+        Ledger.read(tmp_path / "none")
+    (tmp_path / "empty").touch()
+    with pytest.raises(RestoreLedgerError, match="has no whole line"):
+        Ledger.read(tmp_path / "empty")
+
+
+def test_the_key_is_nowhere_in_the_file(tmp_path):
+    key, salt = b"\x07" * 32, new_salt()
+    with Ledger.open(tmp_path / "l", **TERMS) as ledger:
+        ledger.run("run", plan="plan", key=key_commitment(key, salt)).charge(0, 1, EVENT)
+    text = (tmp_path / "l").read_bytes()
+    assert key not in text and key.hex().encode() not in text
+    assert salt not in text and salt.hex().encode() not in text
+    assert key_commitment(key, salt).encode() in text
+
+
+WRITER = """
+import sys
+sys.argv = ["ledger_kills.py"]
+sys.path.insert(0, {tests!r})
+from ledger_kills import EVENT, TERMS, Ledger
+for _ in range(20):
+    with Ledger.open({path!r}, **TERMS, wait=True) as ledger:
+        run = ledger.run({name!r}, plan="plan", key={key!r})
+        run.charge(run.charged_until, run.charged_until + 1, EVENT)
+"""
+
+
+def test_two_writers_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    writers = []
+    for name, key in [("one", "1" * 64), ("two", "2" * 64)]:
+        code = WRITER.format(tests=str(TESTS), path=str(path), name=name, key=key)
+        writers.append(subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE))
+    for writer in writers:
+        _, errors = writer.communicate(timeout=60)
+        assert writer.returncode == 0, errors[-2000:]
+    ledger = Ledger.read(path)
+    for name, key in [("one", "1" * 64), ("two", "2" * 64)]:
+        assert ledger.run(name, plan="plan", key=key).charged_until == 20
+    assert len(path.read_text().splitlines()) == 41
+
+
+def test_a_writer_that_holds_the_ledger_keeps_others_out(path):
+    with Ledger.open(path, **TERMS) as ledger:
+        with pytest.raises(FixArgumentsError, match="held by another run"):
+            Ledger.open(path, **TERMS)
+        ledger.run("run", **RUN).charge(4, 5, EVENT)
+        assert charged_until(path) == 5  # looking needs no lock
+    Ledger.open(path, **TERMS).close()
+
+
+def test_opening_takes_time_in_proportion_to_the_file(tmp_path, monkeypatch):
+    import os
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    with Ledger.open(tmp_path / "l", **TERMS) as ledger:
+        run = ledger.run("run", **RUN)
+        for step in range(5_000):
+            run.charge(step, step + 1, EVENT)
+    begin = time.process_time()
+    assert charged_until(tmp_path / "l") == 5_000
+    assert time.process_time() - begin < 3

@@ -1,0 +1,19 @@
+"""`kill -9` at 200 random moments: no charge is lost, none is there twice."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "ledger_kills.py"
+
+
+def test_no_charge_is_lost_or_doubled_by_kill_9_at_200_moments(tmp_path):
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "ledger.jsonl"), "200"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    seen = json.loads(run.stdout)
+    assert seen["charged"] == seen["released"]
+    # Kills came at all the moments that matter, or the above says nothing.
+    assert seen["torn"] > 10 and seen["unacknowledged"] > 3 and seen["acknowledged"] > 30, seen
+    assert seen["heavy"] == [], "charging loads what takes seconds to import"

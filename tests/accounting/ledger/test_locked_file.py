@@ -1,0 +1,123 @@
+"""A file that one process at a time appends to."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from bevel.accounting.ledger.locked_file import LockedFile
+from bevel.errors import FixArgumentsError, RestoreLedgerError
+
+
+def test_what_is_appended_is_read(tmp_path):
+    file = LockedFile(tmp_path / "f")
+    file.append(b"one\n")
+    file.append(b"two\n")
+    assert file.read() == b"one\ntwo\n"
+    file.cut(4)
+    file.append(b"three\n")
+    file.close()
+    assert (tmp_path / "f").read_bytes() == b"one\nthree\n"
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
+
+
+def test_bytes_are_synced_before_append_returns(tmp_path, monkeypatch):
+    calls = []
+    write, sync = os.write, os.fsync
+    monkeypatch.setattr(os, "write", lambda *a: (calls.append("write"), write(*a))[1])
+    monkeypatch.setattr(os, "fsync", lambda *a: (calls.append("sync"), sync(*a))[1])
+    file = LockedFile(tmp_path / "f")
+    assert calls == ["sync"]  # the folder, which holds the name
+    file.append(b"one\n")
+    assert calls == ["sync", "write", "sync"]
+    file.close()
+
+
+def test_writes_in_part_are_finished(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:2]))
+    file = LockedFile(tmp_path / "f")
+    file.append(b"a long line\n")
+    assert file.read() == b"a long line\n"
+    file.close()
+
+
+def test_nothing_follows_a_write_that_failed(tmp_path, monkeypatch):
+    file = LockedFile(tmp_path / "f")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "fsync", full)
+        file.append(b"one\n")
+    with pytest.raises(RestoreLedgerError, match="an earlier write failed"):
+        file.append(b"two\n")
+    file.close()
+    again = LockedFile(tmp_path / "f")
+    again.append(b"two\n")
+    again.close()
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    first = LockedFile(tmp_path / "f")
+    with pytest.raises(FixArgumentsError, match="held by another run"):
+        LockedFile(tmp_path / "f")
+    first.close()
+    LockedFile(tmp_path / "f").close()
+
+
+def test_a_second_writer_can_wait(tmp_path):
+    first = LockedFile(tmp_path / "f")
+    order = []
+
+    def second():
+        file = LockedFile(tmp_path / "f", wait=True)
+        order.append("second")
+        assert file.read() == b"first\n"
+        file.append(b"second\n")
+        file.close()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    time.sleep(0.05)
+    first.append(b"first\n")
+    order.append("first")
+    first.close()
+    thread.join(10)
+    assert order == ["first", "second"]
+    assert (tmp_path / "f").read_bytes() == b"first\nsecond\n"
+
+
+def test_other_programs_that_write_are_noticed(tmp_path):
+    file = LockedFile(tmp_path / "f")
+    with open(tmp_path / "f", "ab") as other:
+        other.write(b"x")
+    with pytest.raises(RestoreLedgerError, match="changed by another program"):
+        file.append(b"one\n")
+    file.close()
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_file_that_is_gone_is_noticed(tmp_path, replaced):
+    file = LockedFile(tmp_path / "f")
+    os.rename(tmp_path / "f", tmp_path / "g")
+    if replaced:
+        (tmp_path / "f").write_bytes(b"")
+    with pytest.raises(RestoreLedgerError, match="moved, removed or replaced"):
+        file.append(b"one\n")
+    file.close()
+
+
+def test_a_child_process_opens_its_own(tmp_path, monkeypatch):
+    file = LockedFile(tmp_path / "f")
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(FixArgumentsError, match="opened by another process"):
+        file.append(b"one\n")
+    file.close()
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path):
+    with pytest.raises(FixArgumentsError, match="no such folder"):
+        LockedFile(tmp_path / "nowhere" / "f")

@@ -1,0 +1,51 @@
+"""Plain optimizers as augmented ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bevel.errors import FixArgumentsError
+from bevel.optimizers import as_augmented_optimizer, scale_then_privatize
+
+# optax mixes dtypes in Adam's correction for the first steps.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+PARAMS = {"w": jnp.arange(3.0), "b": jnp.ones(())}
+GRADS = {"w": jnp.asarray([1.0, -2.0, 3.0]), "b": jnp.full((), 0.5)}
+
+
+@pytest.fixture
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.parametrize("base", [optax.sgd(0.1), optax.adam(0.1), optax.adamw(0.1)])
+def test_a_plain_optimizer_does_what_it_did(base):
+    augmented = as_augmented_optimizer(base)
+    state, plain = augmented.init(PARAMS), base.init(PARAMS)
+    for _ in range(3):
+        updates, state = augmented.update(GRADS, state, PARAMS, value=1.0)
+        expected, plain = base.update(GRADS, plain, PARAMS)
+        jax.tree.map(np.testing.assert_array_equal, updates, expected)
+    jax.tree.map(np.testing.assert_array_equal, state, plain)
+
+
+def test_a_plain_optimizer_clips_gradients_as_they_are():
+    augmented = as_augmented_optimizer(optax.adam(0.1))
+    transform = augmented.pre_clipping_transform(augmented.init(PARAMS))
+    assert transform(GRADS) is GRADS
+    assert transform(GRADS, inverse=True) is GRADS
+
+
+def test_an_augmented_one_comes_back_as_it_is():
+    augmented = scale_then_privatize(optax.adam(0.1))
+    assert as_augmented_optimizer(augmented) is augmented
+
+
+def test_other_things_are_refused():
+    for other in [optax.adam, None, "adam"]:
+        with pytest.raises(FixArgumentsError, match=r"give an optax\.GradientTransformation"):
+            as_augmented_optimizer(other)
