@@ -145,9 +145,9 @@ def widened(x: jax.Array) -> jax.Array:
     return x.astype(precision.accumulation_dtype(x.dtype))
 
 
-def at_step(values: jax.Array, i: jax.Array, dtype: Any) -> jax.Array:
+def at_step(values: Any, i: jax.Array, dtype: Any) -> jax.Array:
     """values[i], and NaN past the end."""
-    return values.at[i].get(mode="fill", fill_value=math.nan).astype(dtype)
+    return jnp.asarray(values, dtype).at[i].get(mode="fill", fill_value=math.nan)
 
 
 def scale_rows_and_columns(
@@ -209,7 +209,7 @@ def prefix_sum() -> StreamingMatrix:
 
 def diagonal(diag: jax.Array) -> StreamingMatrix:
     """diag(d) for d of shape (n,). Steps from n on give NaN."""
-    diag = jnp.asarray(checked_coefs(diag, "diag"))
+    diag = checked_coefs(diag, "diag")
 
     def multiply_next(tree: PyTree, i: jax.Array) -> tuple[PyTree, jax.Array]:
         def scaled(x: jax.Array) -> jax.Array:

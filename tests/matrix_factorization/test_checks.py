@@ -17,7 +17,7 @@ def test_whole_numbers_pass(value):
 
 @pytest.mark.parametrize("value", [0, -3, 1.0, np.float64(2), True, np.True_, "1", None, [1]])
 def test_other_counts_are_refused(value):
-    with pytest.raises(FixArgumentsError, match="min_sep=.*whole number of at least 1"):
+    with pytest.raises(FixArgumentsError, match=r"min_sep=.*whole number of at least 1"):
         checks.checked_count(value, "min_sep")
 
 
@@ -59,7 +59,7 @@ def test_coefficients_are_real_numbers(values):
 @pytest.mark.parametrize("shape", [(2, 3), (4,), (0, 0), (2, 2, 2), ()])
 def test_a_matrix_is_square(shape):
     for check in (checks.checked_square, checks.checked_lower_triangular):
-        with pytest.raises(FixArgumentsError, match="C has shape.*square"):
+        with pytest.raises(FixArgumentsError, match=r"C has shape.*square"):
             check(np.zeros(shape), "C")
 
 
