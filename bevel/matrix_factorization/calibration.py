@@ -22,8 +22,8 @@ def poisson_noise_multiplier(
 ) -> float:
     """The same for `steps` Gaussian releases, each of a Poisson sample of the examples.
 
-    For adding or removing one example. By privacy loss distributions on a grid of 1e-3, which
-    overstates the noise by less than a thousandth; Renyi accounting says where to look.
+    For adding or removing one example. By privacy loss distributions on a grid of a thousandth of
+    epsilon, which overstates the noise by little; Renyi accounting says where to look.
     """
     import dp_accounting
     from dp_accounting import pld, rdp
@@ -47,7 +47,7 @@ def poisson_noise_multiplier(
     try:
         return float(
             dp_accounting.calibrate_dp_mechanism(
-                lambda: pld.PLDAccountant(value_discretization_interval=1e-3),
+                lambda: pld.PLDAccountant(value_discretization_interval=1e-3 * epsilon),
                 event,
                 epsilon,
                 delta,

@@ -99,6 +99,8 @@ def optimize(
 ) -> jax.Array:
     """The C with the smallest error whose sensitivity is 1, every epoch having the same order.
 
+    For other participations compute it, with `sensitivity`; for `equal_norm` and bands up to
+    n / epochs it is 1 also if steps are only known to be n / epochs apart.
     The optimisation is over X = C'C, in which the mean error is convex. O(n^3) a step.
 
     Args:

@@ -126,29 +126,30 @@ def by_scipy(
     def vector_of(tree: ParamT) -> np.ndarray:
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
-    best = np.inf
+    ceiling = np.inf
     last: tuple[np.ndarray, float, np.ndarray]
 
     def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal best, last
+        nonlocal ceiling, last
         value, tree = value_and_grad(tree_of(x))
         loss, gradient = float(value), vector_of(tree)
-        ceiling = best + 10 * (abs(best) + 1) if np.isfinite(best) else np.inf
         if not (loss < ceiling and np.all(np.isfinite(gradient))):
             # The search interpolates: beside an infinite or huge loss its next step would be so
             # short that it looks converged. A low wall makes it turn back by a moderate factor.
             loss, gradient = ceiling, np.zeros_like(gradient)
-        best = min(best, loss)
+        if not np.isfinite(ceiling):
+            ceiling = wall(loss)
         last = x.copy(), loss, gradient
         return loss, gradient
 
     step = 0
 
     def after_step(intermediate_result: Any) -> None:
-        nonlocal step
-        x = intermediate_result.x
+        nonlocal ceiling, step
+        x = intermediate_result.x.copy()  # SciPy writes into it again
         if not np.array_equal(last[0], x):
             evaluate(x)
+        ceiling = wall(last[1])
         if callback(CallbackArgs(step, last[1], tree_of(last[2]), tree_of(x), intermediate_result)):
             raise StopIteration
         step += 1
@@ -165,6 +166,11 @@ def by_scipy(
     return tree_of(result.x)
 
 
+def wall(loss: float) -> float:
+    """A loss that is far too high to be accepted from where the search stands."""
+    return loss + 10 * (abs(loss) + 1)
+
+
 def by_optax(
     value_and_grad: Callable[[ParamT], Any],
     params: ParamT,
@@ -179,6 +185,7 @@ def by_optax(
     state = optimizer.init(params)
 
     @jax.jit
+    @jax.numpy_dtype_promotion("standard")  # optax mixes int32 and int64
     def one_step(params: ParamT, state: Any) -> tuple[ParamT, Any]:
         loss, gradient = value_and_grad(params)
         updates, state = optimizer.update(

@@ -94,7 +94,7 @@ class LossFn:
             "buf_decay_gap": -xp.diff(theta) - self.min_theta_gap,
             "output_scale_positive": omega,
             "second_coef": self.max_second_coef - xp.sum(omega),
-            "inverse_buf_decay_positive": theta_hat,
+            "inverse_buf_decay_above_minus_one": 1 + theta_hat,
             "inverse_buf_decay_below_one": 1 - theta_hat,
             "inverse_buf_decay_gap": -xp.diff(theta_hat) - self.min_theta_gap,
             "inverse_output_scale_negative": -omega_hat,

@@ -22,14 +22,11 @@ class Parameterization:
 
     @classmethod
     def strategy_blt(cls) -> "Parameterization":
-        """Decays and scales of C as they are. Only the penalties of the loss keep them valid."""
-        return cls(
-            lambda blt: (blt.buf_decay, blt.output_scale),
-            lambda params: (
-                BufferedToeplitz(*params),
-                BufferedToeplitz(*params).inverse(skip_checks=True),
-            ),
-        )
+        """Decays and scales of C, as log(theta / (1 - theta)) and log(omega).
+
+        Only the penalties of the loss keep decays apart and the sum of the scales below 1.
+        """
+        return cls(params_of_strategy, strategy_of_params)
 
     @classmethod
     def buf_decay_pair(cls) -> "Parameterization":
@@ -44,6 +41,17 @@ class Parameterization:
     def get_loss_fn(self, loss_fn: LossFn) -> Callable[[Any], jax.Array]:
         """The penalised loss as a function of the parameters."""
         return lambda params: loss_fn.penalized_loss(*self.blt_and_inverse_from_params(params))
+
+
+def params_of_strategy(blt: BufferedToeplitz) -> dict[str, Any]:
+    theta, omega = blt.as_floats()
+    theta = np.clip(theta, 1e-6, 1 - 1e-12)
+    return {"decay": np.log(theta) - np.log1p(-theta), "scale": np.log(omega)}
+
+
+def strategy_of_params(params: dict[str, Any]) -> tuple[BufferedToeplitz, BufferedToeplitz]:
+    blt = BufferedToeplitz(jax.nn.sigmoid(params["decay"]), jnp.exp(params["scale"]))
+    return blt, blt.inverse(skip_checks=True)
 
 
 def params_of_pair(blt: BufferedToeplitz) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Errors of Toeplitz strategies on prefix sums or another Toeplitz workload.
 
-JAX; called with plain numbers the functions compute in float64 and return NumPy arrays.
+Plain numbers are computed by NumPy in float64, traced ones by JAX.
 """
 
 from collections.abc import Callable
@@ -12,21 +12,20 @@ import numpy as np
 
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.checks import checked_coefs, checked_count
-from bevel.matrix_factorization.optimization import jax_enable_x64
+from bevel.matrix_factorization.optimization import jax_enable_x64, namespace
 from bevel.matrix_factorization.toeplitz.participation import sensitivity_squared
 from bevel.matrix_factorization.toeplitz.series import multiply, pad_coefs_to_n, solve_banded
 
 Reduction = Callable[[Any], Any]
 
 
-@jax_enable_x64
 def per_query_error(
     *,
     strategy_coef: jax.Array | None = None,
     noising_coef: jax.Array | None = None,
     n: int | None = None,
     workload_coef: jax.Array | None = None,
-) -> jax.Array:
+) -> Any:
     """Squared error of each of n queries for noise of variance 1: row norms of A C^-1, squared.
 
     Args:
@@ -41,12 +40,13 @@ def per_query_error(
     name = "strategy_coef" if noising_coef is None else "noising_coef"
     checked_coefs(given, name)
     n = np.shape(given)[0] if n is None else checked_count(n, "n")
-    workload = jnp.ones(n) if workload_coef is None else pad_coefs_to_n(workload_coef, n)
+    queries: Any = np.ones(n) if workload_coef is None else workload_coef
+    workload = pad_coefs_to_n(queries, n)
     if noising_coef is None:
         decoder = solve_banded(given, workload)
     else:
         decoder = multiply(given, workload, n)
-    return jnp.cumsum(decoder * decoder)
+    return namespace(decoder).cumsum(decoder * decoder)
 
 
 @jax_enable_x64

@@ -1,10 +1,11 @@
 """Lower triangular Toeplitz matrices as power series: entry (i, j) is coef[i - j].
 
-Products and inverses of such matrices are products and inverses of series. JAX throughout; called
-with plain numbers the functions compute in float64 and return NumPy arrays.
+Products and inverses of such matrices are products and inverses of series. Plain numbers are
+computed by NumPy and SciPy in float64, traced ones by JAX.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax.scipy.linalg import solve_triangular
 
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.checks import checked_coefs, checked_count
-from bevel.matrix_factorization.optimization import jax_enable_x64
+from bevel.matrix_factorization.optimization import namespace
 
 # Rows that are solved for at a time. A step of the loop costs about as much as its arithmetic.
 BLOCK = 128
@@ -21,71 +22,74 @@ BLOCK = 128
 DIRECT = 256
 
 
-@jax_enable_x64
-def pad_coefs_to_n(coef: jax.Array, n: int | None = None) -> jax.Array:
+def pad_coefs_to_n(coef: jax.Array, n: int | None = None) -> Any:
     """The first n coefficients: zeros are added, or the rest is cut. None changes nothing."""
-    coef = jnp.asarray(checked_coefs(coef, "coef"), float)
+    coef = as_floats(coef, "coef")
     n = coef.shape[0] if n is None else checked_count(n, "n")
-    return jnp.pad(coef[:n], (0, max(0, n - coef.shape[0])))
+    return namespace(coef).pad(coef[:n], (0, max(0, n - coef.shape[0])))
 
 
-@jax_enable_x64
-def materialize_lower_triangular(coef: jax.Array, n: int | None = None) -> jax.Array:
+def materialize_lower_triangular(coef: jax.Array, n: int | None = None) -> Any:
     """The dense n x n matrix whose first column is `coef`, padded or cut."""
-    coef = jnp.asarray(checked_coefs(coef, "coef"), float)
-    return lower_triangular(coef, coef.shape[0] if n is None else checked_count(n, "n"))
+    coef = as_floats(coef, "coef")
+    n = coef.shape[0] if n is None else checked_count(n, "n")
+    lag = np.subtract.outer(np.arange(n), np.arange(n))
+    last = coef.shape[0] - 1
+    return namespace(coef).where((lag >= 0) & (lag <= last), coef[np.clip(lag, 0, last)], 0.0)
 
 
-@jax_enable_x64
-def multiply(lhs_coef: jax.Array, rhs_coef: jax.Array, n: int | None = None) -> jax.Array:
+def multiply(lhs_coef: jax.Array, rhs_coef: jax.Array, n: int | None = None) -> Any:
     """Coefficients of the product of two Toeplitz matrices of size n, by default of the longer one.
 
-    O(n log n). Above a few hundred coefficients it is by FFT: then the error is small beside the
-    largest coefficients, not beside each.
+    O(n log n). Long ones are multiplied by FFT: then the error is small beside the largest
+    coefficients, not beside each.
     """
-    lhs = jnp.asarray(checked_coefs(lhs_coef, "lhs_coef"), float)
-    rhs = jnp.asarray(checked_coefs(rhs_coef, "rhs_coef"), float)
+    lhs, rhs = as_floats(lhs_coef, "lhs_coef"), as_floats(rhs_coef, "rhs_coef")
     n = max(lhs.shape[0], rhs.shape[0]) if n is None else checked_count(n, "n")
-    return convolve(lhs[:n], pad_coefs_to_n(rhs, n)[:, None])[:, 0]
+    if namespace(lhs, rhs) is jnp:
+        return convolve(lhs[:n], pad_coefs_to_n(rhs, n)[:, None])[:, 0]
+    import scipy.signal
+
+    return pad_coefs_to_n(scipy.signal.convolve(lhs[:n], rhs[:n]), n)
 
 
-@jax_enable_x64
-def inverse_coef(coef: jax.Array, n: int | None = None) -> jax.Array:
+def inverse_coef(coef: jax.Array, n: int | None = None) -> Any:
     """The first n coefficients of the inverse matrix: of 1 / (coef[0] + coef[1] x + ...)."""
-    coef = jnp.asarray(checked_coefs(coef, "coef"), float)
+    coef = as_floats(coef, "coef")
     n = coef.shape[0] if n is None else checked_count(n, "n")
-    return solve_banded(coef[:n], jnp.zeros(n).at[0].set(1))
+    return solve_banded(coef, np.eye(1, n)[0])
 
 
-@jax_enable_x64
-def solve_banded(coef: jax.Array, rhs: jax.Array) -> jax.Array:
+def solve_banded(coef: jax.Array, rhs: jax.Array) -> Any:
     """Solves T x = rhs for rhs of shape (n,) or (n, ...), T the n x n matrix of `coef`.
 
-    Forward substitution in blocks: O(n * bands), stable for every T for which substitution is.
-    Differentiable in both arguments, at the cost of one more solve.
+    Forward substitution: O(n * bands), stable for every T for which substitution is. Differentiable
+    in both arguments, at the cost of one more solution.
     """
-    coef = jnp.asarray(checked_coefs(coef, "coef"), float)
-    rhs = jnp.asarray(rhs, float)
+    coef, xp = as_floats(coef, "coef"), namespace(coef, rhs)
+    rhs = xp.asarray(rhs, float)
     if rhs.ndim == 0:
         raise FixArgumentsError("rhs is a number: write one row for each row of the matrix.")
-    if not isinstance(coef, jax.core.Tracer) and coef[0] == 0:
-        raise FixArgumentsError("coef[0] is 0: the matrix has no inverse.")
     coef = coef[: rhs.shape[0]]
-    columns = rhs.reshape(rhs.shape[0], -1)
+    if namespace(coef) is np and coef[0] == 0:
+        raise FixArgumentsError("coef[0] is 0: the matrix has no inverse.")
+    if xp is np:
+        import scipy.signal
 
+        return scipy.signal.lfilter([1.0], coef, rhs, axis=0)
+    coef = jnp.asarray(coef)
     x = jax.lax.custom_linear_solve(
         functools.partial(convolve, coef),
-        columns,
+        rhs.reshape(rhs.shape[0], -1),
         solve=lambda _, r: forward_substitution(coef, r),
         transpose_solve=lambda _, r: forward_substitution(coef, r[::-1])[::-1],
     )
     return x.reshape(rhs.shape)
 
 
-def lower_triangular(coef: jax.Array, n: int) -> jax.Array:
-    lag = np.subtract.outer(np.arange(n), np.arange(n))
-    last = coef.shape[0] - 1
-    return jnp.where((lag >= 0) & (lag <= last), coef[np.clip(lag, 0, last)], 0.0)
+def as_floats(coef: Any, name: str) -> Any:
+    """Checked coefficients in float64, or in JAX's default float if they are traced."""
+    return namespace(coef).asarray(checked_coefs(coef, name), float)
 
 
 @jax.jit
@@ -93,7 +97,7 @@ def convolve(coef: jax.Array, x: jax.Array) -> jax.Array:
     """T x for the columns of x (n, m), where T has the first column `coef` (at most n of them)."""
     n = x.shape[0]
     if n <= DIRECT:
-        matrix = lower_triangular(coef, n)
+        matrix = materialize_lower_triangular(coef, n)
         return jnp.dot(matrix, x, precision=jax.lax.Precision.HIGHEST)
     length = 1 << (n + coef.shape[0] - 1).bit_length()
     spectrum = jnp.fft.rfft(coef, length)[:, None] * jnp.fft.rfft(x, length, axis=0)
@@ -105,7 +109,7 @@ def forward_substitution(coef: jax.Array, rhs: jax.Array) -> jax.Array:
     """Solves T x = rhs for the columns of rhs (n, m), a block of rows at a time."""
     (n, columns), past = rhs.shape, coef.shape[0] - 1
     block = min(BLOCK, n)
-    diagonal_block = lower_triangular(coef, block)
+    diagonal_block = materialize_lower_triangular(coef, block)
     # Entry (i, s) multiplies the row that is `past - s` before the block, i + past - s before i.
     lag = np.add.outer(np.arange(block), past - np.arange(past))
     below = jnp.where(lag <= past, coef[np.minimum(lag, past)], 0.0)
