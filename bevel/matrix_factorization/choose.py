@@ -171,11 +171,16 @@ def choose_mechanism(
     families = (dp_sgd, band_mf, blt, bisr)
     runnable = [c for family in families for c in family(setting)]
     fitting = [c for c in runnable if c.buffers <= setting.most_buffers]
-    best = min(fitting, key=lambda c: c.error)
-    near = [c for c in fitting if c.error <= (1 + tolerance) * best.error]
-    chosen = min(near, key=lambda c: (c.state_bytes, c.error))
+    chosen, best = chosen_and_best(fitting, tolerance)
     table = sorted([*fitting, tree(setting)], key=lambda c: c.error)
     return Choice(chosen, reasons(setting, chosen, best, fitting), tuple(table))
+
+
+def chosen_and_best(fitting: list[Candidate], tolerance: float) -> tuple[Candidate, Candidate]:
+    """The one that keeps least of those within `tolerance` of the smallest error, and that one."""
+    best = min(fitting, key=lambda c: c.error)
+    near = [c for c in fitting if c.error <= (1 + tolerance) * best.error]
+    return min(near, key=lambda c: (c.state_bytes, c.error)), best
 
 
 def checked_setting(

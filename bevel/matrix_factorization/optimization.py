@@ -24,7 +24,10 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class CallbackArgs:
-    """What a callback sees after each step: the step from 0, and loss and gradient at params."""
+    """What a callback sees after each step: the step from 0, and loss and gradient at params.
+
+    Numbers are NumPy's; `state` is what the optimizer keeps, and differs between optimizers.
+    """
 
     step: int
     loss: Any
@@ -200,7 +203,8 @@ def by_optax(
 
     for step in range(steps):
         params, state = one_step(params, state)
-        loss, gradient = value_and_grad(params)
-        if callback(CallbackArgs(step, loss, gradient, params, state)):
+        loss, gradient = jax.tree.map(as_numpy, value_and_grad(params))
+        seen = jax.tree.map(as_numpy, params)
+        if callback(CallbackArgs(step, loss, gradient, seen, state)):
             break
     return params

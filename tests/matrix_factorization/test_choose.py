@@ -6,6 +6,7 @@ import pytest
 
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import (
+    Candidate,
     calibration,
     choose_mechanism,
     sensitivity,
@@ -18,7 +19,7 @@ N, TIMES, PARAMS = 24, 3, 100
 
 @pytest.fixture(scope="module", name="choice")
 def fixture_choice():
-    return choose_mechanism(N, TIMES, 4 * PARAMS * 4, params_per_device=PARAMS)
+    return choose_mechanism(N, TIMES, 2 * 4 * PARAMS, params_per_device=PARAMS)
 
 
 def matrices(candidate, n=N):
@@ -50,7 +51,7 @@ def test_states_have_the_bytes_that_are_said(choice):
         state = c.noising_matrix().init_multiply(jax.ShapeDtypeStruct((PARAMS,), "float32"))
         buffers = [x for x in jax.tree.leaves(state) if x.ndim > 0]
         assert sum(x.nbytes for x in buffers) == c.state_bytes == 4 * PARAMS * c.buffers
-        assert c.state_bytes <= 4 * PARAMS * 4
+        assert c.state_bytes <= 2 * 4 * PARAMS
 
 
 def test_the_smallest_error_that_fits_is_chosen(choice):
@@ -62,8 +63,17 @@ def test_the_smallest_error_that_fits_is_chosen(choice):
     for c in runnable:
         if c.error <= 1.01 * best:
             assert choice.chosen.state_bytes <= c.state_bytes
-    strict = choose_mechanism(N, TIMES, 4 * PARAMS * 4, params_per_device=PARAMS, tolerance=0.0)
-    assert strict.chosen.error == best
+
+
+def test_less_state_is_worth_the_tolerance_and_no_more():
+    def row(error, state_bytes):
+        return Candidate("BLT", "", 0, state_bytes, error, 1.0, "")
+
+    best, near, far = row(1.0, 30), row(1.009, 20), row(1.02, 0)
+    for tolerance, expected in ((0.0, best), (0.01, near), (0.03, far)):
+        assert choose_module.chosen_and_best([far, best, near], tolerance) == (expected, best)
+    same = row(1.0, 20)
+    assert choose_module.chosen_and_best([best, same], 0.0)[0] is same
 
 
 def test_the_baseline_is_in_the_table(choice):
@@ -81,7 +91,7 @@ def test_it_says_why(choice):
     assert choice.chosen.name in choice.why
     for name in {"DP-SGD", "BandMF", "BLT", "BISR"} - {choice.chosen.name}:
         assert f"{name} (" in choice.why and "times its error" in choice.why
-    assert "4 copies of the gradient fit" in choice.why
+    assert "2 copies of the gradient fit" in choice.why
     assert "8 steps apart" in choice.why
     for c in choice.candidates:
         assert c.detail in text

@@ -69,10 +69,11 @@ def optimize_loss(
 
 def in_float32(blt: BufferedToeplitz) -> BufferedToeplitz:
     """Decays and scales that float32 holds; scales are rounded down, so that their sum stays."""
-    decay, scale = (np.asarray(x, np.float32) for x in (blt.buf_decay, blt.output_scale))
-    below = np.nextafter(scale, np.float32(0))
-    scale = np.where(scale > blt.output_scale, below, scale)
-    return BufferedToeplitz.build(decay, np.maximum(scale, np.finfo(np.float32).tiny))
+    theta, omega = blt.as_floats()
+    scale = omega.astype(np.float32)
+    scale = np.where(scale > omega, np.nextafter(scale, np.float32(0)), scale)
+    scale = np.maximum(scale, np.finfo(np.float32).tiny)
+    return BufferedToeplitz.build(theta.astype(np.float32), scale)
 
 
 def rational_starts(count: int) -> list[BufferedToeplitz]:

@@ -16,10 +16,9 @@ from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.checks import checked_coefs, checked_count
 from bevel.matrix_factorization.optimization import namespace
 
-# Rows that are solved for at a time. A step of the loop costs about as much as its arithmetic.
+# Up to this size dense matrices are fast. Beyond, so many rows are solved for at a time: a step of
+# the loop then costs about as much as its arithmetic.
 BLOCK = 128
-# Up to this size a product by its definition is fast, and exact to the last digit.
-DIRECT = 256
 
 
 def pad_coefs_to_n(coef: jax.Array, n: int | None = None) -> Any:
@@ -77,10 +76,13 @@ def solve_banded(coef: jax.Array, rhs: jax.Array) -> Any:
         import scipy.signal
 
         return scipy.signal.lfilter([1.0], coef, rhs, axis=0)
-    coef = jnp.asarray(coef)
+    coef, columns = jnp.asarray(coef), rhs.reshape(rhs.shape[0], -1)
+    if rhs.shape[0] <= BLOCK:
+        matrix = materialize_lower_triangular(coef, rhs.shape[0])
+        return solve_triangular(matrix, columns, lower=True).reshape(rhs.shape)
     x = jax.lax.custom_linear_solve(
         functools.partial(convolve, coef),
-        rhs.reshape(rhs.shape[0], -1),
+        columns,
         solve=lambda _, r: forward_substitution(coef, r),
         transpose_solve=lambda _, r: forward_substitution(coef, r[::-1])[::-1],
     )
@@ -96,7 +98,7 @@ def as_floats(coef: Any, name: str) -> Any:
 def convolve(coef: jax.Array, x: jax.Array) -> jax.Array:
     """T x for the columns of x (n, m), where T has the first column `coef` (at most n of them)."""
     n = x.shape[0]
-    if n <= DIRECT:
+    if n <= BLOCK:
         matrix = materialize_lower_triangular(coef, n)
         return jnp.dot(matrix, x, precision=jax.lax.Precision.HIGHEST)
     length = 1 << (n + coef.shape[0] - 1).bit_length()
@@ -108,10 +110,9 @@ def convolve(coef: jax.Array, x: jax.Array) -> jax.Array:
 def forward_substitution(coef: jax.Array, rhs: jax.Array) -> jax.Array:
     """Solves T x = rhs for the columns of rhs (n, m), a block of rows at a time."""
     (n, columns), past = rhs.shape, coef.shape[0] - 1
-    block = min(BLOCK, n)
-    diagonal_block = materialize_lower_triangular(coef, block)
+    diagonal_block = materialize_lower_triangular(coef, BLOCK)
     # Entry (i, s) multiplies the row that is `past - s` before the block, i + past - s before i.
-    lag = np.add.outer(np.arange(block), past - np.arange(past))
+    lag = np.add.outer(np.arange(BLOCK), past - np.arange(past))
     below = jnp.where(lag <= past, coef[np.minimum(lag, past)], 0.0)
 
     def solve(before: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -119,7 +120,6 @@ def forward_substitution(coef: jax.Array, rhs: jax.Array) -> jax.Array:
         x = solve_triangular(diagonal_block, r - known, lower=True)
         return jnp.concatenate([before, x])[x.shape[0] :], x
 
-    blocks = -(-n // block)
-    rhs = jnp.pad(rhs, ((0, blocks * block - n), (0, 0))).reshape(blocks, block, columns)
+    rhs = jnp.pad(rhs, ((0, -n % BLOCK), (0, 0))).reshape(-1, BLOCK, columns)
     start = jnp.zeros((past, columns), rhs.dtype)
     return jax.lax.scan(solve, start, rhs)[1].reshape(-1, columns)[:n]

@@ -86,9 +86,12 @@ def test_derivatives_are_those_of_the_dense_solution(n):
             )
 
         coef = jnp.asarray(COEF)
-        got, expected = (jax.grad(f, argnums=(0, 1))(coef, rhs) for f in (banded, by_matrix))
+        got, expected = (
+            jax.jit(jax.grad(f, argnums=(0, 1)))(coef, rhs) for f in (banded, by_matrix)
+        )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), got, expected)
-        tangent = jax.jvp(lambda c: banded(c, rhs), (coef,), (jnp.ones(4),))[1]
+        along = jax.jit(lambda c: jax.jvp(lambda c: banded(c, rhs), (c,), (jnp.ones(4),))[1])
+        tangent = along(coef)
         np.testing.assert_allclose(tangent, jnp.sum(got[0]), rtol=1e-9)
 
 
