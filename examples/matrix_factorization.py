@@ -13,7 +13,7 @@ params = 10_000
 choice = matrix_factorization.choose_mechanism(
     steps,
     epochs,
-    memory_per_device=2 * 4 * params,  # room for two float32 copies of the gradient
+    memory_per_device=4 * params,  # room for one float32 copy of the gradient
     params_per_device=params,
 )
 print(choice)

@@ -20,6 +20,11 @@ def checked_count(value: Any, name: str, least: int = 1) -> int:
     return number
 
 
+def checked_steps(n: Any, name: str = "n", least: int = 1) -> Any:
+    """A count that may also be traced: then it is not known yet and passes."""
+    return n if isinstance(n, jax.core.Tracer) else checked_count(n, name, least)
+
+
 def checked_bands(bands: Any, n: int) -> int:
     """The number of diagonals of an n x n matrix: from 1, the diagonal alone, to n."""
     bands = checked_count(bands, "bands")

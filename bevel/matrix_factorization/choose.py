@@ -98,7 +98,8 @@ class Setting:
     def separated(self) -> str:
         if self.participations == 1:
             return "each example once"
-        return f"each example at most {self.participations} times, {self.min_sep} steps apart"
+        steps = f"{self.min_sep} step{'s' * (self.min_sep > 1)}"
+        return f"each example at most {self.participations} times, {steps} apart"
 
     @functools.cached_property
     def unamplified_noise(self) -> float:
@@ -261,7 +262,7 @@ def blt(setting: Setting) -> Iterator[Candidate]:
         strategy, loss = buffered_toeplitz.optimize_loss(loss_fn, count)
         squared_sensitivity = float(loss_fn.sensitivity_squared(strategy))
         squared = float(loss) / squared_sensitivity
-        detail = "1 buffer" if count == 1 else f"{count} buffers"
+        detail = f"{count} buffer{'s' * (count > 1)}"
         c = setting.candidate("BLT", detail, count, squared, squared_sensitivity)
         make = strategy.inverse_as_streaming_matrix
         yield dataclasses.replace(c, make_noising_matrix=make)
@@ -294,7 +295,7 @@ def tree(setting: Setting) -> Candidate:
         setting.n, setting.min_sep, setting.participations
     )
     levels = tree_aggregation.num_levels(setting.n)
-    detail = f"{levels} levels (baseline)"
+    detail = f"{levels} level{'s' * (levels > 1)} (baseline)"
     return setting.candidate("tree aggregation", detail, levels, squared, squared_sensitivity)
 
 
@@ -325,5 +326,5 @@ def reasons(setting: Setting, chosen: Candidate, best: Candidate, fitting: list[
             others.setdefault(c.name, c)
     for c in others.values():
         said.append(f"{c.name} ({c.detail}) has {c.error / chosen.error:.3g} times its error.")
-    said.append(f"It needs batches with {chosen.sampling}.")
+    said.append(f"Its privacy holds for batches chosen so: {chosen.sampling}.")
     return " ".join(said)

@@ -107,7 +107,7 @@ def optimize(
         raise FixArgumentsError(
             f"the loss of the starting point is {loss}: start where it is finite."
         )
-    if max_optimizer_steps == 0:
+    if max_optimizer_steps == 0 or not any(x.size for x in jax.tree.leaves(params)):
         return params
     run = by_scipy if optimizer is None else functools.partial(by_optax, optimizer=optimizer)
     return run(value_and_grad, params, max_optimizer_steps, callback)

@@ -27,6 +27,13 @@ def test_a_count_has_a_least_value():
         checks.checked_count(1, "n", least=2)
 
 
+def test_traced_steps_pass():
+    assert checks.checked_steps(3) == 3
+    assert jax.jit(lambda n: checks.checked_steps(n) + 1)(0) == 1
+    with pytest.raises(FixArgumentsError, match="i=-1"):
+        checks.checked_steps(-1, "i", least=0)
+
+
 def test_bands_fit_the_matrix():
     assert checks.checked_bands(4, 4) == 4
     for bands, message in ((5, "at most 4"), (0, "at least 1"), (2.0, "whole number")):

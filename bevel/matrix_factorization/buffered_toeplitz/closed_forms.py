@@ -15,15 +15,14 @@ from bevel.matrix_factorization.buffered_toeplitz.blt import (
     require_output_scale_gt_zero,
 )
 from bevel.matrix_factorization.buffered_toeplitz.sums import geometric_sum, pair_sums
+from bevel.matrix_factorization.checks import checked_steps
 from bevel.matrix_factorization.optimization import namespace
 
 
 @require_buf_decay_less_eq_one
 def sensitivity_squared(blt: BufferedToeplitz, n: Any) -> Any:
     """Squared norm of the first column: the sensitivity if every example takes part once."""
-    theta, omega = blt.as_floats()
-    xp = namespace(theta, omega)
-    return 1 + xp.sum(geometric_sum(xp.outer(omega, omega), xp.outer(theta, theta), n - 1))
+    return column_norm_squared(blt, checked_steps(n))
 
 
 @require_buf_decay_less_eq_one
@@ -61,29 +60,32 @@ def minsep_sensitivity_squared(
 
 def robust_max_error_Gamma_j(omega: Any, theta: Any, n: Any) -> Any:
     """Sum over t < n of omega (1 + theta + ... + theta^(t-1)), right to the last digits."""
-    return omega * pair_sums(theta, theta, n).once[1]
+    return as_floats(omega) * pair_sums(theta, theta, checked_steps(n)).once[1]
 
 
 def robust_max_error_Gamma_jk(omega1: Any, theta1: Any, omega2: Any, theta2: Any, n: Any) -> Any:
     """Sum over t < n of the products of two such terms, right to the last digits."""
-    return omega1 * omega2 * pair_sums(theta1, theta2, n).once[3]
+    sums = pair_sums(theta1, theta2, checked_steps(n)).once
+    return as_floats(omega1) * as_floats(omega2) * sums[3]
 
 
 @require_buf_decay_less_eq_one
 def iteration_error(inv_blt: BufferedToeplitz, i: Any) -> Any:
     """Squared error of the prefix sum at step i (from 0), for noise of variance 1 and this C^-1."""
-    return row_norm_squared(inv_blt, i + 1, pair_sums_of(inv_blt, i + 1).once)
+    return max_error(inv_blt, checked_steps(i, "i", least=0) + 1)
 
 
 @require_buf_decay_less_eq_one
 def max_error(inv_blt: BufferedToeplitz, n: Any) -> Any:
     """The largest squared error of n prefix sums: that of the last one."""
+    n = checked_steps(n)
     return row_norm_squared(inv_blt, n, pair_sums_of(inv_blt, n).once)
 
 
 @require_buf_decay_less_eq_one
 def mean_error(inv_blt: BufferedToeplitz, n: Any) -> Any:
     """The mean of the squared errors of n prefix sums."""
+    n = checked_steps(n)
     sums = pair_sums_of(inv_blt, n).twice
     return row_norm_squared(inv_blt, n * (n + 1) / 2, sums) / n
 
@@ -102,7 +104,17 @@ def max_loss(blt: BufferedToeplitz, n: Any) -> Any:
 
 def limit_max_loss(blt: BufferedToeplitz) -> Any:
     """The limit of max_loss / n. Infinite or no number if a decay is 1."""
-    return limit_max_error(blt.inverse()) * sensitivity_squared(blt, np.inf)
+    return limit_max_error(blt.inverse()) * column_norm_squared(blt, np.inf)
+
+
+def column_norm_squared(blt: BufferedToeplitz, n: Any) -> Any:
+    theta, omega = blt.as_floats()
+    xp = namespace(theta, omega)
+    return 1 + xp.sum(geometric_sum(xp.outer(omega, omega), xp.outer(theta, theta), n - 1))
+
+
+def as_floats(x: Any) -> Any:
+    return namespace(x).asarray(x, float)
 
 
 def pair_sums_of(inv_blt: BufferedToeplitz, n: Any) -> Any:

@@ -90,7 +90,7 @@ def test_limits():
 def test_derivatives(fn):
     blt, n = BLTS["root"], 50
     with jax.enable_x64(True):
-        gradient = jax.grad(lambda b: fn(b, n))(blt.inverse())
+        gradient = jax.jit(jax.grad(lambda b: fn(b, n)))(blt.inverse())
         weights = BufferedToeplitz(np.ones(4), np.full(4, 0.5))
         step = 1e-6
 
@@ -102,6 +102,23 @@ def test_derivatives(fn):
             np.sum(g * w) for g, w in zip(*map(jax.tree.leaves, (gradient, weights)), strict=True)
         )
         np.testing.assert_allclose(got, numerical, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5])
+def test_steps_are_counted(n):
+    blt = BLTS["one"]
+    for call in (
+        lambda: bt.sensitivity_squared(blt, n),
+        lambda: bt.minsep_sensitivity_squared(blt, n, 1),
+        lambda: bt.max_error(blt.inverse(), n),
+        lambda: bt.mean_error(blt.inverse(), n),
+        lambda: bt.iteration_error(blt.inverse(), n - 1),
+        lambda: bt.max_loss(blt, n),
+        lambda: bt.robust_max_error_Gamma_j(1.0, 0.5, n),
+        lambda: bt.robust_max_error_Gamma_jk(1.0, 0.5, 1.0, 0.5, n),
+    ):
+        with pytest.raises(FixArgumentsError, match="whole number"):
+            call()
 
 
 def test_growing_buffers_are_refused():

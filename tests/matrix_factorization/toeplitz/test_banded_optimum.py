@@ -44,7 +44,7 @@ def test_the_square_root_is_the_best_of_all_for_the_largest_error():
 
 def test_more_bands_are_better_and_none_is_better_than_a_dense_matrix():
     n = 12
-    losses = [toeplitz.loss(toeplitz.optimize_banded_toeplitz(n, b), n) for b in (1, 3, 12)]
+    losses = [toeplitz.loss(toeplitz.optimize_banded_toeplitz(n, b), n) for b in (1, 3)]
     losses.append(dense.per_query_error(strategy_matrix=dense.optimize(n)).mean())
     assert losses[0] == pytest.approx((n + 1) / 2)
     assert np.all(np.diff(losses) < 0)
@@ -96,6 +96,10 @@ def test_nothing_near_the_best_banded_inverse_is_better(min_sep, most):
         for _ in range(10):
             near = coef + size * rng.normal(size=bands) * [0, 1, 1]
             assert loss(near) >= loss(coef) * (1 - 1e-6)
+
+
+def test_one_band_is_independent_noise():
+    np.testing.assert_array_equal(toeplitz.optimize_banded_inverse_toeplitz(5, 1, 1), [1.0])
 
 
 def test_starts_of_banded_inverses():
