@@ -1,0 +1,118 @@
+"""The best BLT, and how many buffers it needs.
+
+Losses are JAX in float64, the L-BFGS steps are SciPy's; results are NumPy arrays.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevel.errors import FixArgumentsError
+from bevel.matrix_factorization.buffered_toeplitz.blt import BufferedToeplitz
+from bevel.matrix_factorization.buffered_toeplitz.loss import LossFn
+from bevel.matrix_factorization.buffered_toeplitz.parameterization import Parameterization
+from bevel.matrix_factorization.checks import checked_count
+from bevel.matrix_factorization.optimization import jax_enable_x64
+from bevel.matrix_factorization.optimization import optimize as minimize
+
+
+def get_init_blt(
+    num_buffers: int = 3, init_blt: BufferedToeplitz | None = None
+) -> BufferedToeplitz:
+    """A BLT to start from: the given one, or a rational approximation with `num_buffers`."""
+    if init_blt is None:
+        return BufferedToeplitz.from_rational_approx_to_sqrt_x(num_buffers)
+    init_blt.validate()
+    if len(init_blt.buf_decay) != num_buffers:
+        raise FixArgumentsError(
+            f"init_blt has {len(init_blt.buf_decay)} buffers and num_buffers is {num_buffers}: "
+            "write the same number."
+        )
+    return init_blt
+
+
+@jax_enable_x64
+def optimize_loss(
+    loss_fn: LossFn,
+    num_buffers: int = 1,
+    init_blt: BufferedToeplitz | None = None,
+    parameterization: Parameterization | None = None,
+    **kwargs: Any,
+) -> tuple[BufferedToeplitz, Any]:
+    """The best BLT with `num_buffers`, and its loss.
+
+    Without `init_blt` it starts from the best of a few rational approximations: how far apart their
+    decays should lie depends on the number of steps. Decays and scales of the result are numbers
+    that float32 holds exactly: a stream in float32 multiplies by the very matrix whose sensitivity
+    was computed, however near to 1 a decay is.
+
+    `kwargs` go to `optimization.optimize`: max_optimizer_steps, callback, optimizer.
+    """
+    count = checked_count(num_buffers, "num_buffers", least=0)
+    if count == 0:
+        identity = BufferedToeplitz.build([], [])
+        return identity, loss_fn.loss(identity)
+    parameterization = parameterization or Parameterization.buf_decay_pair()
+    loss_of_params = jax.jit(jax.value_and_grad(parameterization.get_loss_fn(loss_fn)))
+    starts = rational_starts(count) if init_blt is None else [get_init_blt(count, init_blt)]
+    params = min(
+        (parameterization.params_from_blt(blt) for blt in starts),
+        key=lambda params: float(jnp.nan_to_num(loss_of_params(params)[0], nan=jnp.inf)),
+    )
+    params = minimize(loss_of_params, params, grad=True, **kwargs)
+    blt, _ = parameterization.blt_and_inverse_from_params(params)
+    blt = in_float32(blt)
+    return blt, loss_fn.loss(blt)
+
+
+def in_float32(blt: BufferedToeplitz) -> BufferedToeplitz:
+    """Decays and scales that float32 holds; scales are rounded down, so that their sum stays."""
+    theta, omega = blt.as_floats()
+    scale = omega.astype(np.float32)
+    scale = np.where(scale > omega, np.nextafter(scale, np.float32(0)), scale)
+    scale = np.maximum(scale, np.finfo(np.float32).tiny)
+    return BufferedToeplitz.build(theta.astype(np.float32), scale)
+
+
+def rational_starts(count: int) -> list[BufferedToeplitz]:
+    """Approximations of the square root for horizons from a few steps to about 1e9."""
+    rational = BufferedToeplitz.from_rational_approx_to_sqrt_x
+    widest = min(6.4, 20 / max(count - 2, 1))
+    return [rational(count, buf_decay_scale=scale) for scale in np.geomspace(0.4, widest, 8)]
+
+
+@jax_enable_x64
+def optimize(
+    *,
+    n: int,
+    min_sep: int = 1,
+    max_participations: int | None = 1,
+    error: str = "max",
+    min_buffers: int = 0,
+    max_buffers: int = 10,
+    rtol: float = 1.01,
+    **kwargs: Any,
+) -> BufferedToeplitz:
+    """The best BLT for n steps, with as few buffers as are worth their memory.
+
+    Args:
+      n: steps. The cost grows with log(n) only, and with the number of participations.
+      min_sep, max_participations: an example's steps are at least `min_sep` apart. One
+        participation by default; None allows as many as fit.
+      error: 'max' or 'mean' squared error of the prefix sums.
+      min_buffers, max_buffers: buffers to try. Noise keeps one copy of the gradient for each.
+      rtol: buffers are added as long as each divides the loss by at least this.
+      kwargs: max_optimizer_steps, callback, optimizer.
+    """
+    least = checked_count(min_buffers, "min_buffers", least=0)
+    most = checked_count(max_buffers, "max_buffers", least=least)
+    loss_fn = LossFn.build_min_sep(n, error, min_sep, max_participations)
+    best, best_loss = optimize_loss(loss_fn, least, **kwargs)
+    for count in range(least + 1, most + 1):
+        blt, loss = optimize_loss(loss_fn, count, **kwargs)
+        if best_loss < rtol * loss:
+            break
+        best, best_loss = blt, loss
+    return best

@@ -1,0 +1,154 @@
+"""Sensitivity of dense strategies: how far one example moves C g, over the steps it may join.
+
+All NumPy, in float64. Contributions are vectors of norm at most 1, one for each step of the
+example. An example that joins the steps u moves C g by at most the root of the sum of `|X[i, j]|`
+over i, j in u, where X = C'C: absolute values, because two contributions may point either way. The
+bound is attained if no entry of X is negative.
+
+| participation      | steps u of one example                                                 |
+| ------------------ | ---------------------------------------------------------------------- |
+| single             | one step                                                               |
+| min-sep            | at least `min_sep` apart, at most `max_participations` of them         |
+| fixed epoch        | i, i + n / epochs, i + 2 n / epochs, ...: the same order in each epoch |
+"""
+
+import collections
+from typing import Any
+
+import numpy as np
+
+from bevel.errors import FixArgumentsError
+from bevel.matrix_factorization.checks import checked_count, checked_finite, checked_square
+
+
+def single_participation_sensitivity(C: np.typing.ArrayLike) -> float:
+    """The largest norm of a column. C may have any number of rows."""
+    if np.ndim(C) != 2 or 0 in np.shape(C):
+        raise FixArgumentsError(f"C has shape {np.shape(C)}: write a matrix, one column a step.")
+    return float(np.max(np.linalg.norm(np.asarray(checked_finite(C, "C"), float), axis=0)))
+
+
+def minsep_true_max_participations(
+    n: int, min_sep: int, max_participations: int | None = None
+) -> int:
+    """How often an example can take part in n steps, `min_sep` apart: never more than fit."""
+    fit = -(-checked_count(n, "n") // checked_count(min_sep, "min_sep"))
+    if max_participations is None:
+        return fit
+    return min(fit, checked_count(max_participations, "max_participations"))
+
+
+def max_participation_for_linear_fn(
+    x: Any, min_sep: int = 1, max_participations: int | None = None
+) -> Any:
+    """The largest sum of entries of x (..., n) that are at least `min_sep` apart.
+
+    Steps may be left out, so the sum is never negative. By dynamic programming, O(n) steps on
+    arrays of `max_participations` numbers.
+    """
+    x = np.asarray(checked_finite(x, "x"), float)
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise FixArgumentsError(f"x has shape {x.shape}: write one number for each step.")
+    n = x.shape[-1]
+    times = minsep_true_max_participations(n, min_sep, max_participations)
+    limited = times < -(-n // min_sep)
+    # The last min_sep of: the largest sum of entries of x[..., :i], of at most k of them at [k].
+    nothing = np.zeros((*x.shape[:-1], times + 1) if limited else x.shape[:-1])
+    best = collections.deque([nothing] * min_sep, maxlen=min_sep)
+    for entry in np.moveaxis(x, -1, 0):
+        if limited:
+            joined = entry[..., None] + best[0][..., :-1]
+            now = np.concatenate([nothing[..., :1], np.maximum(best[-1][..., 1:], joined)], axis=-1)
+        else:
+            now = np.maximum(best[-1], entry + best[0])
+        best.append(now)
+    return (best[-1][..., -1] if limited else best[-1])[()]
+
+
+def banded_lower_triangular_mask(n: int, num_bands: int) -> np.ndarray:
+    """1.0 on the diagonal and the `num_bands` - 1 diagonals below it, 0.0 elsewhere."""
+    ones = np.ones((checked_count(n, "n"),) * 2)
+    return np.tril(np.triu(ones, 1 - checked_count(num_bands, "num_bands")))
+
+
+def banded_symmetric_mask(n: int, num_bands: int) -> np.ndarray:
+    """1.0 where |i - j| < num_bands, 0.0 elsewhere: where C'C of a banded C is not zero."""
+    lower = banded_lower_triangular_mask(n, num_bands)
+    return np.maximum(lower, lower.T)
+
+
+def get_min_sep_sensitivity_upper_bound_for_X(
+    X: Any, min_sep: int = 1, max_participations: int | None = None
+) -> float:
+    """Upper bound on the min-sep sensitivity from X = C'C.
+
+    Every row's best sum of `|X[i, j]|` over steps j that an example could join, then the best sum
+    of these over i. The rows may choose different steps, so it is not always attained.
+    """
+    X = np.abs(checked_gram(X))
+    rows = max_participation_for_linear_fn(X, min_sep, max_participations)
+    return float(np.sqrt(max_participation_for_linear_fn(rows, min_sep, max_participations)))
+
+
+def get_min_sep_sensitivity_upper_bound(
+    C: Any, min_sep: int = 1, max_participations: int | None = None
+) -> float:
+    """Upper bound on the min-sep sensitivity of C."""
+    return get_min_sep_sensitivity_upper_bound_for_X(gram(C), min_sep, max_participations)
+
+
+def get_sensitivity_banded_for_X(
+    X: Any, min_sep: int = 1, max_participations: int | None = None
+) -> float:
+    """The min-sep sensitivity, exactly, where columns `min_sep` or more apart are orthogonal."""
+    X = checked_gram(X)
+    apart = np.argwhere(np.triu(X, checked_count(min_sep, "min_sep")) != 0)
+    if apart.size:
+        i, j = apart[0]
+        raise FixArgumentsError(
+            f"X[{i}, {j}] = {X[i, j]}: columns {min_sep} or more apart are not orthogonal, so "
+            "their squares do not add. Use get_min_sep_sensitivity_upper_bound_for_X."
+        )
+    return float(np.sqrt(max_participation_for_linear_fn(np.diag(X), min_sep, max_participations)))
+
+
+def get_sensitivity_banded(
+    C: Any, min_sep: int = 1, max_participations: int | None = None
+) -> float:
+    """The min-sep sensitivity, exactly, of a C with at most `min_sep` bands."""
+    return get_sensitivity_banded_for_X(gram(C), min_sep, max_participations)
+
+
+def fixed_epoch_sensitivity_for_X(X: Any, epochs: int) -> float:
+    """Sensitivity if every epoch has the same order, from X = C'C; n is a multiple of epochs.
+
+    Exact if no entry of X is negative, otherwise an upper bound.
+    """
+    X = np.abs(checked_gram(X))
+    n, epochs = len(X), checked_count(epochs, "epochs")
+    if n % epochs:
+        raise FixArgumentsError(f"epochs={epochs} does not divide n={n}: epochs have equal length.")
+    # Axes: epoch, place in the epoch, epoch, place in the epoch.
+    blocks = X.reshape(epochs, n // epochs, epochs, n // epochs)
+    return float(np.sqrt(np.max(np.einsum("aibi->i", blocks))))
+
+
+def fixed_epoch_sensitivity(C: Any, epochs: int) -> float:
+    """Sensitivity of C if every epoch has the same order."""
+    return fixed_epoch_sensitivity_for_X(gram(C), epochs)
+
+
+def gram(C: Any) -> np.ndarray:
+    """C'C of a matrix with one column for each step."""
+    if np.ndim(C) != 2 or 0 in np.shape(C):
+        raise FixArgumentsError(f"C has shape {np.shape(C)}: write a matrix, one column a step.")
+    C = np.asarray(checked_finite(C, "C"), float)
+    return C.T @ C
+
+
+def checked_gram(X: Any) -> np.ndarray:
+    """X as a symmetric float64 matrix with no negative entry on the diagonal."""
+    X = np.asarray(checked_square(X, "X"), float)
+    if not np.allclose(X, X.T, rtol=1e-9, atol=1e-12 * np.abs(X).max()) or np.diag(X).min() < 0:
+        raise FixArgumentsError("X is not C'C of any C: write a symmetric matrix, C.T @ C.")
+    return X

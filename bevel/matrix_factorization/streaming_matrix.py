@@ -1,0 +1,240 @@
+"""Lower triangular matrices that are applied one step at a time, to trees of arrays (JAX).
+
+Correlated noise is `C^-1 z`: row i needs the draws of steps 0 to i, and step i must not wait for
+later ones. A `StreamingMatrix` keeps what it needs of the past in a state, so that n x n numbers
+are never formed. Everything here is JAX and can be traced; the state is a tree of arrays that can
+be donated, sharded and saved.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevel import precision
+from bevel.errors import FixArgumentsError
+from bevel.matrix_factorization.checks import checked_coefs, checked_count
+from bevel.sharding.placed import placed_like
+from bevel.sharding.types import explicit_sharding, manual_axes
+
+PyTree = Any
+State = TypeVar("State")
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamingMatrix(Generic[State]):
+    """A lower triangular matrix A as two functions: y[i] = sum of A[i, j] x[j] over j <= i.
+
+    Each x[j] is a tree of arrays, all of one structure and all of one shape per leaf; A acts on
+    the steps and treats every number of the tree alike. Where A is built from n numbers (learning
+    rates, column norms), steps from n on give NaN: no privacy was computed for them.
+
+    Attributes:
+      init_multiply: the state before step 0, from x[0] or its shapes (`jax.ShapeDtypeStruct`).
+        Buffers lie where the leaf they belong to lies, with leading dimensions on no mesh axis.
+      multiply_next: `(x[i], state) -> (y[i], state)`, linear in x[i] and state. y has the shapes
+        of x. Buffers and sums are float32, or float64 if x is: so is y, unless A only copies.
+
+    `A @ B` is the product of two matrices, `A @ x` multiplies an array of shape (steps, ...), and
+    `A * 2.0` scales every entry.
+    """
+
+    init_multiply: Callable[[PyTree], State]
+    multiply_next: Callable[[PyTree, State], tuple[PyTree, State]]
+
+    __array_ufunc__ = None  # so that `np.float64(2) * A` asks A
+
+    @classmethod
+    def from_array_implementation(
+        cls,
+        init_multiply_fn: Callable[[jax.Array | jax.ShapeDtypeStruct], State],
+        multiply_next_fn: Callable[[jax.Array, State], tuple[jax.Array, State]],
+    ) -> "StreamingMatrix":
+        """Lifts functions of one array to trees of arrays: every leaf has a state of its own.
+
+        A state that belongs to another tree, or to leaves of another shape, is an error.
+        """
+
+        def init_multiply(tree: PyTree) -> PyTree:
+            return jax.tree.map(init_multiply_fn, tree)
+
+        def multiply_next(tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+            leaves = jax.tree.leaves(tree)
+            treedef: Any = jax.tree.structure(tree)
+            try:
+                states = treedef.flatten_up_to(state)
+            except (ValueError, TypeError, KeyError) as error:
+                raise FixArgumentsError(
+                    f"the state belongs to another tree than the value: {error} Make the state "
+                    "with init_multiply(value)."
+                ) from error
+            steps = [
+                next_of_leaf(multiply_next_fn, *one) for one in zip(leaves, states, strict=True)
+            ]
+            return treedef.unflatten(y for y, _ in steps), treedef.unflatten(s for _, s in steps)
+
+        return cls(init_multiply, multiply_next)
+
+    def materialize(self, n: int) -> jax.Array:
+        """The first n rows and columns, as an (n, n) array of JAX's default float. O(n^2)."""
+        return multiply_array(self, jnp.eye(checked_count(n, "n")))
+
+    def row_norms_squared(self, n: int, scan_fn: Any = jax.lax.scan) -> jax.Array:
+        """Squares of the norms of the first n rows.
+
+        Memory for n columns and their state at a time, not for n x n. `scan_fn` takes the
+        arguments of `jax.lax.scan`, for instance to save memory when it is differentiated.
+        """
+        n = checked_count(n, "n")
+        columns = jnp.arange(n)
+
+        def step(state: Any, i: jax.Array) -> tuple[Any, jax.Array]:
+            row, state = self.multiply_next((columns == i).astype(float), state)
+            return state, jnp.sum(row * row)
+
+        state = self.init_multiply(jnp.zeros(n))
+        return scan_fn(step, state, columns)[1]
+
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, StreamingMatrix):
+            return multiply_streaming_matrices(self, other)
+        return multiply_array(self, other)
+
+    def __mul__(self, scalar: Any) -> "StreamingMatrix":
+        if np.ndim(scalar) != 0 or isinstance(scalar, StreamingMatrix):
+            return NotImplemented
+
+        def multiply_next(tree: PyTree, state: Any) -> tuple[PyTree, Any]:
+            tree, state = self.multiply_next(tree, state)
+            return jax.tree.map(lambda y: y * jnp.asarray(scalar).astype(y.dtype), tree), state
+
+        return StreamingMatrix(self.init_multiply, multiply_next)
+
+    __rmul__ = __mul__
+
+
+def next_of_leaf(
+    multiply_next: Callable[[jax.Array, Any], tuple[jax.Array, Any]], x: jax.Array, state: Any
+) -> tuple[jax.Array, Any]:
+    """One step of one leaf; a state of another shape must not be broadcast against it."""
+    x = jnp.asarray(x)
+    y, after = multiply_next(x, state)
+    shapes = [jax.tree.map(jnp.shape, s) for s in (state, after)]
+    if y.shape != x.shape or shapes[0] != shapes[1]:
+        raise FixArgumentsError(
+            f"a value of shape {x.shape} met a state of shapes {shapes[0]}, made for values of "
+            "another shape. Make the state with init_multiply(value)."
+        )
+    return y, after
+
+
+def buffers_like(x: Any, *lead: int) -> jax.Array:
+    """Zeros of shape (*lead, *x.shape), float32 or wider, placed as x with `lead` on no axis."""
+    zeros = jnp.zeros_like(x, dtype=precision.accumulation_dtype(x.dtype))
+    if isinstance(x, jax.core.Tracer) and not manual_axes() and explicit_sharding(x) is None:
+        zeros = placed_like(zeros, x)  # on Auto axes under jit, only the compiler knows the place
+    return jnp.broadcast_to(zeros, (*lead, *x.shape)) if lead else zeros
+
+
+def widened(x: jax.Array) -> jax.Array:
+    """`x` in the dtype in which it is scaled and summed."""
+    return x.astype(precision.accumulation_dtype(x.dtype))
+
+
+def at_step(values: Any, i: jax.Array, dtype: Any) -> jax.Array:
+    """values[i], and NaN past the end."""
+    return jnp.asarray(values, dtype).at[i].get(mode="fill", fill_value=math.nan)
+
+
+def scale_rows_and_columns(
+    matrix: StreamingMatrix, row_scale: jax.Array | None = None, col_scale: jax.Array | None = None
+) -> StreamingMatrix:
+    """diag(row_scale) A diag(col_scale): entry (i, j) is multiplied by both scales.
+
+    Steps past the end of a scale give NaN.
+    """
+    if row_scale is not None:
+        matrix = diagonal(row_scale) @ matrix
+    if col_scale is not None:
+        matrix = matrix @ diagonal(col_scale)
+    return matrix
+
+
+def multiply_array(A: StreamingMatrix, x: jax.Array) -> jax.Array:
+    """A x, for x of shape (steps, ...): A acts on the leading axis."""
+    x = jnp.asarray(x)
+    if x.ndim == 0:
+        raise FixArgumentsError("A @ x needs an array of shape (steps, ...), found a number.")
+
+    def step(state: Any, row: jax.Array) -> tuple[Any, jax.Array]:
+        y, state = A.multiply_next(row, state)
+        return state, y
+
+    state = A.init_multiply(jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
+    return jax.lax.scan(step, state, x)[1]
+
+
+def multiply_streaming_matrices(A: StreamingMatrix, B: StreamingMatrix) -> StreamingMatrix:
+    """A B: the rows of B x, as they come, are what A multiplies."""
+
+    def init_multiply(tree: PyTree) -> tuple[Any, Any]:
+        return A.init_multiply(tree), B.init_multiply(tree)
+
+    def multiply_next(tree: PyTree, state: tuple[Any, Any]) -> tuple[PyTree, tuple[Any, Any]]:
+        tree, of_b = B.multiply_next(tree, state[1])
+        tree, of_a = A.multiply_next(tree, state[0])
+        return tree, (of_a, of_b)
+
+    return StreamingMatrix(init_multiply, multiply_next)
+
+
+def identity() -> StreamingMatrix:
+    """The identity: values pass unchanged and there is no state."""
+    return StreamingMatrix.from_array_implementation(lambda x: (), lambda x, state: (x, state))
+
+
+def prefix_sum() -> StreamingMatrix:
+    """Ones on and below the diagonal: y[i] is the sum of x[0] to x[i]."""
+
+    def multiply_next(x: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
+        total = total + widened(x)
+        return total, total
+
+    return StreamingMatrix.from_array_implementation(buffers_like, multiply_next)
+
+
+def diagonal(diag: jax.Array) -> StreamingMatrix:
+    """diag(d) for d of shape (n,). Steps from n on give NaN."""
+    diag = checked_coefs(diag, "diag")
+
+    def multiply_next(tree: PyTree, i: jax.Array) -> tuple[PyTree, jax.Array]:
+        def scaled(x: jax.Array) -> jax.Array:
+            x = widened(jnp.asarray(x))
+            return x * at_step(diag, i, x.dtype)
+
+        return jax.tree.map(scaled, tree), i + 1
+
+    return StreamingMatrix(lambda tree: jnp.zeros((), jnp.int32), multiply_next)
+
+
+def momentum_sgd_matrix(
+    momentum: float = 0, learning_rates: jax.Array | None = None
+) -> StreamingMatrix:
+    """What SGD does with its gradients: parameters after step i are theta_0 - (A g)[i].
+
+    v[i] = momentum v[i-1] + g[i], and A g sums learning_rates[i] v[i]. With momentum 0 and no
+    learning rates this is `prefix_sum()`. Steps past the end of learning_rates give NaN.
+    """
+    if not 0 <= momentum <= 1:
+        raise FixArgumentsError(f"momentum={momentum!r}: write a number from 0 to 1.")
+
+    def next_velocity(g: jax.Array, velocity: jax.Array) -> tuple[jax.Array, jax.Array]:
+        velocity = jnp.asarray(momentum, velocity.dtype) * velocity + widened(g)
+        return velocity, velocity
+
+    velocity = StreamingMatrix.from_array_implementation(buffers_like, next_velocity)
+    return prefix_sum() @ scale_rows_and_columns(velocity, row_scale=learning_rates)

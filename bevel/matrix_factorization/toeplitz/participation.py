@@ -1,0 +1,84 @@
+"""How far the noised sums of a Toeplitz strategy move with one example: its sensitivity.
+
+C acts on vectors: an example that takes part in steps i and j moves `C g` by at most
+`|C[:, i]|^2 + |C[:, j]|^2 + 2 |C[:, i] . C[:, j]|` (squared), each contribution having norm 1.
+Plain numbers are computed by NumPy in float64, traced ones by JAX.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from bevel.matrix_factorization import sensitivity
+from bevel.matrix_factorization.checks import checked_coefs, checked_count
+from bevel.matrix_factorization.optimization import namespace
+from bevel.matrix_factorization.toeplitz.series import (
+    inverse_coef,
+    materialize_lower_triangular,
+    pad_coefs_to_n,
+)
+
+
+def column_norms(coef: jax.Array, n: int) -> Any:
+    """Norms of the n columns of the n x n matrix: the last ones are cut short, so smaller."""
+    xp = namespace(coef)
+    return xp.sqrt(xp.cumsum(pad_coefs_to_n(coef, n) ** 2))[::-1]
+
+
+def sensitivity_squared(coef: jax.Array, n: int | None = None) -> Any:
+    """Squared sensitivity if every example takes part once: the norm of the first column."""
+    return (pad_coefs_to_n(coef, n) ** 2).sum()
+
+
+def minsep_sensitivity_squared(
+    strategy_coef: jax.Array, min_sep: int, *, n: int, max_participations: int | None = None
+) -> Any:
+    """Squared sensitivity if an example's steps are at least `min_sep` apart.
+
+    Exact if coefficients are not negative and do not grow, or if there are at most `min_sep` of
+    them. Columns then overlap most for the steps 0, min_sep, 2 min_sep, ... (for coefficients that
+    do not grow: Kalinin and Lampert, 2024). Otherwise it is an upper bound, that of the smallest
+    coefficients with this property that are nowhere below the absolute values of the given ones.
+
+    Args:
+      strategy_coef: first column of C, padded or cut to n.
+      min_sep: 1 allows an example in every step.
+      n: steps.
+      max_participations: None allows as many as fit.
+    """
+    coef = pad_coefs_to_n(strategy_coef, checked_count(n, "n"))
+    times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
+    xp = namespace(coef)
+    if np.shape(strategy_coef)[0] > min_sep:
+        largest_so_far = np.maximum.accumulate if xp is np else jax.lax.cummax
+        coef = largest_so_far(xp.abs(coef)[::-1])[::-1]
+    # Row m are the steps m min_sep to (m + 1) min_sep - 1; the example joins the first of each, and
+    # the sum of its columns there is that of the coefficients in this and the rows before.
+    rows = xp.pad(coef, (0, -n % min_sep)).reshape(-1, min_sep)
+    total = xp.cumsum(rows, axis=0)
+    total = xp.concatenate([total[:times], total[times:] - total[:-times]])
+    return (total.reshape(-1)[:n] ** 2).sum()
+
+
+def compute_banded_inverse_sensitivity_squared(
+    n: int,
+    noising_coef: jax.Array,
+    min_sep: int,
+    max_participations: int | None = None,
+    use_matrix_upper_bound: bool = False,
+) -> Any:
+    """Squared sensitivity of C where C^-1 is the banded Toeplitz matrix of `noising_coef`.
+
+    As `minsep_sensitivity_squared` of the coefficients of C. Where those grow or are negative,
+    `use_matrix_upper_bound=True` may give a tighter bound, from the n x n matrix (O(n^2) memory,
+    plain numbers only).
+    """
+    coef = inverse_coef(checked_coefs(noising_coef, "noising_coef"), checked_count(n, "n"))
+    if use_matrix_upper_bound:
+        matrix = materialize_lower_triangular(coef, n)
+        return (
+            sensitivity.get_min_sep_sensitivity_upper_bound(matrix, min_sep, max_participations)
+            ** 2
+        )
+    return minsep_sensitivity_squared(coef, min_sep, n=n, max_participations=max_participations)

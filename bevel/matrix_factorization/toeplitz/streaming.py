@@ -1,0 +1,43 @@
+"""Banded Toeplitz matrices and their inverses, one step at a time (JAX)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevel.errors import FixArgumentsError
+from bevel.matrix_factorization import ring
+from bevel.matrix_factorization.checks import checked_coefs
+from bevel.matrix_factorization.streaming_matrix import StreamingMatrix, scale_rows_and_columns
+from bevel.matrix_factorization.toeplitz.participation import column_norms
+
+
+def as_streaming_matrix(coef: jax.Array) -> StreamingMatrix:
+    """The matrix of `coef` itself, for noise whose C^-1 is banded (BISR).
+
+    Its state is the last `len(coef) - 1` values that came in.
+    """
+    checked_coefs(coef, "coef")
+    return ring.banded_product(lambda _, dtype: jnp.asarray(coef, dtype), np.shape(coef)[0] - 1)
+
+
+def inverse_as_streaming_matrix(
+    coef: jax.Array, column_normalize_for_n: int | None = None
+) -> StreamingMatrix:
+    """C^-1 of the banded Toeplitz C of `coef`: noise of the banded mechanism (BandMF).
+
+    Its state is the last `len(coef) - 1` values that went out.
+
+    Args:
+      coef: the first column of C; the first number may not be zero.
+      column_normalize_for_n: C is cut to n x n and each of its columns scaled to norm 1. The first
+        columns all have the same norm, the last `len(coef) - 1` are cut short. Steps from n on
+        give NaN: C has no such columns.
+    """
+    checked_coefs(coef, "coef")
+    if not isinstance(coef, jax.core.Tracer) and coef[0] == 0:
+        raise FixArgumentsError("coef[0] is 0: the matrix has no inverse.")
+    inverse = ring.banded_inverse(lambda _, dtype: jnp.asarray(coef, dtype), np.shape(coef)[0] - 1)
+    if column_normalize_for_n is None:
+        return inverse
+    # (C D)^-1 = D^-1 C^-1, where D divides each column by its norm.
+    return scale_rows_and_columns(inverse, row_scale=column_norms(coef, column_normalize_for_n))

@@ -1,0 +1,54 @@
+"""Tree aggregation: the baseline that matrix factorizations are measured against. All NumPy.
+
+Every interval of 2^h steps that starts at a multiple of 2^h is a node; each node's sum is released
+with independent noise, and a prefix sum is put together from at most log2(n) + 1 of them. A node's
+sum is also known from its children: the two are averaged with the best weights, as far as the steps
+have come (Honaker, 2015).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from bevel.matrix_factorization import sensitivity
+from bevel.matrix_factorization.checks import checked_count
+
+
+def num_levels(n: int) -> int:
+    """Levels of nodes that fit into n steps: also the buffers that a run has to keep."""
+    return checked_count(n, "n").bit_length()
+
+
+def strategy_matrix(n: int) -> np.ndarray:
+    """C: one row for each node that fits into n steps, 1.0 for the steps in it.
+
+    It is not square. `dense.strategy_from_X(C.T @ C)` is a square strategy of the same privacy.
+    """
+    rows = []
+    for level in range(num_levels(n)):
+        size = 1 << level
+        nodes = np.kron(np.eye(n // size), np.ones(size))
+        rows.append(np.pad(nodes, ((0, 0), (0, n - nodes.shape[1]))))
+    return np.concatenate(rows)
+
+
+def per_query_error(n: int) -> np.ndarray:
+    """Squared error of each of n prefix sums, for noise of variance 1 at every node.
+
+    The sum of a node at level h has variance 1 / (2 - 2^-h), its children included.
+    """
+    prefix = np.arange(1, checked_count(n, "n") + 1)
+    error = np.zeros(n)
+    for level in range(num_levels(n)):
+        error += ((prefix >> level) & 1) / (2 - 0.5**level)
+    return error
+
+
+def sensitivity_squared(n: int, min_sep: int = 1, max_participations: int | None = 1) -> Any:
+    """Squared sensitivity: exact for one participation, otherwise an upper bound.
+
+    A step is in one node of each level. Of `min_sep` separated participations, at most
+    ceil(2^h / min_sep) share a node of level h.
+    """
+    times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
+    return sum(times * min(times, -(-(1 << level) // min_sep)) for level in range(num_levels(n)))

@@ -1,0 +1,90 @@
+"""Arguments: what passes, and what a user reads when one does not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bevel.errors import FixArgumentsError
+from bevel.matrix_factorization import checks
+
+
+@pytest.mark.parametrize("value", [1, 7, np.int64(7), np.uint8(1)])
+def test_whole_numbers_pass(value):
+    assert checks.checked_count(value, "n") == value
+    assert type(checks.checked_count(value, "n")) is int
+
+
+@pytest.mark.parametrize("value", [0, -3, 1.0, np.float64(2), True, np.True_, "1", None, [1]])
+def test_other_counts_are_refused(value):
+    with pytest.raises(FixArgumentsError, match=r"min_sep=.*whole number of at least 1"):
+        checks.checked_count(value, "min_sep")
+
+
+def test_a_count_has_a_least_value():
+    assert checks.checked_count(0, "steps", least=0) == 0
+    with pytest.raises(FixArgumentsError, match="at least 2"):
+        checks.checked_count(1, "n", least=2)
+
+
+def test_traced_steps_pass():
+    assert checks.checked_steps(3) == 3
+    assert jax.jit(lambda n: checks.checked_steps(n) + 1)(0) == 1
+    with pytest.raises(FixArgumentsError, match="i=-1"):
+        checks.checked_steps(-1, "i", least=0)
+
+
+def test_bands_fit_the_matrix():
+    assert checks.checked_bands(4, 4) == 4
+    for bands, message in ((5, "at most 4"), (0, "at least 1"), (2.0, "whole number")):
+        with pytest.raises(FixArgumentsError, match=message):
+            checks.checked_bands(bands, 4)
+
+
+@pytest.mark.parametrize("coef", [[], [[1.0]], 1.0, np.ones((2, 2))])
+def test_coefficients_are_a_column(coef):
+    with pytest.raises(FixArgumentsError, match="coef has shape"):
+        checks.checked_coefs(coef, "coef")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_named_with_its_place(bad):
+    with pytest.raises(FixArgumentsError, match=r"coef\[1\] is"):
+        checks.checked_coefs(np.array([1.0, bad]), "coef")
+    matrix = np.eye(3)
+    matrix[2, 0] = bad
+    with pytest.raises(FixArgumentsError, match=r"C\[2\]\[0\] is"):
+        checks.checked_lower_triangular(matrix, "C")
+
+
+@pytest.mark.parametrize("values", [np.array([1j]), np.array(["a"]), np.array([True])])
+def test_coefficients_are_real_numbers(values):
+    with pytest.raises(FixArgumentsError, match="dtype"):
+        checks.checked_coefs(values, "coef")
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (4,), (0, 0), (2, 2, 2), ()])
+def test_a_matrix_is_square(shape):
+    for check in (checks.checked_square, checks.checked_lower_triangular):
+        with pytest.raises(FixArgumentsError, match=r"C has shape.*square"):
+            check(np.zeros(shape), "C")
+
+
+def test_an_entry_above_the_diagonal_is_named():
+    matrix = np.tril(np.ones((3, 3)))
+    assert checks.checked_lower_triangular(matrix, "C") is matrix
+    matrix[0, 2] = 1e-30
+    assert checks.checked_square(matrix, "C") is matrix
+    with pytest.raises(FixArgumentsError, match=r"C\[0, 2\] = 1e-30.*np.tril\(C\)"):
+        checks.checked_lower_triangular(matrix, "C")
+
+
+def test_traced_values_pass_with_their_shapes_checked():
+    @jax.jit
+    def f(x):
+        checks.checked_lower_triangular(x, "C")
+        with pytest.raises(FixArgumentsError, match="has shape"):
+            checks.checked_coefs(x, "coef")
+        return checks.checked_coefs(x[0], "coef")
+
+    np.testing.assert_array_equal(f(jnp.full((2, 2), jnp.nan)), [np.nan, np.nan])
