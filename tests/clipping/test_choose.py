@@ -95,7 +95,8 @@ def test_within_a_remat_no_large_gradient_is_kept(monkeypatch):
 def test_what_is_not_understood_is_kept_and_says_why():
     cases = {
         "not used": lambda w, x: jnp.sum(x),
-        "a use without a rule": lambda w, x: jnp.sum(x @ w) + jnp.sum(w),
+        "a use without a rule": lambda w, x: jnp.sum(x @ w) + jnp.sum(x * w[:1]),
+        "the same for every example": lambda w, x: jnp.sum(x) * jnp.sum(w),
         "overlapping uses of different shape": lambda w, x: product(w[:, :4], x) + product(w, x),
     }
     for why, loss in cases.items():

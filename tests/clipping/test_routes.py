@@ -36,6 +36,11 @@ def pair(first, second):
 
 PROGRAMS = {
     TAPPED: {
+        "with a new dimension": (
+            W,
+            ROWS,
+            lambda w, x: squared(jnp.einsum("btd,dok->btok", x, w[:, None, :])),
+        ),
         "transposed": (draw(3, 6), X, lambda w, x: squared(x @ w.T)),
         "reshaped and transposed": (
             draw(2, 3, 3),
@@ -106,11 +111,6 @@ PROGRAMS = {
             draw(6, 12),
             ROWS,
             lambda w, x: squared(sum(jnp.tanh(x @ v) for v in jnp.split(w, 3, axis=1))),
-        ),
-        "with a new dimension": (
-            W,
-            ROWS,
-            lambda w, x: squared(jnp.einsum("btd,dok->btok", x, w[:, None, :])),
         ),
     },
 }
