@@ -6,6 +6,7 @@ The public names, in the order in which data flows. A user of JAX Privacy can wr
 
 from bevel import clipping as clipping
 from bevel import errors as errors
+from bevel import noise_addition as noise_addition
 from bevel import precision as precision
 from bevel.clipping import AuxiliaryOutput as AuxiliaryOutput
 from bevel.clipping import BoundedSensitivityCallable as BoundedSensitivityCallable
