@@ -9,6 +9,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bevel.noise_addition import keys
+
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 # Rows that fill blocks, rows that do not, one cut across them, a vector, a scalar.
@@ -37,16 +39,18 @@ class Layout:
         return {name: NamedSharding(mesh, spec) for name, spec in self.specs.items()}
 
     def place(self, tree):
-        return {name: jax.device_put(tree[name], s) for name, s in self.shardings().items()}
+        shardings = self.shardings()
+        return {name: jax.device_put(x, shardings[name]) for name, x in tree.items()}
 
     def compiled(self, fun, tree):
         """The program of `fun(tree)`, whose results are trees like it, on this layout."""
         if self.manual:
+            specs = {name: self.specs[name] for name in tree}
             fun = jax.shard_map(
                 fun,
                 mesh=self.mesh,
-                in_specs=(self.specs,),
-                out_specs=self.specs,
+                in_specs=(specs,),
+                out_specs=specs,
                 check_vma=self.check_vma,
             )
         return jax.jit(fun).lower(tree).compile()
@@ -70,6 +74,13 @@ LAYOUTS = [
 ]
 # On mixed meshes the compiler cuts the Auto axes by its own rules.
 WITHOUT_COMMUNICATION = [layout for layout in LAYOUTS if layout.name != "mixed-42"]
+
+
+def threefry_key(seed):
+    """A typed key that tests may give to one privatizer after another."""
+    key = jax.random.key(seed)
+    keys.release(key)
+    return key
 
 
 class Decaying:

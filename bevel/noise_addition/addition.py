@@ -27,17 +27,17 @@ FLOATS_ONLY = (
 )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class GaussianNoise:
-    """`stddev` times correlated normals, added to the leaves of a gradient."""
+    """`stddev` times correlated normals, added to the leaves of a gradient. Keys the program."""
 
     key: NoiseKey
     stddev: float
     correlation: Correlation
     dtype: np.dtype | None
     strategy: SupportedStrategies
-    specs: PyTree
-    buffers_in: str
+    specs: PyTree = dataclasses.field(compare=False)  # the program is keyed by those of leaves
+    buffers_in: str = "device"
 
     def init(self, params: PyTree) -> NoiseState:
         leaves = checked_leaves(params, self.specs, jnp.floating, FLOATS_ONLY)

@@ -1,5 +1,6 @@
 """How the noise of a step depends on the draws of earlier steps: not at all, or by a matrix."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ class Correlation(Protocol):
         """The noise of a step, and the buffers after it."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Independent:
     """Noise of the step's own draws. No buffers."""
 
@@ -71,15 +73,14 @@ class Dense:
         self, draw: Draw, step: jax.Array, buffers: tuple[Any, ...]
     ) -> tuple[list[jax.Array], tuple[Any, ...]]:
         row = jnp.asarray(self.matrix).at[step].get(mode="fill", fill_value=math.nan)
-        first = jnp.asarray(self.firsts).at[step].get(mode="fill", fill_value=len(self.matrix))
+        # Past the end nothing is drawn but the step's own, times NaN.
+        first = jnp.asarray(self.firsts).at[step].get(mode="fill", fill_value=2**32 - 1)
 
         def add(s: jax.Array, sums: list[jax.Array]) -> list[jax.Array]:
             return [x + row[s].astype(x.dtype) * z for x, z in zip(sums, draw(s), strict=True)]
 
         zeros = [types.zeros_of_type(z) for z in jax.eval_shape(draw, step)]
-        sums = jax.lax.fori_loop(first, step, add, zeros)
-        # Past the end no row is read but this one, which is NaN.
-        return add(step, sums), buffers
+        return add(step, jax.lax.fori_loop(first, step, add, zeros)), buffers
 
 
 class Streaming:
@@ -127,11 +128,12 @@ def correlation_of(noising_matrix: Any) -> Dense | Streaming:
             "multiplied by its inverse: pass noising_matrix.inverse_as_streaming_matrix()."
         )
     try:
-        matrix = np.asarray(noising_matrix, np.float64)
+        found = np.asarray(noising_matrix)
+        matrix = found.astype(np.float64, casting="same_kind")
     except (TypeError, ValueError, jax.errors.TracerArrayConversionError) as error:
         raise FixArgumentsError(
             f"noising_matrix is a {type(noising_matrix).__name__}: pass C^-1 as a square array of "
-            "numbers, or as a StreamingMatrix."
+            "real numbers, or as a StreamingMatrix."
         ) from error
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise FixArgumentsError(

@@ -105,15 +105,15 @@ def checked_sigma(stddev: Any) -> int:
     return int(whole)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class DiscreteNoise:
-    """Discrete Gaussians, added to the leaves of an integer gradient."""
+    """Discrete Gaussians, added to the leaves of an integer gradient. Keys the program."""
 
     key: keys.NoiseKey
     sigma: int
     grid_scale: int | None
     dtype: np.dtype
-    specs: PyTree
+    specs: PyTree = dataclasses.field(compare=False)  # the program is keyed by those of leaves
 
     def init(self, params: PyTree) -> NoiseState:
         return NoiseState(jnp.zeros((), np.uint32), ())

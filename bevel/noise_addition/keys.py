@@ -27,9 +27,12 @@ WORDS = {"chacha20": 8, "threefry2x32": 2}
 
 @dataclasses.dataclass(frozen=True)
 class NoiseKey:
-    """The key of a privatizer, whether it is secret, and the generator that it is for."""
+    """The key of a privatizer, whether it is secret, and the generator that it is for.
 
-    key: jax.Array = dataclasses.field(repr=False)
+    Neither shown nor compared: programs take the key as an argument, and serve all keys.
+    """
+
+    key: jax.Array = dataclasses.field(repr=False, compare=False)
     secret: bool
     generator: str
 

@@ -37,7 +37,7 @@ class RandomWords:
         offsets = flat_offsets(piece)
         axes = frozenset().union(*map(types.varying_axes, offsets))
         key = (types.as_varying(words[i], axes) for i in range(2))
-        return threefry2x32_p.bind(*key, *(types.as_varying(x, axes) for x in offsets))
+        return tuple(threefry2x32_p.bind(*key, *(types.as_varying(x, axes) for x in offsets)))
 
 
 def normal_from_bits(bits: Arrays, dtype: jax.typing.DTypeLike) -> jax.Array:
