@@ -9,6 +9,7 @@ from bevel import batch_selection as batch_selection
 from bevel import clipping as clipping
 from bevel import errors as errors
 from bevel import matrix_factorization as matrix_factorization
+from bevel import noise_addition as noise_addition
 from bevel import optimizers as optimizers
 from bevel import precision as precision
 from bevel.clipping import AuxiliaryOutput as AuxiliaryOutput

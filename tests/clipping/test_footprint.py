@@ -1,19 +1,14 @@
 """The estimate of peak memory: by hand for small programs, and against the compiler."""
 
 import functools
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+from benchmark_models import models
 
 import bevel
 from bevel.clipping.footprint import Steps, footprint
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import models
 
 N = 16
 MATRIX = 4 * N * N  # bytes

@@ -1,18 +1,12 @@
 """How long tracing takes, counted in equations: a promise relative to `jax.grad`."""
 
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import pytest
+from benchmark_models import models
 
 import bevel
 from bevel.sharding.axes import subprograms
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import models
 
 DEPTH = 12
 

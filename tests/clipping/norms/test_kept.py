@@ -189,11 +189,11 @@ def test_staged_sum_counts_its_roundings(shape, seed):
 def test_no_sum_is_long(shape):
     """What the bound counts is what is added: each sum is short, and the compiler keeps it so."""
     x = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
-    program = jax.make_jaxpr(kept_norm.__wrapped__)(x)
+    program = jax.make_jaxpr(quick_norm.__wrapped__)(x)
     sums = [e for e in program.eqns if e.primitive.name == "reduce_sum"]
     lengths = [math.prod(e.invars[0].aval.shape[i] for i in e.params["axes"]) for e in sums]
     assert max(lengths) <= ONE_STAGE
-    assert sum(lengths) <= 3 * roundings(shape)  # large, small and other numbers apart
+    assert sum(lengths) <= roundings(shape)
     text = kept.lower(x).compile().as_text()
     added = [line for line in text.splitlines() if " reduce(" in line and "maximum" not in line]
     assert len(added) >= len([n for n in lengths if n > 1])
@@ -201,7 +201,6 @@ def test_no_sum_is_long(shape):
 
 @pytest.mark.parametrize("ends", [(-41, 41), (-41, -39), (39, 41), (-120, 100), (-60, -45)])
 def test_a_long_vector_of_any_mixture_of_scales(ends):
-    # Very large, very small and other numbers are summed apart, and meet at 2^40 and 2^-40.
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 2 * ONE_STAGE)) * 2.0 ** rng.integers(*ends, size=(3, 2 * ONE_STAGE))
     x[1] = np.sort(np.abs(x[1]))

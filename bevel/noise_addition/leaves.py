@@ -1,0 +1,95 @@
+"""The leaves of a gradient, where they lie, and the draws of a step for each of them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from bevel.errors import FixArgumentsError
+from bevel.sharding import types
+from bevel.sharding.pieces import Arrays, Maker, leaf_specs, made_by_pieces
+
+PyTree = Any
+
+
+class Leaf(NamedTuple):
+    """A leaf of the gradient: its name for errors, its value, and how a shard_map splits it."""
+
+    name: str
+    value: jax.Array
+    spec: PartitionSpec | None
+
+
+def checked_leaves(tree: PyTree, specs: PyTree, kind: Any, remedy: str) -> list[Leaf]:
+    """The leaves of a gradient, each of a dtype of `kind`, and placed as far as can be told."""
+    named = jax.tree_util.tree_flatten_with_path(tree)[0]
+    leaves = []
+    for (path, value), spec in zip(named, leaf_specs(specs, tree), strict=True):
+        name = jax.tree_util.keystr(path) or "the gradient"
+        dtype = jnp.result_type(value)
+        if not jnp.issubdtype(dtype, kind):
+            raise FixArgumentsError(f"{name} has dtype {dtype}: {remedy}")
+        leaf = Leaf(name, jnp.asarray(value), spec)
+        if types.manual_axes():
+            check_place_of_shard(leaf)
+        leaves.append(leaf)
+    return leaves
+
+
+def check_place_of_shard(leaf: Leaf) -> None:
+    """Inside `jax.shard_map`, raises unless the leaf's place in the whole array is known."""
+    name, value, spec = leaf
+    entries = () if spec is None else spec.partitions
+    named = {a for entry in entries for a in types.spec_axes(entry)}
+    mesh = jax.sharding.get_abstract_mesh()
+    if len(entries) > value.ndim or not named <= set(mesh.axis_names):
+        raise FixArgumentsError(
+            f"{name} has shape {value.shape} on a mesh with axes {mesh.axis_names}, and its spec "
+            f"is {spec}: name at most one entry per dimension, and axes of the mesh."
+        )
+    split = named & set(mesh.manual_axes)
+    varying = types.varying_axes(value)
+    if not types.types_track_varying_axes():
+        if spec is None:
+            raise FixArgumentsError(
+                f"{name} is a shard, and with check_vma=False nothing says of what: pass "
+                "specs=, the PartitionSpecs that split the gradient in this shard_map."
+            )
+    elif spec is None and varying:
+        raise FixArgumentsError(
+            f"{name} differs between the shards of {sorted(varying)}, and a shard cannot know "
+            "where it lies in the whole: pass specs=, the PartitionSpecs that split the gradient "
+            "in this shard_map. If it is a sum that is still to be reduced, reduce it first "
+            "(reduce_axes= of clipped_grad)."
+        )
+    elif split != varying:
+        raise FixArgumentsError(
+            f"{name} differs between the shards of {sorted(varying)}, but its spec {spec} splits "
+            f"it over {sorted(split)}. Noise belongs on the whole sum, once: reduce the gradient "
+            "over the other axes first (reduce_axes= of clipped_grad), or correct specs=."
+        )
+
+
+def leaf_words(key: jax.Array, step: jax.Array, count: int) -> jax.Array:
+    """The words of the keys of all leaves at one step: fold_in(fold_in(key, step), leaf)."""
+    of_step = jax.random.fold_in(key, step)
+    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    return jax.random.key_data(fold(of_step, np.arange(count, dtype=np.uint32)))
+
+
+def drawn(
+    make: Maker,
+    key: jax.Array,
+    step: jax.Array,
+    likes: list[jax.Array],
+    specs: Sequence[PartitionSpec | None],
+) -> list[Arrays]:
+    """What `make` draws at one step for all leaves, each where its `like` lies."""
+    words = leaf_words(key, step, len(likes))
+    return [
+        made_by_pieces(make, words[i], like, spec)
+        for i, (like, spec) in enumerate(zip(likes, specs, strict=True))
+    ]

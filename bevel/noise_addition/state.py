@@ -1,0 +1,41 @@
+"""The state of a privatizer, and the key of an update."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from bevel.errors import FixArgumentsError
+from bevel.noise_addition import keys
+
+
+class NoiseState(NamedTuple):
+    """The state of a privatizer: a tree of arrays that can be saved, donated and sharded.
+
+    The key is not part of it. The independent noise of step k is a function of (key, k), so it can
+    be drawn again after a crash. Correlated noise goes on from its buffers.
+    """
+
+    step: jax.Array
+    buffers: tuple[Any, ...] = ()
+
+
+def checked_state(state: Any) -> NoiseState:
+    if not isinstance(state, NoiseState):
+        raise FixArgumentsError(
+            f"noise_state is a {type(state).__name__}: pass what `init` or the last `update` gave, "
+            "a NoiseState."
+        )
+    return state
+
+
+def key_of_step(own: keys.NoiseKey, given: jax.Array | None) -> jax.Array:
+    """The key of one update: the privatizer's own, unless one is given for it."""
+    if given is None:
+        return own.key
+    generator = keys.checked_generator(given)
+    if generator != own.generator:
+        raise FixArgumentsError(
+            f"update was given a {generator} key, and this privatizer draws from {own.generator}: "
+            "make it with a key of that generator."
+        )
+    return given

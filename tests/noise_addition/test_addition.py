@@ -1,0 +1,340 @@
+"""Noise on gradients: the same on every mesh, drawn once, repeatable, of the right law."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from compare import cost
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from noise_layouts import (
+    AUTO,
+    EXPLICIT,
+    GRADIENT,
+    LAYOUTS,
+    SPLIT_8,
+    WHOLE,
+    WITHOUT_COMMUNICATION,
+    Decaying,
+    Layout,
+    decaying,
+    threefry_key,
+)
+
+from bevel.errors import FixArgumentsError
+from bevel.noise_addition import gaussian_privatizer, keys, matrix_factorization_privatizer
+from bevel.noise_addition.normal import RandomWords
+from bevel.sharding.pieces import Piece, made_by_pieces
+
+STDDEV = 2.0
+MATRIX = {name: GRADIENT[name] for name in ("w", "odd")}
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+def gaussian(**options):
+    return gaussian_privatizer(stddev=STDDEV, prng_key=threefry_key(5), **options)
+
+
+def correlated(matrix, **options):
+    key = threefry_key(5)
+    return matrix_factorization_privatizer(matrix, stddev=STDDEV, prng_key=key, **options)
+
+
+def dense(**options):
+    return correlated(decaying(8), **options)
+
+
+def streaming(**options):
+    return correlated(Decaying, **options)
+
+
+def on_host(**options):
+    return streaming(buffers_in="host", **options)
+
+
+def steps(privatizer, count):
+    """A function of the gradient: the noised gradient of the last of some steps."""
+
+    def run(grads):
+        state = privatizer.init(grads)
+        for _ in range(count):
+            noised, state = privatizer.update(grads, state)
+        return noised
+
+    return run
+
+
+@functools.cache
+def on_one_device(names, make, count):
+    return jax.jit(steps(make(), count))({name: GRADIENT[name] for name in names})
+
+
+def check_layout(layout, names, make, count):
+    """Compares with one device, and looks for collectives."""
+    tree = {name: GRADIENT[name] for name in names}
+    expected = on_one_device(names, make, count)
+    on_mesh = layout.place(tree)
+    specs = {name: layout.specs[name] for name in tree}
+    program = layout.compiled(steps(make(specs=specs), count), on_mesh)
+    for name, x in program(on_mesh).items():
+        # Bits are equal (below); quantiles may round differently in vectors of another length.
+        np.testing.assert_allclose(x, expected[name], rtol=2e-6, atol=2e-6, err_msg=name)
+    found = [kind for kind in COLLECTIVES if f" {kind}" in program.as_text()]
+    assert not found or layout not in WITHOUT_COMMUNICATION
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_the_mesh_does_not_matter_and_nothing_is_communicated(layout):
+    check_layout(layout, ("odd", "s"), gaussian, 1)
+
+
+THREE = [layout for layout in LAYOUTS if layout.name in ("auto-42", "explicit-42", "manual-42")]
+
+
+@pytest.mark.parametrize("layout", THREE, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("make", [dense, streaming])
+def test_nor_does_it_to_correlated_noise(make, layout):
+    check_layout(layout, ("odd",), make, 2)
+
+
+def test_nor_does_it_to_buffers_on_the_host():
+    check_layout(THREE[0], ("odd",), on_host, 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("generator", ["chacha20", "threefry2x32"])
+def test_bits_are_equal_on_every_mesh(generator, layout):
+    words = jax.random.key_data(keys.seed_key(5) if generator == "chacha20" else jax.random.key(5))
+    make = RandomWords(generator)
+
+    def run(tree):
+        return {
+            name: made_by_pieces(make, words, x, layout.specs[name])[0] + (x > 1).astype(np.uint32)
+            for name, x in tree.items()
+        }
+
+    tree = layout.place(MATRIX)
+    program = layout.compiled(run, tree)
+    for name, bits in program(tree).items():
+        whole = ONE_DEVICE(make, words, bits.shape)
+        np.testing.assert_array_equal(bits, whole, err_msg=name)
+    found = [kind for kind in COLLECTIVES if f" {kind}" in program.as_text()]
+    assert not found or layout not in WITHOUT_COMMUNICATION
+
+
+ONE_DEVICE = jax.jit(
+    lambda make, words, shape: make(words, Piece.all_of(shape))[0], static_argnums=(0, 2)
+)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+@pytest.mark.parametrize("make", [gaussian, streaming])
+def test_work_falls_with_the_mesh(make, kind):
+    def flops(devices):
+        mesh = jax.make_mesh((devices,), ("data",), axis_types=(kind,))
+        g = jax.device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, P("data")))
+        return cost(make().update, g, make().init(g))["flops"]
+
+    assert flops(8) < flops(1) / 6
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+@pytest.mark.parametrize("make", [gaussian, streaming, on_host])
+def test_results_and_buffers_lie_where_the_gradient_does(make, kind):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+    g = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P("model", "data")))
+    privatizer = make()
+    for init, update in (
+        (privatizer.init, privatizer.update),
+        (jax.jit(privatizer.init), jax.jit(privatizer.update, donate_argnums=1)),
+    ):
+        noised, state = update(g, init(g))
+        assert noised.sharding.spec == P("model", "data")
+        for buffers in state.buffers:
+            assert buffers["last"].sharding.spec == P(None, "model", "data")
+            memory = "device" if make is streaming else "pinned_host"
+            assert buffers["last"].sharding.memory_kind == memory
+
+
+def test_replicas_get_identical_noise():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AUTO,))
+    g = jax.device_put(np.ones((4, 12), np.float32), NamedSharding(mesh, P()))
+    noised, _ = gaussian().update(g, gaussian().init(g))
+    copies = [np.asarray(shard.data) for shard in noised.addressable_shards]
+    assert len(copies) == 8
+    for copy in copies:
+        np.testing.assert_array_equal(copy, copies[0])
+
+
+# Steps.
+
+G = np.ones((8, 12), np.float32)
+
+
+def test_the_noise_of_a_step_can_be_drawn_again():
+    privatizer = gaussian()
+    state, rows = privatizer.init(G), []
+    for _ in range(3):
+        noised, state = privatizer.update(G, state)
+        rows.append(noised)
+    again = gaussian()
+    for k in (2, 0, 1):
+        noised, _ = again.update(G, again.init(G)._replace(step=jnp.uint32(k)))
+        np.testing.assert_array_equal(noised, rows[k])
+
+
+@pytest.mark.parametrize("make", [dense, streaming])
+def test_correlated_noise_goes_on_from_a_saved_state_or_by_replay(make):
+    privatizer = make()
+    state, states, rows = privatizer.init(G), [], []
+    for _ in range(3):
+        states.append(jax.tree.map(np.asarray, state))  # as a checkpoint would have it
+        noised, state = privatizer.update(G, state)
+        rows.append(noised)
+    for start in (0, 1, 2):
+        state = states[start]
+        for k in range(start, 3):
+            noised, state = privatizer.update(G, state)
+            np.testing.assert_array_equal(noised, rows[k])
+
+
+def test_a_run_goes_on_on_another_mesh():
+    privatizer = streaming()
+    _, state = privatizer.update(G, privatizer.init(G))
+    expected, _ = privatizer.update(G, state)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AUTO,))
+    on_mesh = jax.device_put(G, NamedSharding(mesh, P("data")))
+    found, _ = privatizer.update(on_mesh, jax.tree.map(np.asarray, state))
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_different_settings_do_not_share_a_program():
+    g = np.zeros_like(G)
+    one, two = (
+        gaussian_privatizer(stddev=s, prng_key=threefry_key(5)).update(g, gaussian().init(g))[0]
+        for s in (1, 2)
+    )
+    np.testing.assert_allclose(two, 2 * one, rtol=1e-6)
+    other = gaussian_privatizer(stddev=1, prng_key=threefry_key(6)).update(g, gaussian().init(g))[0]
+    assert not np.any(other == one)
+
+
+# The law.
+
+LARGE = {"a": np.zeros((100, 1000), np.float32), "b": np.zeros((100, 1000), np.float32)}
+
+
+@pytest.fixture(scope="module")
+def many():
+    """Noise of three steps and two leaves, 1e5 numbers each."""
+    privatizer = gaussian_privatizer(stddev=STDDEV, prng_key=threefry_key(77))
+    update, state, rows = jax.jit(privatizer.update), privatizer.init(LARGE), []
+    for _ in range(3):
+        noised, state = update(LARGE, state)
+        rows += [np.asarray(noised[name], np.float64).ravel() for name in LARGE]
+    return np.stack(rows)
+
+
+def test_the_scale_is_right(many):
+    for row in many:
+        assert scipy.stats.kstest(row / STDDEV, "norm").pvalue > 1e-3
+        for wrong in (0.67, 1.5):
+            assert scipy.stats.kstest(wrong * row / STDDEV, "norm").pvalue < 1e-9
+
+
+def test_steps_leaves_and_shards_are_independent(many):
+    shards = many.reshape(48, -1)  # eighths of each leaf at each step
+    for rows in (many, many[:, ::-1], shards):
+        for power in (1, 2):  # also of squares: equal size with another sign would show
+            correlations = np.corrcoef(np.abs(rows) ** power if power == 2 else rows)
+            np.fill_diagonal(correlations, 0.0)
+            assert np.max(np.abs(correlations)) < 5 / np.sqrt(rows.shape[1])
+    lagged = [np.mean(many[:, k:] * many[:, : many.shape[1] - k]) for k in (1, 2, 4, 8, 16, 1000)]
+    assert np.max(np.abs(lagged)) < 5 * STDDEV**2 / np.sqrt(many.size)
+    assert len(np.unique(many)) > 0.98 * many.size
+
+
+@pytest.mark.parametrize("matrix", [decaying(5), Decaying], ids=["dense", "streaming"])
+def test_the_covariance_of_correlated_noise(matrix):
+    g = np.zeros(100_000, np.float32)
+    privatizer = correlated(matrix)
+    update, state, rows = jax.jit(privatizer.update), privatizer.init(g), []
+    for _ in range(5):
+        noised, state = update(g, state)
+        rows.append(np.asarray(noised, np.float64))
+    expected = STDDEV**2 * decaying(5) @ decaying(5).T
+    found = np.cov(np.stack(rows))
+    variances = np.diagonal(expected)
+    error = np.sqrt((np.outer(variances, variances) + expected**2) / g.size)
+    assert np.max(np.abs(found - expected) / error) < 5
+    assert np.max(np.abs(found - STDDEV**2 * np.eye(5)) / error) > 50
+
+
+# Precision and shape.
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_noise_is_added_in_float32(dtype):
+    g = np.full((64,), 1e-3, np.float32).astype(dtype)
+    privatizer = gaussian_privatizer(stddev=1e-4, prng_key=threefry_key(5))
+    noised, _ = privatizer.update(g, privatizer.init(g))
+    assert noised.dtype == jnp.float32
+    wide = g.astype(np.float32)
+    exact, _ = privatizer.update(wide, privatizer.init(wide))
+    np.testing.assert_array_equal(noised, exact)
+    asked = gaussian_privatizer(stddev=1e-4, prng_key=threefry_key(5), dtype=dtype)
+    np.testing.assert_array_equal(asked.update(g, asked.init(g))[0], exact.astype(dtype))
+
+
+def test_float64_gradients_get_float64_noise():
+    with jax.enable_x64(True):
+        g = np.zeros(64)
+        privatizer = gaussian()
+        noised, _ = privatizer.update(g, privatizer.init(g))
+        assert noised.dtype == np.float64
+        assert np.any(np.asarray(noised) != np.asarray(noised, np.float32))
+        narrow, _ = privatizer.update(g.astype(np.float32), privatizer.init(g))
+        np.testing.assert_allclose(noised, narrow, rtol=1e-6)
+
+
+def test_the_gradient_is_in_the_result():
+    g = np.linspace(-3, 3, 64, dtype=np.float32)
+    privatizer = gaussian()
+    noised, zero = (privatizer.update(x, privatizer.init(g))[0] for x in (g, np.zeros_like(g)))
+    np.testing.assert_allclose(noised - zero, g, atol=1e-6)
+    without = gaussian_privatizer(stddev=0.0, prng_key=threefry_key(5))
+    np.testing.assert_array_equal(without.update(g, without.init(g))[0], g)
+
+
+def test_empty_trees_and_leaves():
+    privatizer = streaming()
+    assert privatizer.update({}, privatizer.init({}))[0] == {}
+    empty = np.zeros((0, 3), np.float32)
+    noised, _ = privatizer.update(empty, privatizer.init(empty))
+    assert noised.shape == (0, 3)
+
+
+def test_integer_gradients_are_refused():
+    g = {"w": np.zeros(3, np.int32)}
+    with pytest.raises(FixArgumentsError, match=r"\['w'\] has dtype int32.*discrete_gaussian"):
+        gaussian().update(g, gaussian().init({"w": np.zeros(3, np.float32)}))
+
+
+def test_a_state_of_another_shape_is_refused():
+    privatizer = streaming()
+    state = privatizer.init(np.zeros((3, 4), np.float32))
+    with pytest.raises(FixArgumentsError, match=r"float32\[1, 3, 4\].*makes.*float32\[1, 4, 3\]"):
+        privatizer.update(np.zeros((4, 3), np.float32), state)
+    with pytest.raises(FixArgumentsError, match="another privatizer"):
+        gaussian().update(np.zeros((3, 4), np.float32), state)
+
+
+def test_a_sum_that_is_not_reduced_is_refused():
+    layout = Layout("", (8,), (AUTO,), SPLIT_8, manual=True)
+    with pytest.raises(FixArgumentsError, match=r"\['b'\] differs between the shards.*specs="):
+        layout.compiled(steps(gaussian(), 1), layout.place(GRADIENT))
+    with pytest.raises(FixArgumentsError, match="reduce_axes"):
+        layout.compiled(steps(gaussian(specs=WHOLE), 1), layout.place(GRADIENT))

@@ -1,0 +1,116 @@
+"""Correlated noise is the matrix times the independent draws, and matrices that cannot be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from noise_layouts import Decaying, decaying
+
+from bevel.errors import FixArgumentsError
+from bevel.noise_addition.correlation import Dense, Independent, Streaming, correlation_of
+
+LIKES = [jnp.zeros((3, 2)), jnp.zeros(4)]
+DRAWS = [np.random.default_rng(0).normal(size=(8, *x.shape)).astype(np.float32) for x in LIKES]
+
+
+def draw(step):
+    return [jnp.asarray(x)[step] for x in DRAWS]
+
+
+def noise_of(correlation, steps):
+    buffers, rows = correlation.init(LIKES), []
+    step = jax.jit(lambda i, b: correlation.next(draw, i, b))
+    for i in range(steps):
+        noise, buffers = step(np.uint32(i), buffers)
+        rows.append(noise)
+    return [np.stack(leaf) for leaf in zip(*rows, strict=True)]
+
+
+def lower_triangular(n, bands=None):
+    rng = np.random.default_rng(1)
+    matrix = np.tril(rng.normal(size=(n, n))) + 2 * np.eye(n)
+    return matrix if bands is None else np.triu(matrix, 1 - bands)
+
+
+@pytest.mark.parametrize(
+    "correlation, matrix",
+    [
+        (Independent(), np.eye(6)),
+        (correlation_of(lower_triangular(6)), lower_triangular(6)),
+        (correlation_of(lower_triangular(6, 2)), lower_triangular(6, 2)),
+        (correlation_of(decaying(6).tolist()), decaying(6)),
+        (correlation_of(Decaying), decaying(6)),
+    ],
+    ids=["independent", "dense", "banded", "list", "streaming"],
+)
+def test_noise_is_the_matrix_times_the_draws(correlation, matrix):
+    for got, z in zip(noise_of(correlation, 6), DRAWS, strict=True):
+        np.testing.assert_allclose(got, np.tensordot(matrix, z[:6], 1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_dense_row_draws_no_further_back_than_it_reaches():
+    seen = []
+
+    def counted(step):
+        jax.debug.callback(lambda s: seen.append(int(s)), step)
+        return draw(step)
+
+    dense = correlation_of(lower_triangular(6, 2))
+    dense.next(counted, jnp.uint32(4), ())
+    jax.effects_barrier()
+    assert sorted(seen) == [3, 4]
+
+
+def test_past_the_last_row_everything_is_nan():
+    dense = correlation_of(lower_triangular(3))
+    for step in (3, 4, 2**32 - 1):
+        noise, _ = jax.jit(lambda i: dense.next(draw, i, ()))(np.uint32(step))
+        assert all(np.all(np.isnan(x)) for x in noise)
+    with pytest.raises(FixArgumentsError, match="step 3, and noising_matrix has 3 rows"):
+        dense.check(LIKES, jnp.uint32(3), ())
+
+
+@pytest.mark.parametrize(
+    "matrix, message",
+    [
+        (np.ones((2, 3)), r"shape \(2, 3\): C\^-1 is square"),
+        (np.ones(3), r"shape \(3,\): C\^-1 is square"),
+        (np.ones((0, 0)), r"shape \(0, 0\)"),
+        (np.triu(np.ones((3, 3))), "not lower triangular.*transposed"),
+        (np.tril(np.ones((3, 3))) * [[1], [np.nan], [1]], "NaN or infinity"),
+        (np.diag([1.0, 0.0, 1.0]), "zero on its diagonal, in row 1"),
+        ("toeplitz", "is a str: pass C"),
+        (np.eye(2) * 1j, "is a ndarray: pass C"),
+    ],
+)
+def test_matrices_that_are_no_inverse_strategy(matrix, message):
+    with pytest.raises(FixArgumentsError, match=message):
+        correlation_of(matrix)
+
+
+def test_a_traced_matrix_is_refused():
+    with pytest.raises(FixArgumentsError, match="pass C"):
+        jax.eval_shape(lambda m: correlation_of(m) and m, np.eye(2))
+
+
+def test_a_strategy_in_place_of_its_inverse_is_refused():
+    class Strategy:
+        def inverse_as_streaming_matrix(self):
+            return Decaying
+
+    with pytest.raises(FixArgumentsError, match=r"Strategy, a strategy C.*inverse_as_streaming"):
+        correlation_of(Strategy())
+    assert isinstance(correlation_of(Strategy().inverse_as_streaming_matrix()), Streaming)
+
+
+@pytest.mark.parametrize("correlation", [Independent(), Dense(np.eye(3)), Streaming(Decaying)])
+def test_buffers_of_another_privatizer_are_refused(correlation):
+    own = correlation.init(LIKES)
+    correlation.check(LIKES, jnp.uint32(0), own)
+    others = [Streaming(Decaying).init([jnp.zeros((5, 2)), jnp.zeros(4)]), ((),), ({}, {})]
+    if isinstance(correlation, Streaming):
+        wide = jax.tree.map(lambda x: x.astype(np.float16), own)
+        others += [(), own[:1], own[::-1], wide]
+    for wrong in others:
+        with pytest.raises(FixArgumentsError, match="state is that of another privatizer"):
+            correlation.check(LIKES, jnp.uint32(0), wrong)

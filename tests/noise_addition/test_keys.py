@@ -1,0 +1,139 @@
+"""Keys: from the operating system, never narrow, never used twice, never shown."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+from bevel.errors import FixArgumentsError
+from bevel.noise_addition import gaussian_privatizer, keys
+
+
+def data(key):
+    return np.asarray(jax.random.key_data(key))
+
+
+def test_a_new_key_is_what_the_operating_system_gave(monkeypatch):
+    asked = []
+
+    def urandom(size):
+        asked.append(size)
+        return bytes(range(size))
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    assert data(keys.new_key()).tobytes() == bytes(range(32))
+    assert data(keys.new_key("threefry2x32")).tobytes() == bytes(range(8))
+    assert asked == [32, 8]
+
+
+def test_new_keys_do_not_depend_on_numpys_state():
+    found = set()
+    for _ in range(4):
+        np.random.seed(0)
+        found.add(data(keys.new_key()).tobytes())
+    assert len(found) == 4
+
+
+def test_no_key_given_draws_a_secret_one():
+    noise = keys.noise_key(None)
+    assert noise.secret and noise.generator == "chacha20"
+    assert jax.random.key_impl(noise.key) == keys.CHACHA20
+
+
+@pytest.mark.parametrize("seed", [0, 5, np.int64(5), 5 + 2**32, 2**64 - 1])
+def test_an_integer_is_a_seed_that_is_recorded_as_not_secret(seed):
+    noise = keys.noise_key(seed)
+    assert not noise.secret
+    assert int(data(noise.key)[0]) + (int(data(noise.key)[1]) << 32) == seed
+    assert not np.any(data(noise.key)[2:])
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seeds_have_64_bits(seed):
+    with pytest.raises(FixArgumentsError, match="seed from 0 to"):
+        keys.noise_key(seed)
+
+
+def test_typed_keys_keep_their_generator():
+    assert keys.noise_key(jax.random.key(3)).generator == "threefry2x32"
+    assert keys.noise_key(jax.random.key(3, impl=keys.CHACHA20)).generator == "chacha20"
+
+
+@pytest.mark.parametrize(
+    "key, message",
+    [
+        (jax.random.key_data(jax.random.key(0)), r"legacy key: jax.random.wrap_key_data"),
+        (np.zeros(2, np.uint32), r"legacy key: jax.random.wrap_key_data"),
+        (True, "is bool of dtype None, not a typed key"),
+        (0.5, "is float of dtype None, not a typed key"),
+        ("secret", "is str of dtype None"),
+        (jax.random.split(jax.random.key(0), 2), r"shape \(2,\): give one key"),
+        (jax.random.key(0, impl="rbg"), "'rbg', which cannot draw the numbers of one shard"),
+    ],
+)
+def test_what_is_not_one_typed_key_is_refused(key, message):
+    with pytest.raises(FixArgumentsError, match=message):
+        keys.noise_key(key)
+
+
+def test_generators_have_names():
+    with pytest.raises(FixArgumentsError, match="chacha20, threefry2x32"):
+        keys.new_key("rc4")
+
+
+def test_a_key_serves_one_privatizer():
+    key = keys.new_key()
+    first = gaussian_privatizer(stddev=1.0, prng_key=key)
+    with pytest.raises(FixArgumentsError, match=r"already drives another.*keys.release"):
+        gaussian_privatizer(stddev=1.0, prng_key=key)
+    gaussian_privatizer(stddev=1.0, prng_key=jax.random.fold_in(key, 1))
+    assert first.record.key_is_secret
+
+
+def test_the_same_words_are_the_same_key():
+    key = keys.new_key()
+    gaussian_privatizer(stddev=1.0, prng_key=key)
+    with pytest.raises(FixArgumentsError, match="already drives another"):
+        gaussian_privatizer(stddev=1.0, prng_key=keys.wrapped(data(key), "chacha20"))
+
+
+def test_a_refused_privatizer_does_not_use_up_its_key():
+    key = keys.new_key()
+    with pytest.raises(FixArgumentsError, match="stddev"):
+        gaussian_privatizer(stddev=-1.0, prng_key=key)
+    gaussian_privatizer(stddev=1.0, prng_key=key)
+
+
+def test_a_released_key_serves_one_more():
+    key = keys.new_key()
+    gaussian_privatizer(stddev=1.0, prng_key=key)
+    keys.release(key)
+    gaussian_privatizer(stddev=1.0, prng_key=key)
+    with pytest.raises(FixArgumentsError, match="already drives another"):
+        gaussian_privatizer(stddev=1.0, prng_key=key)
+    with pytest.raises(FixArgumentsError, match="not a typed key"):
+        keys.release(3)
+
+
+def test_seeds_for_tests_may_be_used_again():
+    for _ in range(2):
+        assert not gaussian_privatizer(stddev=1.0, prng_key=3).record.key_is_secret
+
+
+def test_traced_keys_cannot_be_followed():
+    @jax.jit
+    def noised(key, g):
+        privatizer = gaussian_privatizer(stddev=1.0, prng_key=key)
+        return privatizer.update(g, privatizer.init(g))[0]
+
+    key, g = jax.random.key(1), np.zeros(3, np.float32)
+    np.testing.assert_array_equal(noised(key, g), noised(key, g))
+
+
+def test_keys_are_not_shown():
+    key = keys.noise_key(jax.random.wrap_key_data(np.array([123456, 654321], np.uint32)))
+    privatizer = gaussian_privatizer(stddev=1.0, prng_key=key.key)
+    shown = repr(key) + repr(privatizer.record) + repr(privatizer.init(np.zeros(3, np.float32)))
+    assert "123456" not in shown and "654321" not in shown
+    assert np.uint32([123456, 654321]).tobytes() not in b"".join(keys._claimed)

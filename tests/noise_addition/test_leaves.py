@@ -1,0 +1,97 @@
+"""Leaves of a gradient: their keys, and the shards that cannot be placed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from noise_layouts import AUTO
+
+from bevel.errors import FixArgumentsError
+from bevel.noise_addition.keys import CHACHA20
+from bevel.noise_addition.leaves import checked_leaves, leaf_words
+
+
+@pytest.mark.parametrize("impl", [CHACHA20, "threefry2x32"])
+def test_the_key_of_a_leaf_is_folded_from_step_and_number(impl):
+    key = jax.random.key(4, impl=impl)
+    words = leaf_words(key, np.uint32(7), 3)
+    for leaf in range(3):
+        expected = jax.random.fold_in(jax.random.fold_in(key, 7), leaf)
+        np.testing.assert_array_equal(words[leaf], jax.random.key_data(expected))
+
+
+def test_names_of_leaves():
+    tree = {"a": [np.zeros(2, np.float32)], "b": 1.0}
+    leaves = checked_leaves(tree, P("data"), jnp.floating, "")
+    assert [leaf.name for leaf in leaves] == ["['a'][0]", "['b']"]
+    assert [leaf.spec for leaf in leaves] == [P("data")] * 2
+
+
+@pytest.mark.parametrize("value", [np.zeros(2, np.int32), np.zeros(2, np.complex64), True])
+def test_dtypes_that_do_not_belong(value):
+    with pytest.raises(FixArgumentsError, match=r"\['a'\] has dtype .*: floats only"):
+        checked_leaves({"a": value}, None, jnp.floating, "floats only")
+
+
+def in_shards(specs, in_spec, check_vma=True, axis_names=("data", "model"), reduce=()):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AUTO,) * 2)
+
+    def body(x):
+        x = jax.lax.psum(x, reduce) if reduce else x
+        checked_leaves({"g": x}, specs, jnp.floating, "")
+        return x
+
+    shards = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=in_spec,
+        out_specs=P(*(() if reduce else in_spec)),
+        check_vma=check_vma,
+        axis_names=set(axis_names),
+    )
+    jax.eval_shape(shards, np.zeros((8, 16), np.float32))
+
+
+@pytest.mark.parametrize(
+    "specs, in_spec, options",
+    [
+        (P("model"), P("model"), {}),
+        ({"g": P(None, ("data", "model"))}, P(None, ("data", "model")), {}),
+        (None, P(), {}),  # types say that all shards are the same
+        (P(), P(), {}),
+        (P(), P("data"), {"reduce": ("data",)}),
+        (None, P("data"), {"reduce": ("data",)}),
+        (P("model"), P("model"), {"check_vma": False}),
+        (P("data", "model"), P("data"), {"axis_names": ("data",)}),
+    ],
+)
+def test_shards_that_can_be_placed(specs, in_spec, options):
+    in_shards(specs, in_spec, **options)
+
+
+@pytest.mark.parametrize(
+    "specs, in_spec, options, message",
+    [
+        (
+            None,
+            P("data"),
+            {},
+            r"differs between the shards of \['data'\], and a shard cannot.*specs",
+        ),
+        (P(), P("data"), {}, r"of \['data'\], but its spec .* splits it over \[\].*reduce_axes"),
+        (P("model"), P(("data", "model")), {}, r"splits it over \['model'\]"),
+        (P("model"), P(), {}, r"of \[\], but its spec"),
+        (
+            None,
+            P("model"),
+            {"check_vma": False},
+            "check_vma=False nothing says of what: pass specs",
+        ),
+        (P(None, None, "model"), P(), {}, "at most one entry per dimension"),
+        (P("rows"), P(), {}, r"axes of the mesh"),
+    ],
+)
+def test_shards_that_cannot_be_placed(specs, in_spec, options, message):
+    with pytest.raises(FixArgumentsError, match=message):
+        in_shards(specs, in_spec, **options)

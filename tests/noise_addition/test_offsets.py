@@ -1,0 +1,63 @@
+"""Offsets of 64 bits, against Python's integers."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bevel.noise_addition.offsets import flat_offsets, plus, shifted, times
+from bevel.sharding.pieces import Piece
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+
+
+def wide(value):
+    return np.uint32(value >> 32), np.uint32(value % 2**32)
+
+
+def joined(x):
+    return (int(x[0]) << 32) | int(x[1])
+
+
+@given(U64, U32)
+def test_products_and_sums(x, y):
+    with np.errstate(over="ignore"):
+        assert joined(times(wide(x), y)) == x * y % 2**64
+        assert joined(plus(wide(x), np.uint32(y))) == (x + y) % 2**64
+
+
+@given(U64, st.integers(1, 31))
+def test_shifts(x, bits):
+    assert joined(shifted(wide(x), bits)) == x >> bits
+
+
+@pytest.mark.parametrize(
+    "whole, shape, starts",
+    [
+        ((4, 6), (4, 6), (0, 0)),
+        ((4, 6), (2, 3), (2, 3)),
+        ((5,), (5,), (0,)),
+        ((), (), ()),
+        ((2**20, 2**20), (2, 3), (2**20 - 2, 2**20 - 3)),
+        ((2**16 + 1, 3, 2**31), (2, 1, 4), (2**16 - 1, 2, 2**31 - 4)),
+        ((2**32 - 1, 7), (3, 7), (2**32 - 4, 0)),
+        ((2**16, 2**16), (2, 2), (2**16 - 2, 2**16 - 2)),
+    ],
+)
+def test_offsets_are_those_of_the_whole(whole, shape, starts):
+    piece = Piece(shape, whole, tuple(np.uint32(s) for s in starts))
+    high, low = (np.asarray(x).astype(object) for x in flat_offsets(piece))
+    expected = np.zeros(shape, object)
+    for index in np.ndindex(*shape):
+        offset = 0
+        for size, start, i in zip(whole, starts, index, strict=True):
+            offset = offset * size + start + i
+        expected[index] = offset
+    np.testing.assert_array_equal(high * 2**32 + low, expected)
+
+
+def test_leading_dimensions_alone():
+    piece = Piece((2, 3), (4, 6), (np.uint32(2), np.uint32(3)))
+    np.testing.assert_array_equal(flat_offsets(piece, 1)[1], [15, 21])
+    np.testing.assert_array_equal(flat_offsets(piece, 0)[1], 15)
