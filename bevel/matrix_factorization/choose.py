@@ -307,11 +307,12 @@ def doubling(first: int, last: int) -> list[int]:
 
 def reasons(setting: Setting, chosen: Candidate, best: Candidate, fitting: list[Candidate]) -> str:
     """Why, in a few sentences."""
-    limit = (
-        f"{setting.most_buffers} copies of the gradient fit into the memory given"
-        if setting.most_buffers
-        else "no copy of the gradient fits into the memory given, so noise is independent"
-    )
+    fits = {
+        0: "no copy of the gradient fits into the memory given, so noise is independent",
+        1: "one copy of the gradient fits into the memory given",
+    }
+    many = f"{setting.most_buffers} copies of the gradient fit into the memory given"
+    limit = fits.get(setting.most_buffers, many)
     said = [
         f"{chosen.name} ({chosen.detail}) has the smallest {setting.error} error at equal privacy "
         f"of all that fit: {limit}."
