@@ -1,6 +1,7 @@
 """Noise: independent, correlated or discrete, sharded like the gradient, from keys of choice."""
 
 from bevel.noise_addition import keys as keys
+from bevel.noise_addition.buffers import state_specs as state_specs
 from bevel.noise_addition.discrete import (
     discrete_gaussian_privatizer as discrete_gaussian_privatizer,
 )

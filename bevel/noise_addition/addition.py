@@ -7,18 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from bevel import precision
+from bevel.noise_addition.buffers import moved, placed
 from bevel.noise_addition.correlation import Correlation
 from bevel.noise_addition.keys import NoiseKey
-from bevel.noise_addition.leaves import Leaf, checked_leaves, drawn
+from bevel.noise_addition.leaves import checked_leaves, drawn
 from bevel.noise_addition.normal import RandomWords, normal_from_bits
 from bevel.noise_addition.state import NoiseState, checked_state, key_of_step
 from bevel.noise_addition.strategies import SupportedStrategies, flat_like, unflattened
-from bevel.sharding import types
-from bevel.sharding.axes import placement
-from bevel.sharding.placed import placed_like
 
 PyTree = Any
 FLOATS_ONLY = (
@@ -42,10 +40,9 @@ class GaussianNoise:
     def init(self, params: PyTree) -> NoiseState:
         leaves = checked_leaves(params, self.specs, jnp.floating, FLOATS_ONLY)
         likes = [self.like(leaf.value) for leaf in leaves]
-        buffers = self.correlation.init(likes)
-        if buffers:
-            places = zip(buffers, likes, leaves, strict=True)
-            buffers = self.stored(tuple(placed(*place) for place in places), likes)
+        buffers = placed(self.correlation.init(likes), likes, leaves)
+        if self.buffers_in == "host":
+            buffers = moved(buffers, likes, "host")
         return NoiseState(jnp.zeros((), np.uint32), buffers)
 
     def update(
@@ -82,23 +79,6 @@ class GaussianNoise:
         total = gradient.astype(noise.dtype) + noise
         return total if self.dtype is None else total.astype(self.dtype)
 
-    def stored(self, buffers: tuple[Any, ...], likes: list[jax.Array]) -> tuple[Any, ...]:
-        """Buffers where they are kept between steps."""
-        return self.moved(buffers, likes, jax.memory.Space.Host)
-
-    def fetched(self, buffers: tuple[Any, ...], likes: list[jax.Array]) -> tuple[Any, ...]:
-        return self.moved(buffers, likes, jax.memory.Space.Device)
-
-    def moved(self, buffers: Any, likes: list[jax.Array], space: Any) -> Any:
-        if self.buffers_in == "device":
-            return buffers
-
-        def move(x: jax.Array, like: jax.Array) -> jax.Array:
-            return jax.device_put(x, space) if is_shaped_like(x, like) else x
-
-        pairs = zip(buffers, likes, strict=True)
-        return tuple(jax.tree.map(lambda x, like=like: move(x, like), b) for b, like in pairs)
-
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def noised_step(
@@ -117,33 +97,11 @@ def noised_step(
         bits = drawn(make, key, step, likes, places)
         return [normal_from_bits(x, like.dtype) for x, like in zip(bits, likes, strict=True)]
 
-    buffers = noise.fetched(state.buffers, likes) if state.buffers else ()
+    buffers = state.buffers
+    if noise.buffers_in == "host":
+        buffers = moved(buffers, likes, "device")
     noises, buffers = noise.correlation.next(draw, state.step, buffers)
+    if noise.buffers_in == "host":
+        buffers = moved(buffers, likes, "host")
     noised = [noise.added(*pair) for pair in zip(grads, noises, strict=True)]
-    buffers = noise.stored(buffers, likes) if buffers else ()
     return noised, NoiseState(state.step + np.uint32(1), buffers)
-
-
-def is_shaped_like(buffer: jax.Array, like: jax.Array) -> bool:
-    """Whether a buffer holds the elements of a leaf, behind leading dimensions."""
-    lead = buffer.ndim - like.ndim
-    return like.ndim > 0 and lead >= 0 and buffer.shape[lead:] == like.shape
-
-
-def placed(buffers: Any, like: jax.Array, leaf: Leaf) -> Any:
-    """The buffers of one leaf, each where `like` is: leading dimensions lie on no mesh axis."""
-
-    def place(buffer: jax.Array) -> jax.Array:
-        if not is_shaped_like(buffer, like):
-            return buffer
-        if types.manual_axes():
-            return types.as_varying(buffer, types.varying_axes(leaf.value))
-        known = placement(like) or types.explicit_sharding(like)
-        if known is not None:
-            spec = PartitionSpec(*(None,) * (buffer.ndim - like.ndim), *known.spec.partitions)
-            buffer = jax.device_put(buffer, NamedSharding(known.mesh, spec))
-        if isinstance(like, jax.core.Tracer):
-            return placed_like(buffer, jnp.broadcast_to(like, buffer.shape))
-        return buffer
-
-    return jax.tree.map(place, buffers)

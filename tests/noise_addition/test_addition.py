@@ -25,7 +25,11 @@ from noise_layouts import (
 )
 
 from bevel.errors import FixArgumentsError
-from bevel.noise_addition import gaussian_privatizer, keys, matrix_factorization_privatizer
+from bevel.noise_addition import (
+    gaussian_privatizer,
+    keys,
+    matrix_factorization_privatizer,
+)
 from bevel.noise_addition.normal import RandomWords
 from bevel.sharding.pieces import Piece, made_by_pieces
 
@@ -49,10 +53,6 @@ def dense(**options):
 
 def streaming(**options):
     return correlated(Decaying, **options)
-
-
-def on_host(**options):
-    return streaming(buffers_in="host", **options)
 
 
 def steps(privatizer, count):
@@ -100,10 +100,6 @@ def test_nor_does_it_to_correlated_noise(make, layout):
     check_layout(layout, ("odd",), make, 2)
 
 
-def test_nor_does_it_to_buffers_on_the_host():
-    check_layout(THREE[0], ("odd",), on_host, 2)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("generator", ["chacha20", "threefry2x32"])
 def test_bits_are_equal_on_every_mesh(generator, layout):
@@ -139,24 +135,6 @@ def test_work_falls_with_the_mesh(make, kind):
         return cost(make().update, g, make().init(g))["flops"]
 
     assert flops(8) < flops(1) / 6
-
-
-@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
-@pytest.mark.parametrize("make", [gaussian, streaming, on_host])
-def test_results_and_buffers_lie_where_the_gradient_does(make, kind):
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
-    g = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P("model", "data")))
-    privatizer = make()
-    for init, update in (
-        (privatizer.init, privatizer.update),
-        (jax.jit(privatizer.init), jax.jit(privatizer.update, donate_argnums=1)),
-    ):
-        noised, state = update(g, init(g))
-        assert noised.sharding.spec == P("model", "data")
-        for buffers in state.buffers:
-            assert buffers["last"].sharding.spec == P(None, "model", "data")
-            memory = "device" if make is streaming else "pinned_host"
-            assert buffers["last"].sharding.memory_kind == memory
 
 
 def test_replicas_get_identical_noise():

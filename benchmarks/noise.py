@@ -1,0 +1,274 @@
+"""What noise costs, beside the time in which the same bytes could be read and written.
+
+    python benchmarks/noise.py                  # small sizes, for a CPU: under a minute
+    python benchmarks/noise.py --size full      # 1e8 parameters, for a GPU
+    python benchmarks/noise.py --size full --cases gpt_loop_32
+
+The floor of a row is the bytes that its step cannot avoid to move, at the bandwidth that a plain
+copy of an array of that size reaches in the same run: a gradient is read and a sum written;
+BandMF also reads 15 buffers and writes one, BLT reads and writes 4. The draws themselves need no
+memory, so a ratio of 1 would mean that they cost nothing. Times are medians over rounds, column
+after column, so that drift hits all alike, and are also given per 1e8 parameters.
+
+The case of a model is its whole tree of parameters, beside the step of `clipped_grad` on it.
+Needs jax, numpy and optax only.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import clipping
+import models
+
+import bevel
+from bevel.noise_addition import (
+    discrete_gaussian_privatizer,
+    gaussian_privatizer,
+    keys,
+    matrix_factorization_privatizer,
+)
+
+SIZES = {"small": 2**20, "full": 10**8}
+BANDS, BUFFERS = 16, 4
+GENERATORS = ("threefry2x32", "chacha20")
+MODEL = "gpt_loop_32"
+SHARE = 0.05  # of the step of a model that noise may take
+
+
+class Case(NamedTuple):
+    """One row: a program that is called again and again, and the least that it has to move."""
+
+    name: str
+    generator: str
+    run: Callable[[Any, Any], tuple[Any, Any]]  # (gradient, state) -> (result, state)
+    gradient: Any
+    state: Any
+    bytes_moved: float
+
+    @property
+    def parameters(self) -> int:
+        return sum(x.size for x in jax.tree.leaves(self.gradient))
+
+
+def copying(size: int) -> Case:
+    """The floor: every number read once and written once."""
+    x = jnp.ones(size, jnp.float32)
+    return Case("copy", "", lambda g, s: (g * 1.5, s), x, (), 8.0 * size)
+
+
+def drawing(generator: str, size: int) -> Case:
+    """64 random bits for each parameter, as `jax.random.bits` gives them, reduced to one word."""
+    key = keys.new_key(generator)
+
+    def run(gradient: Any, step: Any) -> tuple[Any, Any]:
+        words = jax.random.bits(jax.random.fold_in(key, step), (2, size))
+        return words[0] ^ words[1], step + np.uint32(1)
+
+    return Case("bits", generator, run, jnp.ones(size), jnp.uint32(0), 4.0 * size)
+
+
+def plain_normal(size: int) -> Case:
+    """`jax.random.normal`, 23 bits each: what noise costs without the promises."""
+    key = keys.new_key("threefry2x32")
+
+    def run(gradient: Any, step: Any) -> tuple[Any, Any]:
+        noise = jax.random.normal(jax.random.fold_in(key, step), gradient.shape)
+        return gradient + noise, step + np.uint32(1)
+
+    return Case("jax.random.normal", "threefry2x32", run, jnp.ones(size), jnp.uint32(0), 8.0 * size)
+
+
+def privatizing(name: str, privatizer: Any, gradient: Any, arrays: float) -> Case:
+    """A privatizer; `arrays` is how many times the gradient's size it has to move."""
+    size = sum(x.size for x in jax.tree.leaves(gradient))
+    generator = privatizer.record.generator
+    state = privatizer.init(gradient)
+    return Case(name, generator, privatizer.update, gradient, state, 4.0 * arrays * size)
+
+
+def band_matrix() -> Any:
+    from bevel.matrix_factorization import toeplitz
+
+    return toeplitz.inverse_as_streaming_matrix(toeplitz.optimal_max_error_strategy_coefs(BANDS))
+
+
+def buffered_matrix() -> Any:
+    from bevel.matrix_factorization import buffered_toeplitz
+
+    with jax.enable_x64(True):
+        blt = buffered_toeplitz.BufferedToeplitz.from_rational_approx_to_sqrt_x(BUFFERS)
+        return blt.inverse_as_streaming_matrix()
+
+
+def discrete(size: int) -> Case:
+    """On an eighth of the parameters: integers of 8 bytes, read and written."""
+    gradient = jnp.ones(size // 8, jnp.int64)
+    return privatizing("discrete", discrete_gaussian_privatizer(stddev=1000), gradient, 4)
+
+
+def single_leaf_cases(name: str, size: int) -> list[Callable[[], Case]]:
+    """The makers of the rows of a case."""
+
+    def correlated(generator: str, matrix: Callable[[], Any], arrays: float) -> Case:
+        key = keys.new_key(generator)
+        privatizer = matrix_factorization_privatizer(matrix(), stddev=1.0, prng_key=key)
+        return privatizing(name, privatizer, jnp.ones(size), arrays)
+
+    def gaussian(generator: str) -> Case:
+        privatizer = gaussian_privatizer(stddev=1.0, prng_key=keys.new_key(generator))
+        return privatizing(name, privatizer, jnp.ones(size), 2)
+
+    makers: dict[str, list[Callable[[], Case]]] = {
+        "bits": [lambda g=g: drawing(g, size) for g in GENERATORS],
+        "normal": [lambda: plain_normal(size)],
+        "gaussian": [lambda g=g: gaussian(g) for g in GENERATORS],
+        "bandmf": [lambda g=g: correlated(g, band_matrix, 2 + BANDS) for g in GENERATORS],
+        "blt": [lambda g=g: correlated(g, buffered_matrix, 2 + 2 * BUFFERS) for g in GENERATORS],
+        "discrete": [lambda: discrete(size)],
+    }
+    return makers[name]
+
+
+NAMES = ("bits", "normal", "gaussian", "bandmf", "blt", "discrete", MODEL)
+
+
+def model_cases(size: str) -> list[Callable[[], Case]]:
+    """The step of clipping on a model, and Gaussian noise on its gradient from either generator."""
+    case = models.make(MODEL, size, "bfloat16")
+    gradient = jax.tree.map(jnp.asarray, case.params)
+
+    def clipped() -> Case:
+        step = clipping.column_function("bevel", case)
+        # The parameters are the gradient of this row: it is called with them.
+        run = lambda params, state: (step(params, *case.arguments[1:]), state)  # noqa: E731
+        return Case(f"{MODEL}: clipped_grad", "", run, gradient, (), 0.0)
+
+    def noise(generator: str) -> Case:
+        privatizer = gaussian_privatizer(stddev=1.0, prng_key=keys.new_key(generator))
+        return privatizing(f"{MODEL}: noise", privatizer, gradient, 2)
+
+    return [clipped, *(lambda g=g: noise(g) for g in GENERATORS)]
+
+
+class Timed:
+    """A compiled case, called with its own state again and again."""
+
+    def __init__(self, case: Case):
+        self.case, self.state, self.seconds = case, case.state, []
+        start = time.perf_counter()
+        lowered = jax.jit(case.run, donate_argnums=1).lower(case.gradient, case.state)
+        self.program = lowered.compile()
+        self.compile_s = time.perf_counter() - start
+        self.call()
+        self.seconds.clear()
+
+    def call(self) -> None:
+        start = time.perf_counter()
+        result, self.state = self.program(self.case.gradient, self.state)
+        jax.block_until_ready((result, self.state))
+        self.seconds.append(time.perf_counter() - start)
+
+    @property
+    def ms(self) -> float:
+        return 1e3 * statistics.median(self.seconds)
+
+
+def measure(makers: list[Callable[[], Case]], size: int, steps: int) -> list[dict]:
+    """The rows of one case, timed in rounds beside a copy."""
+    timed, rows = [], []
+    for make in [lambda: copying(size), *makers]:
+        try:
+            timed.append(Timed(make()))
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            rows.append({"case": "?", "failed": text[:200].replace("|", "/")})
+    for _ in range(steps):
+        for one in timed:
+            one.call()
+    copy, *others = timed
+    bandwidth = copy.case.bytes_moved / copy.ms
+    first = next((t for t in others if t.case.generator == GENERATORS[0]), None)
+    for one in others:
+        floor = one.case.bytes_moved / bandwidth
+        row = {"case": one.case.name, "generator": one.case.generator, "ms": one.ms}
+        row["ms_per_1e8"] = one.ms * 1e8 / one.case.parameters
+        row["compile_s"] = one.compile_s
+        if floor:
+            row |= {"floor_ms": floor, "to_floor": one.ms / floor}
+        if first is not None and one.case.generator == GENERATORS[1]:
+            row["to_threefry"] = one.ms / first.ms
+        if one.case.name.endswith("noise"):
+            row["share_of_step"] = one.ms / others[0].ms
+        rows.append(row)
+    rows.append({"case": "copy", "gigabytes_per_second": bandwidth / 1e6, "ms": copy.ms})
+    return rows
+
+
+COLUMNS = {
+    "case": str,
+    "generator": str,
+    "ms": "{:.4g}".format,
+    "ms_per_1e8": "{:.4g}".format,
+    "floor_ms": "{:.3g}".format,
+    "to_floor": "{:.2f}x".format,
+    "to_threefry": "{:.2f}x".format,
+    "share_of_step": "{:.1%}".format,
+    "compile_s": "{:.1f}".format,
+    "failed": str,
+}
+
+
+def line(row: dict) -> str:
+    if "gigabytes_per_second" in row:
+        return f"| copy: {row['gigabytes_per_second']:.0f} GB/s |" + " |" * (len(COLUMNS) - 1)
+    cells = (show(row[key]) if key in row else "" for key, show in COLUMNS.items())
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--cases", type=lambda text: text.split(","), default=list(NAMES))
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--json", type=Path, default=Path("build/noise.json"))
+    options = parser.parse_args()
+    unknown = set(options.cases) - set(NAMES)
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join(NAMES)})")
+    size = SIZES[options.size]
+    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)
+    rows = []
+    for name in options.cases:
+        with jax.enable_x64(name == "discrete"):
+            makers = model_cases(options.size) if name == MODEL else single_leaf_cases(name, size)
+            found = measure(makers, size, options.steps)
+        rows += found
+        print("\n".join(map(line, found)), flush=True)
+    machine = jax.devices()[0].device_kind
+    date, versions = str(datetime.date.today()), f"jax {jax.__version__}, bevel {bevel.__version__}"
+    report = {"machine": machine, "date": date, "versions": versions, "size": size, "rows": rows}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\n{machine}, {date}, {versions}")
+    shares = [row["share_of_step"] for row in rows if "share_of_step" in row]
+    if options.size == "full" and shares and min(shares) > SHARE:
+        print(f"noise takes {min(shares):.1%} of the step of {MODEL}: more than {SHARE:.0%}")
+        return 1
+    return 1 if any("failed" in row for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Buffers lie beside their leaves: on every mesh, in any memory, in and out of shards."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from noise_layouts import AUTO, EXPLICIT, Decaying, threefry_key
+
+from bevel.noise_addition import (
+    gaussian_privatizer,
+    matrix_factorization_privatizer,
+    state_specs,
+)
+
+G = np.ones((8, 16), np.float32)
+
+
+def gaussian(**options):
+    return gaussian_privatizer(stddev=2.0, prng_key=threefry_key(5), **options)
+
+
+def streaming(**options):
+    key = threefry_key(5)
+    return matrix_factorization_privatizer(Decaying, stddev=2.0, prng_key=key, **options)
+
+
+def on_host(**options):
+    return streaming(buffers_in="host", **options)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+@pytest.mark.parametrize("make", [gaussian, streaming, on_host])
+def test_results_and_buffers_lie_where_the_gradient_does(make, kind):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+    g = jax.device_put(G, NamedSharding(mesh, P("model", "data")))
+    privatizer = make()
+    for init, update in (
+        (privatizer.init, privatizer.update),
+        (jax.jit(privatizer.init), jax.jit(privatizer.update, donate_argnums=1)),
+    ):
+        noised, state = update(g, init(g))
+        assert noised.sharding.spec == P("model", "data")
+        for buffers in state.buffers:
+            assert buffers["last"].sharding.spec == P(None, "model", "data")
+            memory = "device" if make is streaming else "pinned_host"
+            assert buffers["last"].sharding.memory_kind == memory
+
+
+def test_buffers_on_the_host_give_the_same_noise():
+    plain, other = streaming(), on_host()
+    states = [p.init(G) for p in (plain, other)]
+    for _ in range(2):
+        (expected, states[0]), (found, states[1]) = (
+            p.update(G, state) for p, state in zip((plain, other), states, strict=True)
+        )
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+    assert states[1].buffers[0]["last"].sharding.memory_kind == "pinned_host"
+    assert states[1].buffers[0]["steps"].sharding.memory_kind == "device"
+
+
+@pytest.mark.parametrize("make", [gaussian, streaming])
+def test_a_state_goes_in_and_out_of_a_shard_map(make):
+    plain = make()
+    state = plain.init({"g": G})
+    for _ in range(2):
+        expected, state = plain.update({"g": G}, state)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AUTO,) * 2)
+    specs = {"g": P("model", "data")}
+    privatizer = make(specs=specs)
+    state = privatizer.init({"g": G})
+    of_state = state_specs(state, {"g": G}, specs)
+    step = jax.jit(
+        jax.shard_map(
+            lambda g, state: privatizer.update(g, state),
+            mesh=mesh,
+            in_specs=(specs, of_state),
+            out_specs=(specs, of_state),
+        ),
+        donate_argnums=1,
+    )
+    for _ in range(2):
+        found, state = step({"g": G}, state)
+    np.testing.assert_allclose(found["g"], expected["g"], rtol=2e-6, atol=2e-6)
+    if make is streaming:
+        assert of_state.buffers == ({"last": P(None, "model", "data"), "steps": P()},)

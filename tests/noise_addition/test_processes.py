@@ -1,0 +1,95 @@
+"""Two processes: one noise, drawn by both without a word between them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from noise_layouts import threefry_key
+
+from bevel.noise_addition import gaussian_privatizer
+
+# Each process prints its shards of a leaf that is split over both, one that both hold whole, and
+# the key that they draw together.
+PROGRAM = """
+import json, sys
+import jax
+import numpy as np
+
+address, process = sys.argv[1], int(sys.argv[2])
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4)
+jax.distributed.initialize(address, num_processes=2, process_id=process)
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from bevel.noise_addition import gaussian_privatizer, keys
+
+mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+grads = {
+    name: jax.make_array_from_callback(
+        (16, 3), NamedSharding(mesh, spec), lambda index: np.ones((16, 3), np.float32)[index]
+    )
+    for name, spec in (("split", P("data")), ("whole", P()))
+}
+privatizer = gaussian_privatizer(stddev=2.0, prng_key=jax.random.key(5))
+noised, state = jax.jit(privatizer.update)(grads, privatizer.init(grads))
+noised, state = jax.jit(privatizer.update)(grads, state)
+for name, leaf in noised.items():
+    for shard in leaf.addressable_shards:
+        print(json.dumps([name, shard.index[0].start or 0, shard.data.tolist()]))
+print(json.dumps(["key", 0, np.asarray(jax.random.key_data(keys.new_key())).tolist()]))
+"""
+
+
+def run_two_processes():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, address, str(process)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for process in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors[-2000:]
+    facts = [
+        json.loads(line) for out, _ in outputs for line in out.splitlines() if line.startswith('["')
+    ]
+    return [(name, start, np.array(values)) for name, start, values in facts]
+
+
+def test_two_processes_draw_the_noise_of_one():
+    grads = {name: np.ones((16, 3), np.float32) for name in ("split", "whole")}
+    privatizer = gaussian_privatizer(stddev=2.0, prng_key=threefry_key(5))
+    _, state = privatizer.update(grads, privatizer.init(grads))
+    expected, _ = privatizer.update(grads, state)
+    found = run_two_processes()
+    for name in grads:
+        shards = [(start, x) for kind, start, x in found if kind == name]
+        assert len(shards) == 8
+        for start, x in shards:
+            part = expected[name][start : start + len(x)]
+            np.testing.assert_allclose(x, part, rtol=2e-6, atol=2e-6)
+        if name == "whole":
+            assert all(np.array_equal(x, shards[0][1]) for _, x in shards)
+        else:
+            rows = {start for start, _ in shards}
+            assert rows == set(range(0, 16, 2))
+    # Nothing that one process draws is drawn by the other.
+    assert len(np.unique(expected["split"])) == 48
+    first, second = (x for kind, _, x in found if kind == "key")
+    assert len(first) == 8 and np.array_equal(first, second)
