@@ -49,6 +49,9 @@ class AdaptiveClipping:
     count_stddev: float | None = None
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            object.__setattr__(self, field.name, None if value is None else float(value))
         if not 0 <= self.target_quantile <= 1:
             raise FixArgumentsError(
                 f"target_quantile={self.target_quantile}: give a share of the records, from 0 to 1."

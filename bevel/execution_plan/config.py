@@ -143,7 +143,8 @@ class PrivateConfig(abc.ABC):
                 "the noise multiplier is not known: call calibrate(epsilon=..., delta=...) first, "
                 "or give noise_multiplier."
             )
-        mechanism = self.mechanism(self.noise_multiplier)
+        mechanism = self.mechanism(float(self.noise_multiplier))
+        size = self.batch_size()
         return DPExecutionPlan(
             mechanism,
             ClipOptions(
@@ -153,7 +154,7 @@ class PrivateConfig(abc.ABC):
                 self.adaptive_clipping,
             ),
             self.protected(),
-            self.batch_size(),
+            None if size is None else float(size),
             budget=self.checked_budget(mechanism),
             flags=performance_flags or PerformanceFlags(),
             secrets=secrets or PlanSecrets.new(),

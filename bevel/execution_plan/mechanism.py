@@ -33,7 +33,7 @@ class Mechanism:
     num_units: int | None
     neighboring_relation: str
     noise_multiplier: float | None
-    strategy: Strategy = Independent()
+    strategy: Strategy = dataclasses.field(default_factory=Independent)
 
     @property
     def iterations(self) -> int:
@@ -76,6 +76,14 @@ class Mechanism:
         if not self.strategy.amplified:
             participation = dataclasses.replace(self.sampler, iterations=steps).participation()
         return self.strategy.sensitivity(steps, participation)
+
+    def rmse(self, stddev: float) -> float:
+        """Root mean square, over steps, of the noise in the sum of all gradients so far.
+
+        `stddev` is that of z for a sensitivity of C of 1: noise multiplier times bound.
+        """
+        error = self.strategy.mean_error(self.iterations)
+        return stddev * self.sensitivity(self.iterations) * math.sqrt(error)
 
     @functools.cached_property
     def composes_by_step(self) -> bool:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,13 @@ from bevel import noise_addition
 from bevel.accounting import Budget, epsilon_after_each_step
 from bevel.accounting import epsilon as epsilon_of
 from bevel.accounting.budget import checked_count
-from bevel.batch_selection import FixedBatchSampling, PaddedSizes, padded_sizes
+from bevel.batch_selection import (
+    ExamplesByUser,
+    FixedBatchSampling,
+    PaddedSizes,
+    padded_sizes,
+)
+from bevel.batch_selection.strategy import RandomAccessStrategy
 from bevel.clipping import BoundedSensitivityCallable, clipped_grad
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.adaptive_clipping import AdaptiveNoiseState, Counting
@@ -117,11 +124,28 @@ class DPExecutionPlan:
         seed = self.secrets.of_attempt(attempt).sampling_seed
         return self.batch_selection_strategy.batch(step, population, seed, **process)
 
+    def batches(self, population: Any, *, first: int = 0, attempt: int = 0) -> Iterator[np.ndarray]:
+        """The batches of steps `first`, `first + 1`, ...: each as `batch` gives it.
+
+        Samplers that rest their units replay the steps before `first` once; others need not.
+        """
+        self.check_population(population)
+        seed = self.secrets.of_attempt(attempt).sampling_seed
+        if isinstance(self.mechanism.sampler, RandomAccessStrategy):
+            steps = range(first, self.iterations)
+            return (self.batch_selection_strategy.batch(k, population, seed) for k in steps)
+        replayed = self.batch_selection_strategy.batch_iterator(population, seed)
+        return itertools.islice(replayed, first, None)
+
     def check_population(self, population: Any) -> None:
         """Raises unless there are as many units as the plan was made for."""
-        if self.unit.name == "example" and self.num_units not in (None, population):
+        if self.num_units is None:
+            return
+        users = self.unit.name == "user"
+        found = len(ExamplesByUser.of(population)) if users else population
+        if found != self.num_units:
             raise FixArgumentsError(
-                f"the data set has {population} examples, and the plan was made for "
+                f"the data set has {found} {self.unit.name}s, and the plan was made for "
                 f"{self.num_units}: its sampling probability and delta are for that number."
             )
 
@@ -258,13 +282,13 @@ class DPExecutionPlan:
         """Norms of the rows of C^-1, for optimizers that know of noise; None where all are 1."""
         return self.mechanism.strategy.row_norms(self.iterations)
 
+    @property
     def rmse(self) -> float:
         """Root mean square, over steps, of the noise in a coordinate of the sum of all gradients.
 
         What correlated noise makes small: parameters follow the sums of gradients.
         """
-        errors = self.mechanism.strategy.prefix_errors(self.iterations)
-        return self.noise_stddev * float(np.sqrt(np.mean(errors)))
+        return self.mechanism.rmse((self.mechanism.noise_multiplier or 0.0) * self.l2_norm_bound)
 
     def _noise(self) -> optax.GradientTransformationExtraArgs:
         if self.mechanism.noise_multiplier is None:
@@ -280,7 +304,9 @@ class DPExecutionPlan:
         if matrix is None:
             noise = noise_addition.gaussian_privatizer(**options)
         else:
-            noise = noise_addition.matrix_factorization_privatizer(matrix, **options)
+            noise = noise_addition.matrix_factorization_privatizer(
+                matrix, buffers_in=self.flags.buffers_in, **options
+            )
         return noise if counting is None else counting.transform(noise, self.flags.dtype)
 
     # What it costs.
