@@ -15,15 +15,14 @@ The clip norm is moved by the noised count, and by nothing else.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from bevel.clipping import Aux, BoundedSensitivityCallable
 from bevel.errors import FixArgumentsError
+from bevel.noise_addition.privatizer import Privatizer
 
 PyTree = Any
 # Clip norms stay within these, so that a long run of noise cannot make them 0 or infinite.
@@ -155,9 +154,7 @@ class Counting:
             task=clipped.task,
         )
 
-    def transform(
-        self, noise: optax.GradientTransformationExtraArgs, dtype: Any
-    ) -> "AdaptiveNoise":
+    def transform(self, noise: Privatizer, dtype: Any) -> Privatizer:
         """Noise for counted gradients, which moves the clip norm by what comes out."""
 
         def init(params: PyTree) -> AdaptiveNoiseState:
@@ -186,7 +183,7 @@ class Counting:
             gradient = jax.tree.map(released, noised.gradient)
             return gradient, AdaptiveNoiseState(inner, self.moved(clip_norm, noised.count))
 
-        return AdaptiveNoise(init, update)
+        return Privatizer(init, update, noise.record)
 
     def moved(self, clip_norm: jax.Array, noised_count: jax.Array) -> jax.Array:
         """The clip norm of the next step."""
@@ -195,9 +192,3 @@ class Counting:
         error = share - jnp.float32(self.options.target_quantile)
         factor = jnp.exp(jnp.float32(-self.options.learning_rate) * error)
         return jnp.clip(clip_norm * factor, LEAST_NORM, MOST_NORM)
-
-
-class AdaptiveNoise(optax.GradientTransformationExtraArgs):
-    """Adds noise to a `CountedGradient`, gives the gradient, and moves the clip norm."""
-
-    init: Callable[..., AdaptiveNoiseState]

@@ -29,11 +29,11 @@ class BandMFConfig(PrivateConfig):
     two uses of a unit are then at least `bands` steps apart, share no noise, and are amplified by
     sampling. One band is DP-SGD.
 
-    | sampling         | batches                                          | proven under            |
-    | ---------------- | ------------------------------------------------ | ----------------------- |
-    | `cyclic_poisson` | Poisson, from a group of an equal split          | replace-special         |
-    | the same         | from groups of random sizes (`INDEPENDENT`)      | all three               |
-    | `balls_in_bins`  | every unit once per epoch, at a place of its own | add-or-remove, -special |
+    | sampling         | batches                                     | proven under               |
+    | ---------------- | ------------------------------------------- | -------------------------- |
+    | `cyclic_poisson` | Poisson, from a group of an equal split     | replace-special            |
+    | the same         | from groups of random sizes (`INDEPENDENT`) | all three                  |
+    | `balls_in_bins`  | every unit once per epoch, at its own place | add-or-remove and -special |
 
     The last one is accounted for by sampling, which takes minutes for small deltas.
 

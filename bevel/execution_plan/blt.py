@@ -28,11 +28,11 @@ class BLTConfig(PrivateConfig):
     sampler allows, and the chance in the batches counts for nothing. So only samplers that keep
     the uses of a unit apart can be had here, and the number of uses is theirs.
 
-    | sampling         | batches                                          | proven under            |
-    | ---------------- | ------------------------------------------------ | ----------------------- |
-    | `min_sep`        | Poisson, of those that rested `min_sep` steps    | all three               |
-    | `cyclic_poisson` | Poisson, from group t % min_sep, of equal sizes  | replace-special, -one   |
-    | `balls_in_bins`  | every unit once in `min_sep` steps               | all three               |
+    | sampling         | batches                                       | proven under             |
+    | ---------------- | --------------------------------------------- | ------------------------ |
+    | `min_sep`        | Poisson, of those that rested `min_sep` steps | all three                |
+    | `cyclic_poisson` | Poisson, from one of `min_sep` equal groups   | replace-special and -one |
+    | `balls_in_bins`  | every unit once in `min_sep` steps            | all three                |
 
     Attributes:
       num_examples: how many units there are: users, if users are protected.

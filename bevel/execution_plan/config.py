@@ -85,7 +85,12 @@ class PrivateConfig(abc.ABC):
         self.protected()
         # Raises for a sampler that cannot be, and for a relation that is not proven for it.
         self.mechanism(self.noise_multiplier or 1.0).event_after(1)
-        if self.adaptive_clipping is not None and self.batch_size() is None:
+        adaptive = self.adaptive_clipping
+        if not isinstance(adaptive, AdaptiveClipping | None):
+            raise FixArgumentsError(
+                f"adaptive_clipping={adaptive!r}: give AdaptiveClipping(...), or None."
+            )
+        if adaptive is not None and self.batch_size() is None:
             raise FixArgumentsError(
                 "adaptive_clipping reads a share from a count, so the expected batch size must be "
                 "known: give num_examples."

@@ -229,7 +229,7 @@ class DPExecutionPlan:
                 f"the plan decides {', '.join(decided)}: its noise and its event belong to that. "
                 "Change the config, and make another plan."
             )
-        shared = {
+        options |= {
             "normalize_by": self.clip.normalize_by,
             "keep_batch_dim": self.unit.keep_batch_dim(self.flags.keep_batch_dim),
             "microbatch_size": self.flags.microbatch_size,
@@ -242,7 +242,6 @@ class DPExecutionPlan:
                 has_aux,
                 l2_clip_norm=self.clip.l2_clip_norm,
                 rescale_to_unit_norm=self.clip.rescale_to_unit_norm,
-                **shared,
                 **options,
             )
         if clip_norm is None:
@@ -257,7 +256,6 @@ class DPExecutionPlan:
             l2_clip_norm=clip_norm,
             rescale_to_unit_norm=True,
             return_grad_norms=True,
-            **shared,
             **options,
         )
         wants_aux = has_aux or keep_norms or bool(options.get("return_values"))
@@ -276,7 +274,8 @@ class DPExecutionPlan:
             return 0.0
         exact = noise * self.mechanism.sensitivity(self.iterations) * self.l2_norm_bound
         single = np.float32(exact)
-        return float(single if single >= exact else np.nextafter(single, np.float32(np.inf)))
+        above = np.nextafter(single, np.float32(np.inf))
+        return float(single) if float(single) >= exact else float(above)
 
     def noise_row_norms(self) -> np.ndarray | None:
         """Norms of the rows of C^-1, for optimizers that know of noise; None where all are 1."""
@@ -350,7 +349,7 @@ class DPExecutionPlan:
             )
         if self.composes_by_step:
             return PlannedCharge(first, stop, self.event_after(stop - first))
-        steps = self.mechanism.steps_of_one_event(stop - begun)
+        steps = self.mechanism.end_of_round(stop - begun)
         end = min(begun + steps, self.iterations)
         return PlannedCharge(begun, end, self.event_after(end - begun))
 

@@ -89,7 +89,7 @@ class Banded:
     def of(cls, coefs: Any, column_normalize_for_n: int | None) -> "Banded":
         """From the first column, in any form. Zeros at its end are no bands."""
         column = np.atleast_1d(np.asarray(coefs, np.float32))
-        if column.ndim != 1 or not np.isfinite(column).all() or column[0] == 0:
+        if column.ndim != 1 or not (column.size and column[0] and np.isfinite(column).all()):
             raise FixArgumentsError(
                 f"strategy has shape {column.shape}: give the first column of a banded Toeplitz "
                 "matrix, finite numbers of which the first is not 0."
