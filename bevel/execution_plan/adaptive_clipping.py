@@ -71,7 +71,7 @@ class CountedGradient(NamedTuple):
     """A sum of clipped gradients, and the scaled and centred count of the unclipped."""
 
     gradient: PyTree
-    count: jax.Array
+    unclipped: jax.Array
 
 
 class AdaptiveNoiseState(NamedTuple):
@@ -181,7 +181,7 @@ class Counting:
                 return scaled if dtype is None else scaled.astype(dtype)
 
             gradient = jax.tree.map(released, noised.gradient)
-            return gradient, AdaptiveNoiseState(inner, self.moved(clip_norm, noised.count))
+            return gradient, AdaptiveNoiseState(inner, self.moved(clip_norm, noised.unclipped))
 
         return Privatizer(init, update, noise.record)
 

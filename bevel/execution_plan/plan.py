@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import optax
@@ -15,16 +15,13 @@ from bevel import noise_addition
 from bevel.accounting import Budget, epsilon_after_each_step
 from bevel.accounting import epsilon as epsilon_of
 from bevel.accounting.budget import checked_count
-from bevel.batch_selection import (
-    ExamplesByUser,
-    FixedBatchSampling,
-    PaddedSizes,
-    padded_sizes,
-)
+from bevel.batch_selection import ExamplesByUser, PaddedSizes
 from bevel.batch_selection.strategy import RandomAccessStrategy
 from bevel.clipping import BoundedSensitivityCallable, clipped_grad
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.adaptive_clipping import AdaptiveNoiseState, Counting
+from bevel.execution_plan.batch_sizes import sizes_for
+from bevel.execution_plan.charges import PlannedCharge, planned_charge
 from bevel.execution_plan.clip_options import ClipOptions
 from bevel.execution_plan.fingerprint import fingerprint
 from bevel.execution_plan.mechanism import Mechanism
@@ -45,14 +42,6 @@ DECIDED = {
     "automatic_gamma",
     "spmd_axis_name",
 }
-
-
-class PlannedCharge(NamedTuple):
-    """What `LedgerRun.charge(*planned)` takes, before steps `first` to `stop - 1` are released."""
-
-    first: int
-    stop: int
-    event: DpEvent
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,20 +144,12 @@ class DPExecutionPlan:
         Args:
           multiple: of the devices that share a batch.
         """
-        size = self.expected_batch_size
-        if size is None:
+        if self.expected_batch_size is None:
             raise FixArgumentsError(
                 "the expected batch size is not known: give the config num_examples."
             )
         multiple = math.lcm(multiple, self.flags.microbatch_size or 1)
-        fixed = isinstance(self.mechanism.sampler, FixedBatchSampling)
-        sizes = padded_sizes(size, multiple=multiple, count=count, spread=0 if fixed else None)
-        most = getattr(self.mechanism.sampler, "truncated_batch_size", None)
-        if most is None:
-            return sizes
-        largest = -(-most // multiple) * multiple
-        kept = {s for s in sizes.sizes if s < largest} | {largest}
-        return PaddedSizes(tuple(sorted(kept)), multiple)
+        return sizes_for(self.mechanism.sampler, self.expected_batch_size, multiple, count)
 
     # How one unit is bounded.
 
@@ -329,29 +310,8 @@ class DPExecutionPlan:
         return self.mechanism.composes_by_step
 
     def charge(self, first: int, stop: int, begun: int = 0) -> PlannedCharge:
-        """What a ledger is charged before steps `first` to `stop - 1` are released.
-
-        | event                     | charged                                                    |
-        | ------------------------- | ---------------------------------------------------------- |
-        | composes step by step     | these steps                                                |
-        | ties steps together       | all steps from `begun` on, anew, to the end of a round     |
-        | is bounded by sampling    | the whole run, once: there is no charge for later steps    |
-
-        Args:
-          begun: the step with which the present attempt began. Where steps are tied together, an
-            attempt begins afresh: its batches are those of steps 0, 1, ... with the attempt's
-            secrets, and its noise starts with a new `init`.
-        """
-        if not 0 <= begun <= first < stop <= self.iterations:
-            raise FixArgumentsError(
-                f"steps {first} to {stop} of an attempt that began at {begun}: give 0 <= begun <= "
-                f"first < stop <= {self.iterations}."
-            )
-        if self.composes_by_step:
-            return PlannedCharge(first, stop, self.event_after(stop - first))
-        steps = self.mechanism.end_of_round(stop - begun)
-        end = min(begun + steps, self.iterations)
-        return PlannedCharge(begun, end, self.event_after(end - begun))
+        """What a ledger is charged before steps `first` to `stop - 1` are released: charges.py."""
+        return planned_charge(self.mechanism, first, stop, begun)
 
     def epsilon(self, step: int | None = None, *, delta: float | None = None) -> float:
         """What the first `step` steps cost, by default all of them, at the budget's delta."""

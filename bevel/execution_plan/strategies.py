@@ -73,6 +73,7 @@ class Independent:
 
     def row_norms(self, steps: int) -> np.ndarray | None:
         del steps
+        return None
 
     def __str__(self) -> str:
         return "independent at every step"
@@ -101,40 +102,43 @@ class Banded:
     def amplified(self) -> bool:
         return True
 
+    @property
+    def column(self) -> Any:
+        return np.asarray(self.coefs)
+
     def matrix(self, steps: int) -> np.ndarray:
-        return np.asarray(self.coefs[:steps])
+        return self.column[:steps]
 
     def sensitivity(self, steps: int, participation: Participation) -> float:
         del participation  # the event has as many mechanisms as there are uses
-        norms = column_norms(np.asarray(self.coefs), steps)
+        norms = column_norms(self.column, steps)
         n = self.column_normalize_for_n
         if n is None:
             return float(norms[0])
-        whole = column_norms(np.asarray(self.coefs), n)[:steps]
+        whole = column_norms(self.column, n)[:steps]
         # Columns are scaled in float32: their norms are 1 but for that.
         return float(np.max(norms / whole)) * (1 + 2.0**-21)
 
     def noising_matrix(self, steps: int) -> Any:
         del steps
-        column = np.asarray(self.coefs, np.float32)
+        column = self.column.astype(np.float32)
         return toeplitz.inverse_as_streaming_matrix(column, self.column_normalize_for_n)
 
     def mean_error(self, steps: int) -> float:
         if self.column_normalize_for_n is None:
-            column = np.asarray(self.coefs)
-            return float(np.mean(toeplitz.per_query_error(strategy_coef=column, n=steps)))
+            return float(np.mean(toeplitz.per_query_error(strategy_coef=self.column, n=steps)))
         # Column j of A C^-1 is the running sum of the scaled column j of the Toeplitz inverse.
-        inverse = toeplitz.inverse_coef(np.asarray(self.coefs), steps)
-        scale = column_norms(np.asarray(self.coefs), self.column_normalize_for_n)[:steps]
+        inverse = toeplitz.inverse_coef(self.column, steps)
+        scale = column_norms(self.column, self.column_normalize_for_n)[:steps]
         squares = sum(
             float(np.sum(np.cumsum(scale[j:] * inverse[: steps - j]) ** 2)) for j in range(steps)
         )
         return squares / steps
 
     def row_norms(self, steps: int) -> np.ndarray | None:
-        norms = np.sqrt(np.cumsum(toeplitz.inverse_coef(np.asarray(self.coefs), steps) ** 2))
+        norms = np.sqrt(np.cumsum(toeplitz.inverse_coef(self.column, steps) ** 2))
         n = self.column_normalize_for_n
-        return norms if n is None else norms * column_norms(np.asarray(self.coefs), n)[:steps]
+        return norms if n is None else norms * column_norms(self.column, n)[:steps]
 
     def __str__(self) -> str:
         bands = len(self.coefs)
@@ -166,8 +170,9 @@ class Buffered:
         return self.blt.toeplitz_coefs(steps)
 
     def sensitivity(self, steps: int, participation: Participation) -> float:
+        coefs: Any = self.matrix(steps)
         squared = toeplitz.minsep_sensitivity_squared(
-            self.matrix(steps),
+            coefs,
             participation.min_separation,
             n=steps,
             max_participations=participation.max_participations,

@@ -33,7 +33,7 @@ def counted(clip_norm, x, padding):
 
 
 def vector(sums):
-    return np.concatenate([np.asarray(sums.gradient, float), [float(sums.count)]])
+    return np.concatenate([np.asarray(sums.gradient, float), [float(sums.unclipped)]])
 
 
 def test_gradients_are_divided_by_the_clip_norm_and_the_unclipped_are_counted():
@@ -43,7 +43,7 @@ def test_gradients_are_divided_by_the_clip_norm_and_the_unclipped_are_counted():
     sums = counted(np.float32(2.0), x, padding)
     np.testing.assert_allclose(sums.gradient[0] * 10, (0.5 + 1 + 2 + 2 + 2) / 2, rtol=1e-5)
     # 0.5, 1, 2 (within, but for slack) and 0 are unclipped; 3, 4 and NaN are not.
-    np.testing.assert_allclose(sums.count * 10 / PLAN.counting.scale, (4 - 3) / 2, rtol=1e-6)
+    np.testing.assert_allclose(sums.unclipped * 10 / PLAN.counting.scale, (4 - 3) / 2, rtol=1e-6)
 
 
 @settings(max_examples=60)
