@@ -39,6 +39,8 @@ def protection(plan: DPExecutionPlan) -> Rows:
     yield "unit of privacy", plan.unit.name
     yield "neighbouring relation", plan.neighboring_relation.name
     yield "budget", str(plan.budget or "none: not calibrated")
+    if plan.secrets.known:
+        yield "secrets", "known: made for tests, nothing is protected by them"
 
 
 def batches(plan: DPExecutionPlan) -> Rows:

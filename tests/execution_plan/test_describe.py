@@ -84,6 +84,11 @@ def test_a_clip_norm_that_adapts_shows_its_count():
     assert table["of the gradients alone"] == "1.73205"
 
 
+def test_known_secrets_show():
+    assert "nothing is protected" in rows(str(plan("dpsgd")))["secrets"]
+    assert "secrets" not in rows(str(CONFIGS["dpsgd"].make()))
+
+
 def test_a_budget_shows():
     made = dataclasses.replace(plan("dpsgd"), budget=Budget(3, 1e-5))
     table = rows(str(made))
