@@ -52,15 +52,14 @@ class BandMFConfig(PrivateConfig):
     iterations: int
     expected_participations: float
     strategy: Any
+    _: dataclasses.KW_ONLY
     normalize_by: float = 1.0
     truncated_batch_size: int | None = None
     num_examples: int | None = None
     column_normalize: bool = False
     sampling: Literal["cyclic_poisson", "balls_in_bins"] = "cyclic_poisson"
     partition_type: PartitionType = PartitionType.EQUAL_SPLIT
-    neighboring_relation: str | NeighboringRelation = dataclasses.field(
-        default="REPLACE_SPECIAL", kw_only=True
-    )
+    neighboring_relation: str | NeighboringRelation = "REPLACE_SPECIAL"
 
     @classmethod
     def default(

@@ -96,3 +96,8 @@ def test_bad_fields_say_what_to_write(change, message):
 def test_more_bands_than_steps_are_refused():
     with pytest.raises(FixArgumentsError, match="only 3 steps"):
         BandMFConfig.default(4, 3, 1.0)
+
+
+def test_options_are_keywords_for_their_order_is_not_that_of_jax_privacy():
+    with pytest.raises(TypeError, match="positional"):
+        BandMFConfig(12, 2.0, (1.0,), 1.5)
