@@ -73,7 +73,8 @@ def disagreement(one: Sharding, other: Sharding) -> str:
 def device_ids(sharding: Sharding) -> list[int]:
     """Devices in the order of the mesh, or without one of their numbers. None: an abstract mesh."""
     if not isinstance(sharding, NamedSharding):
-        return sorted(d.id for d in sharding.device_set)
+        found: Any = sharding.device_set
+        return sorted(d.id for d in found)
     devices: Any = sharding.mesh.devices.flat if isinstance(sharding.mesh, Mesh) else ()
     return [d.id for d in devices]
 
