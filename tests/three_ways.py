@@ -16,7 +16,6 @@ import optax
 import oracle
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-
 from noise_layouts import threefry_key
 
 import bevel

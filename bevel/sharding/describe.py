@@ -76,12 +76,17 @@ class Description:
 
     def summary(self) -> str:
         unknown = sum(row.devices is None for row in self.rows)
-        left_out = f", {unknown} of them not on any device that is known" if unknown else ""
-        return (
-            f"{len(self.rows)} arrays of {shown_bytes(self.bytes)}{left_out}; on "
-            f"{len(self.bytes_by_device)} devices: at most {shown_bytes(self.most_bytes)} on one, "
-            f"{self.replication:.3g} copies, imbalance {self.imbalance:.3g}"
-        )
+        count = f"{len(self.rows)} array" + "s" * (len(self.rows) != 1)
+        text = f"{count} of {shown_bytes(self.bytes)}"
+        if unknown:
+            text += f", {unknown} of them on no device that is known"
+        if self.bytes_by_device:
+            text += (
+                f"; {len(self.bytes_by_device)} devices with at most "
+                f"{shown_bytes(self.most_bytes)}, {self.replication:.3g} copies, imbalance "
+                f"{self.imbalance:.3g}"
+            )
+        return text
 
     def __rich__(self) -> Any:
         from rich.console import Group

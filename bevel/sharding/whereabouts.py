@@ -10,6 +10,7 @@
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -111,7 +112,7 @@ def whereabouts(tree: Any, when_compiled: Report | None = None) -> list[Whereabo
     }
     seen = dict[int, Whereabouts]()
 
-    def note(i: int, shape: tuple[int, ...], sharding: Sharding) -> None:
+    def placed(i: int, shape: tuple[int, ...], sharding: Sharding) -> None:
         batched = len(shape) - len(known[i].shape)
         said = f"batched by vmap, {batched} in front" if batched else ""
         seen[i] = dataclasses.replace(known[i], shape=shape, sharding=sharding, note=said)
@@ -120,7 +121,7 @@ def whereabouts(tree: Any, when_compiled: Report | None = None) -> list[Whereabo
             seen.clear()
 
     for i, leaf in open_leaves.items():
-        ask_the_compiler(leaf, lambda shape, sharding, i=i: note(i, shape, sharding))
+        ask_the_compiler(leaf, functools.partial(placed, i))
     return known
 
 
@@ -135,29 +136,30 @@ def whereabouts_of(path: str, leaf: Any) -> Whereabouts:
             f"{path or 'the tree'} is a {type(leaf).__name__}, not an array: it lies nowhere."
         )
     name = getattr(leaf.dtype, "name", None) or str(leaf.dtype)
-    facts = path, tuple(leaf.shape), name, leaf.dtype.itemsize
+    found = Whereabouts(path, tuple(leaf.shape), name, leaf.dtype.itemsize, None)
     if not isinstance(leaf, jax.core.Tracer):
         sharding = getattr(leaf, "sharding", None)
         where = "no sharding" if isinstance(leaf, jax.ShapeDtypeStruct) else "on the host"
-        return Whereabouts(*facts, sharding, "" if sharding is not None else where)
+        note = "" if sharding is not None else where
+        return dataclasses.replace(found, sharding=sharding, note=note)
     manual = types.manual_axes()
     if manual:
-        return shard_within(facts, leaf, manual)
-    sharding = types.explicit_sharding(leaf)
-    if sharding is not None and set(sharding.mesh.axis_types) == {AxisType.Explicit}:
-        return Whereabouts(*facts, sharding)
-    return Whereabouts(*facts, None, COMPILER_DECIDES)
+        return shard_within(found, leaf, manual)
+    explicit = types.explicit_sharding(leaf)
+    if explicit is not None and set(explicit.mesh.axis_types) == {AxisType.Explicit}:
+        return dataclasses.replace(found, sharding=explicit)
+    return dataclasses.replace(found, note=COMPILER_DECIDES)
 
 
-def shard_within(facts: Any, leaf: Any, manual: tuple[str, ...]) -> Whereabouts:
+def shard_within(found: Whereabouts, leaf: Any, manual: tuple[str, ...]) -> Whereabouts:
     """A value inside `shard_map`: every device has one of this shape."""
     if not types.types_track_varying_axes():
-        return Whereabouts(*facts, None, f"one shard over {', '.join(manual)}")
+        return dataclasses.replace(found, note=f"one shard over {', '.join(manual)}")
     varying = [axis for axis in manual if axis in types.varying_axes(leaf)]
     sizes = jax.sharding.get_abstract_mesh().shape
     copies = math.prod(sizes[axis] for axis in manual if axis not in varying)
-    said = f"one shard, differs over {', '.join(varying)}" if varying else "the same on every shard"
-    return Whereabouts(*facts, None, said, copies)
+    note = f"one shard, differs over {', '.join(varying)}" if varying else "the same on every shard"
+    return dataclasses.replace(found, note=note, copies=copies)
 
 
 def ask_the_compiler(x: Any, answer: Callable[[tuple[int, ...], Sharding], None]) -> None:
