@@ -20,7 +20,7 @@ from bevel.sharding import describe, make_mesh, place, plan_placement, visualize
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
-SIZES, BATCH, CLIP, NOISE = (16, 32, 32, 8), 32, 1.0, 0.5
+SIZES, BATCH, CLIP, NOISE = (16, 32, 8), 32, 1.0, 0.5
 # The first weight is split by columns, the second by rows: one sum over "model" for the pair.
 RULES = [
     ("0/w", P(None, "model")),
@@ -46,7 +46,7 @@ def loss_of(after_product):
 
 def constrain(mesh):
     """Hints for the compiler. `place` inside a loss is a sharding constraint."""
-    specs = {0: P("data", "model"), 1: P("data"), 2: P("data")}
+    specs = {0: P("data", "model"), 1: P("data")}
     return lambda layer, y: place(y, mesh, specs[layer])
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     privatizer = bevel.noise_addition.gaussian_privatizer(
         stddev=NOISE * CLIP / BATCH, prng_key=jax.random.key(1), specs=plan.specs
     )
-    state = privatizer.init(placed)
+    state = place(privatizer.init(placed), mesh)
     results = {}
     step = private_step(loss_of(lambda layer, y: y), privatizer)
     results["one device"] = after_five_steps(step, params, privatizer.init(params), batch)

@@ -219,7 +219,8 @@ def step_of(network, layout, way):
         else list(zip("01", batch_specs, strict=True))
     )
     data = place(batch, mesh, rules)
-    state = placed, optimizer.init(placed), privatizer.init(placed)
+    # All of the state starts where a step leaves it: it would be compiled twice otherwise.
+    state = placed, optimizer.init(placed), place(privatizer.init(placed), mesh)
     if way == "manual":
         moment_specs = optax.tree_utils.tree_map_params(
             optimizer,

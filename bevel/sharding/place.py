@@ -165,7 +165,7 @@ def placed_leaf(leaf: Leaf, mesh: Meshes, rules: Sequence[Rule]) -> PlacedLeaf:
             # In a loss that is traced for one example, the batch is yet to come.
             spec, uneven = fitted(spec, leaf.shape, mesh)
         reason = "; ".join(filter(None, (choice.reason, uneven)))
-        return PlacedLeaf(leaf.path, leaf.shape, spec, rule.name, reason, bool(uneven))
+        return PlacedLeaf(leaf.path, leaf.shape, trimmed(spec), rule.name, reason, bool(uneven))
     if not leaf.shape:
         return PlacedLeaf(leaf.path, (), P(), "none", "a scalar")
     raise FixArgumentsError(
@@ -196,6 +196,14 @@ def checked_spec(choice: Choice, leaf: Leaf, mesh: Meshes, rule: Rule) -> P:
     if any(entry is P.UNCONSTRAINED for entry in spec.partitions):
         raise FixArgumentsError(f"{where}: an array has a place, so write None or an axis.")
     return spec
+
+
+def trimmed(spec: P) -> P:
+    """The spec as JAX writes it on what it computes, so that programs are compiled once."""
+    entries = list(spec.partitions)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return P(*entries)
 
 
 def fitted(spec: P, shape: tuple[int, ...], mesh: Meshes) -> tuple[P, str]:

@@ -131,7 +131,7 @@ def test_the_plan_serves_jit_and_shard_map():
         (
             P("model"),
             (3, 4),
-            P(None),
+            P(),
             "dimension 0 of 3 does not divide by model=2 and stays whole",
         ),
         (
@@ -140,7 +140,7 @@ def test_the_plan_serves_jit_and_shard_map():
             P("model"),
             "divide by model=2 x data=4 and is split over model",
         ),
-        (P("data", "model"), (8, 5), P("data", None), "dimension 1 of 5"),
+        (P("data", "model"), (8, 5), P("data"), "dimension 1 of 5"),
     ],
 )
 def test_uneven_dimensions_fall_back_and_say_so(spec, shape, expected, reason):
@@ -207,7 +207,7 @@ def test_flax_linen_names_its_axes(abstract):
     kernel = placed["params"]["Dense_0"]["kernel"]
     assert isinstance(kernel, nn.LogicallyPartitioned)
     assert kernel.value.sharding.spec == P(None, "model")
-    assert placed["params"]["Dense_1"]["kernel"].value.sharding.spec == P("model", None)
+    assert placed["params"]["Dense_1"]["kernel"].value.sharding.spec == P("model")
     assert placed["params"]["Dense_0"]["bias"].sharding.spec == P()
     plan = plan_placement(variables, MESH, AXES)
     assert plan.specs["params"]["Dense_0"]["kernel"] == P(None, "model")
