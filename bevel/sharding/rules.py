@@ -155,8 +155,8 @@ def fsdp(
 
 # Layers that come second in a pair: what the first one split, they contract.
 SECOND = re.compile(
-    r"(^|[/_.])(o|out|o_proj|out_proj|c_proj|proj|down|down_proj|wo|w2|fc2|dense_2|mlp_out|"
-    r"output)([/_.]|$)"
+    r"(^|[/.])(o|out|output|o_proj|out_proj|c_proj|proj|\w+_out|down|down_proj|wo|w2|fc2|dense_2)"
+    r"([/.]|$)"
 )
 
 

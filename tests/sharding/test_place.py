@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -84,6 +85,14 @@ def test_what_cannot_be_placed_inside_a_program_is_refused():
     mixed = make_mesh("data=4,model=2", axis_types={"data": "explicit"})
     with pytest.raises(FixArgumentsError, match=r"Explicit axes \('data',\) and Auto ones"):
         jax.jit(lambda x: place(x, mixed, P("data")))(place(x, mixed, P("data")))
+
+
+def test_an_optimizer_keeps_its_state_beside_the_parameters():
+    placed = place(network()["layers"], MESH, [("*/b", P()), ("*", P("data"))])
+    moments = optax.adam(0.1).init(placed)[0]
+    for tree in (moments.mu, moments.nu):
+        for p, m in zip(jax.tree.leaves(placed), jax.tree.leaves(tree), strict=True):
+            assert m.sharding == p.sharding
 
 
 def test_only_shapes_are_needed():
