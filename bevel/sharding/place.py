@@ -89,7 +89,8 @@ def place(tree: PyTree, mesh: Meshes, rules: Rules = "replicated") -> PyTree:
 
 def moved(leaf: Any, sharding: NamedSharding) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        kept = {"weak_type": leaf.weak_type, "sharding": sharding}
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, **kept)
     if not isinstance(sharding.mesh, Mesh):
         raise FixArgumentsError(
             "the mesh is abstract, so it holds no arrays: place jax.ShapeDtypeStructs "
