@@ -22,6 +22,8 @@ from bevel.noise_addition import (
         (-1.0, r"stddev=-1.0: give a finite number that is not negative"),
         (float("nan"), "stddev=nan"),
         (float("inf"), "stddev=inf"),
+        (1e-45, "stddev=1e-45: noise is drawn in float32, whose range ends near"),
+        (1e39, "stddev=1e.39: noise is drawn in float32"),
         ("1", "stddev='1': give a number"),
         (True, "stddev=True"),
         (None, "stddev=None"),
@@ -53,6 +55,7 @@ def test_a_traced_stddev_is_refused():
     [
         ({"dtype": np.int32}, "dtype=int32: noised gradients are real"),
         ({"dtype": np.complex64}, "dtype=complex64"),
+        ({"dtype": "wide"}, "dtype='wide': give a dtype"),
         ({"dtype": np.float64}, "dtype=float64 needs jax.config.update"),
         ({"intermediate_strategy": "zero"}, "intermediate_strategy='zero': give Supported"),
         ({"prng_key": np.zeros(2, np.uint32)}, "legacy key"),
