@@ -16,10 +16,12 @@ from noise_layouts import (
     GRADIENT,
     LAYOUTS,
     SPLIT_8,
+    STDDEV_OF_BITS,
     WHOLE,
     WITHOUT_COMMUNICATION,
     Decaying,
     Layout,
+    bits_as_noise,
     decaying,
     threefry_key,
 )
@@ -28,8 +30,6 @@ from bevel.errors import FixArgumentsError
 from bevel.noise_addition import addition, gaussian_privatizer, matrix_factorization_privatizer
 
 STDDEV = 2.0
-# In tests whose noise shows its bits, so that they share no program with those of real noise.
-STDDEV_OF_BITS = 0.5
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 
@@ -62,37 +62,34 @@ def steps(privatizer, count):
     return run
 
 
-def bits_as_noise(bits, dtype):
-    """Exact numbers in place of normals: nothing hides behind a tolerance, and compiles faster."""
-    high, low = bits
-    return ((high ^ low) >> np.uint32(8)).astype(dtype)
+NAMED = {layout.name: layout for layout in LAYOUTS}
+THREE = [NAMED[name] for name in ("auto-42", "explicit-42", "manual-42")]
+CASES = [("threefry2x32", layout) for layout in LAYOUTS]
+CASES += [("chacha20", layout) for layout in (LAYOUTS if FULL else THREE)]
 
 
-def showing_bits(generator, specs=None):
+def showing_bits(matrix, generator="threefry2x32", specs=None):
     key = threefry_key(5) if generator == "threefry2x32" else 5
-    return gaussian_privatizer(stddev=STDDEV_OF_BITS, prng_key=key, specs=specs)
+    options = {"stddev": STDDEV_OF_BITS, "prng_key": key, "specs": specs}
+    if matrix is None:
+        return gaussian_privatizer(**options)
+    return matrix_factorization_privatizer(matrix, **options)
 
 
-def check_layout(layout, tree, make, count, expected, **tolerance):
+def check_layout(layout, tree, count, expected, *mechanism):
     """Compares with one device, and looks for collectives."""
     on_mesh = layout.place(tree)
     specs = {name: layout.specs[name] for name in tree}
-    program = layout.compiled(steps(make(specs=specs), count), on_mesh)
+    program = layout.compiled(steps(showing_bits(*mechanism, specs=specs), count), on_mesh)
     for name, x in program(on_mesh).items():
-        np.testing.assert_allclose(x, expected[name], err_msg=name, **tolerance)
+        np.testing.assert_array_equal(x, expected[name], err_msg=name)
     found = [kind for kind in COLLECTIVES if f" {kind}" in program.as_text()]
     assert not found or layout not in WITHOUT_COMMUNICATION
 
 
 @functools.cache
 def bits_on_one_device(generator):
-    return jax.jit(steps(showing_bits(generator), 2))(GRADIENT)
-
-
-NAMED = {layout.name: layout for layout in LAYOUTS}
-THREE = [NAMED[name] for name in ("auto-42", "explicit-42", "manual-42")]
-CASES = [("threefry2x32", layout) for layout in LAYOUTS]
-CASES += [("chacha20", layout) for layout in (LAYOUTS if FULL else [NAMED["auto-8"], *THREE])]
+    return jax.jit(steps(showing_bits(None, generator), 1))(GRADIENT)
 
 
 @pytest.mark.parametrize(
@@ -100,29 +97,35 @@ CASES += [("chacha20", layout) for layout in (LAYOUTS if FULL else [NAMED["auto-
 )
 def test_bits_are_equal_on_every_mesh_and_nothing_is_communicated(generator, layout, monkeypatch):
     monkeypatch.setattr(addition, "normal_from_bits", bits_as_noise)
-    make = functools.partial(showing_bits, generator)
     expected = bits_on_one_device(generator)
     assert len(np.unique(expected["w"])) > 1000
-    check_layout(layout, GRADIENT, make, 2, expected, rtol=0)
-
-
-@functools.cache
-def on_one_device(make):
-    return jax.jit(steps(make(), 2))(ODD)
+    check_layout(layout, GRADIENT, 1, expected, None, generator)
 
 
 ODD = {"odd": GRADIENT["odd"]}
+MATRICES = {"dense": decaying(8), "streaming": Decaying}
+
+
+@functools.cache
+def on_one_device(name):
+    return jax.jit(steps(showing_bits(MATRICES[name]), 3))(ODD)
 
 
 @pytest.mark.parametrize("layout", THREE, ids=lambda layout: layout.name)
-@pytest.mark.parametrize("make", [gaussian, dense, streaming])
-def test_nor_does_the_mesh_matter_to_normals_and_their_sums(make, layout):
+@pytest.mark.parametrize("name", MATRICES)
+def test_nor_does_the_mesh_matter_to_correlated_noise(name, layout, monkeypatch):
+    monkeypatch.setattr(addition, "normal_from_bits", bits_as_noise)
+    check_layout(layout, ODD, 3, on_one_device(name), MATRICES[name])
+
+
+def test_normals_differ_by_rounding_only():
     # Quantiles may round differently in vectors of another length.
-    check_layout(layout, ODD, make, 2, on_one_device(make), rtol=2e-6, atol=2e-6)
+    layout, update = NAMED["auto-42"], jax.jit(gaussian().update)
+    one, other = (update(g, gaussian().init(g))[0] for g in (ODD, layout.place(ODD)))
+    np.testing.assert_allclose(one["odd"], other["odd"], rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
-@pytest.mark.parametrize("make", [gaussian, streaming])
+@pytest.mark.parametrize("make, kind", [(gaussian, EXPLICIT), (streaming, AUTO)])
 def test_work_falls_with_the_mesh(make, kind):
     def flops(devices):
         mesh = jax.make_mesh((devices,), ("data",), axis_types=(kind,))
@@ -261,7 +264,7 @@ def test_float64_gradients_get_float64_noise():
 
 
 def test_the_gradient_is_in_the_result():
-    g = np.linspace(-3, 3, 64, dtype=np.float32)
+    g = np.linspace(-3, 3, G.size, dtype=np.float32).reshape(G.shape)
     privatizer = gaussian()
     noised, zero = (privatizer.update(x, privatizer.init(g))[0] for x in (g, np.zeros_like(g)))
     np.testing.assert_allclose(noised - zero, g, atol=1e-6)

@@ -17,7 +17,7 @@ RESULTS = [
 ]
 
 
-@pytest.mark.parametrize("block, result", zip(BLOCKS, RESULTS, strict=True))
+@pytest.mark.parametrize("block, result", list(zip(BLOCKS, RESULTS, strict=True)))
 def test_block_runs(block, result):
     names = {}
     exec(block, names)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from noise_layouts import threefry_key
 
 import bevel
 from bevel.errors import FixArgumentsError
@@ -88,8 +89,8 @@ def test_where_the_names_are():
 
 def test_the_identity_matrix_is_independent_noise():
     g = np.ones((4, 8), np.float32)
-    plain = gaussian_privatizer(stddev=2.0, prng_key=5)
-    identity = matrix_factorization_privatizer(np.eye(3), stddev=2.0, prng_key=5)
+    plain = gaussian_privatizer(stddev=2.0, prng_key=threefry_key(5))
+    identity = matrix_factorization_privatizer(np.eye(3), stddev=2.0, prng_key=threefry_key(5))
     np.testing.assert_allclose(
         identity.update(g, identity.init(g))[0], plain.update(g, plain.init(g))[0], rtol=1e-6
     )
