@@ -17,7 +17,8 @@ from jax.extend.core import JaxprEqn
 
 from bevel.errors import FixArgumentsError
 
-# Primitives that only change what types say about a value, never the value.
+# Primitives that only change what types say about a value, never the value; and the second halves
+# of asynchronous collectives, whose first halves are done at once.
 CASTS = {
     "pvary",
     "preduced",
@@ -28,6 +29,12 @@ CASTS = {
     "sharding_constraint",
     "reshard",
     "mesh_cast",
+    "all_gather_done",
+    "psum_done",
+    "reduce_scatter_done",
+    "all_to_all_done",
+    "ppermute_done",
+    "pbroadcast_done",
 }
 
 
@@ -129,13 +136,13 @@ def all_to_all(
     axis_name: Any,
     split_axis: int,
     concat_axis: int,
-    tiled: bool,
     axis_index_groups: Any = None,
+    tiled: bool = True,
 ) -> jax.Array:
+    """As for the primitive, both dimensions are there before and after, tiled or not."""
     group = members(x, names_of(axis_name), axis_index_groups)
-    received = part(group.values, group, split_axis + 1, tiled)
-    moved = jnp.moveaxis(received, 0, concat_axis)
-    return merged(moved, concat_axis) if tiled else moved
+    received = part(group.values, group, split_axis + 1, tiled=True)
+    return merged(jnp.moveaxis(received, 0, concat_axis), concat_axis)
 
 
 def part(x: jax.Array, group: Members, dimension: int, tiled: bool) -> jax.Array:
@@ -156,6 +163,12 @@ def merged(x: jax.Array, dimension: int) -> jax.Array:
 def ppermute(x: jax.Array, *, axis_name: Any, perm: Any) -> jax.Array:
     """Who is sent nothing has zeros."""
     group = members(x, names_of(axis_name))
+    for numbers in zip(*perm, strict=True):
+        if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(group.count)):
+            raise FixArgumentsError(
+                f"perm={perm} of ppermute: sources and destinations must be unique, and number "
+                f"the {group.count} devices along {axis_name} from 0."
+            )
     sources = np.full(group.count, -1, np.int32)
     for source, target in perm:
         sources[target] = source
@@ -228,6 +241,11 @@ RULES: dict[str, Callable[..., jax.Array]] = {
     "pbroadcast_dynamic": pbroadcast_dynamic,
     "axis_index": axis_index,
 }
+
+
+def rule_of(eqn: JaxprEqn) -> Callable[..., jax.Array] | None:
+    """The rule of a collective, or None for another equation."""
+    return RULES.get(eqn.primitive.name.removesuffix("_start"))
 
 
 def named_axes(eqn: JaxprEqn) -> set[str]:

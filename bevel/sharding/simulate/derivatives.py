@@ -44,7 +44,8 @@ def with_forward_mode_of(real: Function, run: Function) -> Function:
     """`run`, with the derivative of `real`.
 
     The linear part is one program, without custom rules, and the rest another, which is
-    simulated with its own derivative. So higher derivatives and reverse mode follow.
+    simulated with its own derivative. So higher derivatives and reverse mode follow. A program
+    that cannot be taken apart so, such as one with a `while_loop`, has forward mode only.
     """
     differentiable = jax.custom_jvp(run)
 
@@ -60,7 +61,16 @@ def with_forward_mode_of(real: Function, run: Function) -> Function:
             linear.append(program.jaxpr)
             return outputs, program.consts
 
-        outputs, consts = simulate_call(at, *primals)
+        def forward_only(primals: Any, moved: Any) -> tuple[Any, Any]:
+            varied, along = differentiable_part(real, primals)
+            return jax.jvp(along, tuple(varied), tuple(moved))
+
+        try:
+            outputs, consts = simulate_call(at, *primals)
+        except ValueError as error:
+            if "Linearization failed" not in str(error):
+                raise
+            return simulate_call(forward_only, tuple(primals), tuple(moved))
         pushed = evaluate(ClosedJaxpr(linear[0], consts), moved, Around(linear=True))
         return outputs, pushed
 
@@ -99,7 +109,7 @@ def differentiable_part(f: Function, values: Sequence[Any]) -> tuple[list[Any], 
 
 
 def is_inexact(x: Any) -> bool:
-    return jnp.issubdtype(jax.dtypes.dtype(x) if not hasattr(x, "dtype") else x.dtype, jnp.inexact)
+    return jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact)
 
 
 def holds(name: str, jaxpr: Jaxpr) -> bool:

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding
 from bevel.errors import FixArgumentsError
 from bevel.sharding import types
 from bevel.sharding.axes import subprograms
-from bevel.sharding.simulate.collectives import CASTS, RULES, named_axes, names_of
-from bevel.sharding.simulate.shards import joined, over_devices, split
+from bevel.sharding.simulate.collectives import CASTS, named_axes, names_of, rule_of
+from bevel.sharding.simulate.shards import check_specs, joined, over_devices, split
 
 # Calls that are evaluated in place, and the parameter that holds their body. Custom derivatives
 # and remats are: whoever differentiates does so before the program comes here.
@@ -31,7 +31,7 @@ CALLS = {
 # Equations whose bodies are traced anew.
 BODIES = {"scan", "while", "cond", "custom_linear_solve"}
 # Random bits of these implementations depend on the batch that `vmap` makes of the keys.
-UNBATCHED_KEYS = {"rbg", "unsafe_rbg"}
+UNBATCHED_KEYS = {"key<rbg>", "key<urbg>"}  # rbg and unsafe_rbg
 FROM_KEYS = {"random_bits", "random_split", "random_fold_in"}
 
 
@@ -64,9 +64,10 @@ def run(eqn: JaxprEqn, inputs: list[Any], around: Around) -> Sequence[Any]:
     name = eqn.primitive.name
     if name in CASTS:
         return inputs
-    if name in RULES and named_axes(eqn) & set(around.axes):
+    rule = rule_of(eqn)
+    if rule is not None and named_axes(eqn) & set(around.axes):
         check_order(eqn, around)
-        return [RULES[name](*inputs, **eqn.params)]
+        return [rule(*inputs, **eqn.params)]
     if name == "shard_map":
         return run_shard_map(eqn, inputs, around)
     if name in CALLS:
@@ -92,12 +93,7 @@ def run(eqn: JaxprEqn, inputs: list[Any], around: Around) -> Sequence[Any]:
 def run_shard_map(eqn: JaxprEqn, inputs: Sequence[Any], around: Around) -> Sequence[Any]:
     """Cuts the inputs, runs the body for all devices and puts the outputs together."""
     in_specs, out_specs = eqn.params["in_specs"], eqn.params["out_specs"]
-    for spec in (*in_specs, *out_specs):
-        if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
-            raise FixArgumentsError(
-                f"a spec says unreduced or reduced ({spec}): an array on one device has no such "
-                "state. Reduce inside of the shard_map, and return the sum."
-            )
+    check_specs((*in_specs, *out_specs))
     manual = eqn.params["newly_manual_axes"]
     sizes = {name: size for name, size in eqn.params["mesh"].shape.items() if name in manual}
     shards = [split(x, spec, sizes) for x, spec in zip(inputs, in_specs, strict=True)]
@@ -128,7 +124,8 @@ def anew(body: Any, around: Around) -> Any:
         return type(body)(*bodies) if hasattr(body, "_fields") else type(body)(bodies)
     if not isinstance(body, Jaxpr | ClosedJaxpr):
         return body
-    avals = [v.aval for v in (body.jaxpr if isinstance(body, ClosedJaxpr) else body).invars]
+    variables = (body.jaxpr if isinstance(body, ClosedJaxpr) else body).invars
+    avals = [getattr(v.aval, "inner_aval", v.aval) for v in variables]
     bare = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     traced = jax.make_jaxpr(lambda *args: evaluate(body, args, around))(*bare)
     return traced if isinstance(body, ClosedJaxpr) else traced.jaxpr
@@ -200,7 +197,7 @@ def draws_unbatched(eqn: JaxprEqn) -> bool:
         return True
     if eqn.primitive.name not in FROM_KEYS:
         return False
-    return str(eqn.invars[0].aval.dtype).partition("<")[2].rstrip(">") in UNBATCHED_KEYS
+    return str(eqn.invars[0].aval.dtype) in UNBATCHED_KEYS
 
 
 def one_by_one(bind: Any) -> Any:

@@ -13,6 +13,7 @@ from bevel.errors import FixArgumentsError
 from bevel.sharding import types
 from bevel.sharding.simulate.derivatives import simulated
 from bevel.sharding.simulate.padding import Padding
+from bevel.sharding.simulate.shards import check_specs
 
 UNCHECKED = object()
 
@@ -60,6 +61,7 @@ def simulate_shard_map(
     """
     if out_specs is UNCHECKED and not per_device:
         raise FixArgumentsError("out_specs is missing: only per_device=True goes without it.")
+    check_specs(jax.tree.leaves((in_specs, out_specs)))
 
     @functools.wraps(f)
     def call(*args: Any) -> Any:

@@ -3,13 +3,14 @@
 Stacked shards have one dimension in front for each mesh axis, in the order of the mesh.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from bevel.errors import FixArgumentsError
 from bevel.sharding.types import spec_axes
 
 Sizes = Mapping[str, int]  # of the manual axes, in the order of the mesh
@@ -18,6 +19,16 @@ Sizes = Mapping[str, int]  # of the manual axes, in the order of the mesh
 def mentioned(spec: PartitionSpec) -> set[str]:
     """The axes that a spec names."""
     return {axis for entry in spec.partitions for axis in spec_axes(entry)}
+
+
+def check_specs(specs: Iterable[Any]) -> None:
+    """Raises for specs that ask for what no array on one device can be."""
+    for spec in specs:
+        if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+            raise FixArgumentsError(
+                f"a spec says unreduced or reduced ({spec}): an array on one device has no such "
+                "state. Reduce inside of the shard_map, and return the sum."
+            )
 
 
 def split(x: jax.Array, spec: PartitionSpec, sizes: Sizes) -> jax.Array:
