@@ -133,9 +133,7 @@ def sum_backward(x):
     return x
 
 
-sum_backward.defvjp(
-    lambda x: (sum_backward(x), None), lambda _, ct: (weighted(lax.psum(ct, "x")),)
-)
+sum_backward.defvjp(lambda x: (sum_backward(x), None), lambda _, ct: (weighted(lax.psum(ct, "x")),))
 
 
 @jax.custom_batching.custom_vmap
@@ -184,9 +182,7 @@ PROGRAMS = {
         lambda x: lax.psum(jnp.sin(x), "x"), TWO, P("x", "y"), P(None, "y"), (X,)
     ),
     "psum over two": Program(lambda x: lax.psum(x**2, ("y", "x")), TWO, P("x", "y"), P(), (X,)),
-    "psum of what all share": Program(
-        lambda w: lax.psum(w, ("x", "y")), TWO, P(), P(), (W,)
-    ),
+    "psum of what all share": Program(lambda w: lax.psum(w, ("x", "y")), TWO, P(), P(), (W,)),
     "psum of a vmapped axis too": on_x(
         lambda x: x * jax.vmap(lambda r: lax.psum(r, ("i", "x")), axis_name="i")(x),
         options=UNTYPED,
@@ -195,15 +191,17 @@ PROGRAMS = {
         lambda x: lax.psum(x > 0, "x") * x.astype(jnp.int32), differentiable=False
     ),
     "psum of bfloat16": on_x(lambda x: x * lax.psum(x.astype(jnp.bfloat16), "x").astype(x.dtype)),
-    "psum, untyped": Program(
-        lambda x: lax.psum(weighted(x), "x"), ONE, P("x"), P(), (X,), UNTYPED
-    ),
+    "psum, untyped": Program(lambda x: lax.psum(weighted(x), "x"), ONE, P("x"), P(), (X,), UNTYPED),
     "psum in groups": on_x(
         lambda x: lax.psum(weighted(x), "x", axis_index_groups=GROUPS), options=UNTYPED
     ),
     "pmean": Program(lambda x: lax.pmean(weighted(x), ("x", "y")), TWO, P("x", "y"), P(), (X,)),
     "pmax and pmin": Program(
-        lambda x: lax.pmax(x, "x") - lax.pmin(x, ("x",)), ONE, P("x"), P(), (X,),
+        lambda x: lax.pmax(x, "x") - lax.pmin(x, ("x",)),
+        ONE,
+        P("x"),
+        P(),
+        (X,),
         differentiable=False,
     ),
     "pmax in groups": on_x(
@@ -217,23 +215,39 @@ PROGRAMS = {
     ),
     "all_gather over two": Program(
         lambda x: lax.all_gather(weighted(x), ("x", "y"), axis=1)[None],
-        TWO, P("x", "y"), P("x", None, None, "y"), (X,),
+        TWO,
+        P("x", "y"),
+        P("x", None, None, "y"),
+        (X,),
     ),
     "all_gather over two, reversed and tiled": Program(
         lambda x: lax.all_gather(weighted(x), ("y", "x"), tiled=True)[None],
-        TWO, P("x", "y"), P("x", None, "y"), (X,),
+        TWO,
+        P("x", "y"),
+        P("x", None, "y"),
+        (X,),
     ),
     "all_gather in groups": Program(
-        lambda x: lax.all_gather(x, "x", axis_index_groups=GROUPS), ONE, P("x"), P("x"), (X,),
+        lambda x: lax.all_gather(x, "x", axis_index_groups=GROUPS),
+        ONE,
+        P("x"),
+        P("x"),
+        (X,),
         UNTYPED,
     ),
     "psum_scatter": Program(
         lambda x: lax.psum_scatter(jnp.sin(x), "x", scatter_dimension=1),
-        {"x": 4}, P(None, None, "x"), P("x"), (X.reshape(3, 4, 8),),
+        {"x": 4},
+        P(None, None, "x"),
+        P("x"),
+        (X.reshape(3, 4, 8),),
     ),
     "psum_scatter, tiled, over two": Program(
         lambda x: lax.psum_scatter(weighted(x), ("x", "y"), tiled=True),
-        TWO, P(None, ("x", "y")), P(("x", "y")), (X.T.reshape(8, 12)[:, :8],),
+        TWO,
+        P(None, ("x", "y")),
+        P(("x", "y")),
+        (X.T.reshape(8, 12)[:, :8],),
     ),
     "psum_scatter in groups": on_x(
         lambda x: lax.psum_scatter(
@@ -243,12 +257,18 @@ PROGRAMS = {
     ),
     "all_to_all": Program(
         lambda x: lax.all_to_all(weighted(x), "x", 1, 0),
-        {"x": 4}, P("x"), P(None, "x"), (X.reshape(8, 4, 3),),
+        {"x": 4},
+        P("x"),
+        P(None, "x"),
+        (X.reshape(8, 4, 3),),
         differentiable=False,  # JAX transposes it to the wrong shape
     ),
     "all_to_all, tiled": Program(
         lambda x: lax.all_to_all(weighted(x), "x", 1, 0, tiled=True),
-        TWO, P("x", "y"), P(None, ("x", "y")), (np.tile(X, (1, 2)),),
+        TWO,
+        P("x", "y"),
+        P(None, ("x", "y")),
+        (np.tile(X, (1, 2)),),
     ),
     "all_to_all in groups": on_x(
         lambda x: lax.all_to_all(x, "x", 1, 0, axis_index_groups=GROUPS, tiled=True),
@@ -268,25 +288,33 @@ PROGRAMS = {
         lambda x: x * lax.axis_index(("y", "x")).astype(x.dtype) * lax.axis_size(("x", "y"))
     ),
     "pcast": Program(lambda w: lax.pcast(w, "x", to="varying")[None], ONE, P(), P("x"), (W,)),
-    "gradient of a replicated weight": Program(
-        inner_gradient, ONE, (P(), P("x")), P(), (W, BATCH)
-    ),
+    "gradient of a replicated weight": Program(inner_gradient, ONE, (P(), P("x")), P(), (W, BATCH)),
     "gradient of a weight of one's own": Program(
         own_gradients, ONE, (P(), P("x")), P("x"), (W, BATCH)
     ),
     "gradient, untyped": Program(
-        lambda w, x: lax.psum(inner_gradient(w, x), "x"), ONE, (P(), P("x")), P(), (W, BATCH),
+        lambda w, x: lax.psum(inner_gradient(w, x), "x"),
+        ONE,
+        (P(), P("x")),
+        P(),
+        (W, BATCH),
         UNTYPED,
     ),
     "gradient through collectives": Program(
         lambda w, x: jax.grad(
             lambda w: jnp.sum(jnp.sin(lax.all_gather(lax.psum(x @ w, "x"), "y", tiled=True)))
         )(w),
-        TWO, (P("y"), P("x", "y")), P("y"), (W, X),
+        TWO,
+        (P("y"), P("x", "y")),
+        P("y"),
+        (W, X),
     ),
     "gradient of a gradient": Program(
         lambda w, x: jax.grad(lambda w: jnp.sum(inner_gradient(w, x) ** 2))(w),
-        ONE, (P(), P("x")), P(), (W, BATCH),
+        ONE,
+        (P(), P("x")),
+        P(),
+        (W, BATCH),
     ),
     "forward mode within": on_x(
         lambda x: jax.jvp(lambda v: jnp.sin(lax.psum(v, "x")) * v, (x,), (jnp.cos(x),))[1]
@@ -294,9 +322,7 @@ PROGRAMS = {
     "tensor parallel layer": Program(
         tensor_parallel, TWO, (P("x"), P(None, "y"), P("y")), P("x"), (X, W, W.T)
     ),
-    "training step": Program(
-        training_step, ONE, (P(), P("x")), (P(), P()), (W, BATCH)
-    ),
+    "training step": Program(training_step, ONE, (P(), P("x")), (P(), P()), (W, BATCH)),
     "ring": on_x(ring_sum),
     "scan": Program(scan_with_sums, ONE, P("x"), P("x"), (X,)),
     "while that all leave at once": on_x(loop_until_all_agree, differentiable=False),
@@ -308,19 +334,23 @@ PROGRAMS = {
     "custom_vjp": on_x(lambda x: sum_backward(jnp.sin(x))),
     "custom_vmap": on_x(not_batched, differentiable=False),
     "linear solve": on_x(solve),
-    "callback": on_x(
-        lambda x: jax.pure_callback(lambda v: np.sin(v), x, x), differentiable=False
-    ),
+    "callback": on_x(lambda x: jax.pure_callback(lambda v: np.sin(v), x, x), differentiable=False),
     "noise": Program(noise, ONE, (P(), P("x")), P("x"), (key(3), X)),
     "noise of rbg": Program(noise, ONE, (P(), P("x")), P("x"), (key(3, impl="rbg"), X)),
     "keys split over devices": Program(
         lambda keys: jax.random.normal(keys[0], (1, 3)),
-        ONE, P("x"), P("x"), (jax.random.split(key(0), 8),),
+        ONE,
+        P("x"),
+        P("x"),
+        (jax.random.split(key(0), 8),),
         differentiable=False,
     ),
     "three axes": Program(
         lambda x, w: lax.psum(x @ w, ("z", "y")),
-        THREE, (P("x", ("y", "z")), P(("y", "z"))), P("x"), (X, W),
+        THREE,
+        (P("x", ("y", "z")), P(("y", "z"))),
+        P("x"),
+        (X, W),
     ),
     "mesh axes in another order than dimensions": Program(
         lambda x: weighted(x), THREE, P(("z", "x"), "y"), P("y", ("z", "x")), (BATCH,)
@@ -332,11 +362,18 @@ PROGRAMS = {
         inner_shard_map, TWO, (P("x"), P()), P(), (X, W), {"axis_names": {"x"}}
     ),
     "trees": Program(
-        many_results, ONE, ({"a": P("x"), "b": P()},), {"sum": P(), "rows": (P("x"), P())},
+        many_results,
+        ONE,
+        ({"a": P("x"), "b": P()},),
+        {"sum": P(), "rows": (P("x"), P())},
         ({"a": X, "b": X[:1]},),
     ),
     "static argument": Program(
-        lambda x, power: lax.psum(x**power, "x"), ONE, (P("x"), None), P(), (X, 3),
+        lambda x, power: lax.psum(x**power, "x"),
+        ONE,
+        (P("x"), None),
+        P(),
+        (X, 3),
         differentiable=False,
     ),
     "unequal under a spec that says equal": Program(

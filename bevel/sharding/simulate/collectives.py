@@ -6,9 +6,10 @@ and partial permutations are arithmetic on the stack. The stack is the same for 
 `vmap` keeps one copy of it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,8 @@ CASTS = {
 }
 
 
-class Members(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Members:
     """The values of the devices that take part, stacked, and the place of this one."""
 
     values: jax.Array
@@ -200,15 +202,15 @@ def ragged_all_to_all(
 ) -> jax.Array:
     """Every sender says where its rows for each receiver start, how many, and where they go."""
     gathered = functools.partial(members, names=names_of(axis_name), groups=axis_index_groups)
-    operands, place = gathered(operand)
+    senders = gathered(operand)
     starts, sizes, targets = (
-        gathered(x).values[:, place] for x in (input_offsets, send_sizes, output_offsets)
+        gathered(x).values[:, senders.place] for x in (input_offsets, send_sizes, output_offsets)
     )
     rows = jnp.arange(output.shape[0], dtype=starts.dtype)
-    for sender in range(operands.shape[0]):
+    for sender in range(senders.count):
         row = rows - targets[sender]
         own = (row >= 0) & (row < sizes[sender])
-        sent = operands[sender][jnp.clip(row + starts[sender], 0, operand.shape[0] - 1)]
+        sent = senders.values[sender][jnp.clip(row + starts[sender], 0, operand.shape[0] - 1)]
         output = jnp.where(own.reshape(-1, *(1,) * (output.ndim - 1)), sent, output)
     return output
 

@@ -1,6 +1,6 @@
 """`shard_map_simulate`: data parallelism spelled out as a loop, for those who learn it."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from bevel.errors import FixArgumentsError
 
 def shard_map_simulate(
     seed: float, x: Float[Array, "N D"], num_shards: float, features: float
-) -> Float[Array, "N*K"]:
+) -> Float[Array, "NK"]:
     """A Flax `nn.Dense(features)` applied to every shard of `x` in turn, flattened.
 
     The parameters are made once, on the first shard: every shard of a data-parallel program has
@@ -39,7 +39,7 @@ def shard_map_simulate(
         return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis=0)
 
     params = model.init(jax.random.key(int(seed)), shard(0))
-    outputs = [model.apply(params, shard(i)) for i in range(count)]
+    outputs = [cast(jax.Array, model.apply(params, shard(i))) for i in range(count)]
     return jnp.concatenate(outputs, axis=0).reshape(-1)
 
 

@@ -73,7 +73,9 @@ def run(eqn: JaxprEqn, inputs: list[Any], around: Around) -> Sequence[Any]:
     if name in CALLS:
         return evaluate(eqn.params[CALLS[name]], inputs, around)
     check_understood(eqn, set(around.axes))
-    changed = {k: None for k, v in eqn.params.items() if isinstance(v, NamedSharding)}
+    changed: dict[str, Any] = {
+        k: None for k, v in eqn.params.items() if isinstance(v, NamedSharding)
+    }
     if name in BODIES:
         check_agreement(eqn, set(around.axes))
         if name == "cond" and around.linear:
@@ -125,7 +127,7 @@ def anew(body: Any, around: Around) -> Any:
     if not isinstance(body, Jaxpr | ClosedJaxpr):
         return body
     variables = (body.jaxpr if isinstance(body, ClosedJaxpr) else body).invars
-    avals = [getattr(v.aval, "inner_aval", v.aval) for v in variables]
+    avals: list[Any] = [getattr(v.aval, "inner_aval", v.aval) for v in variables]
     bare = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     traced = jax.make_jaxpr(lambda *args: evaluate(body, args, around))(*bare)
     return traced if isinstance(body, ClosedJaxpr) else traced.jaxpr
@@ -197,7 +199,8 @@ def draws_unbatched(eqn: JaxprEqn) -> bool:
         return True
     if eqn.primitive.name not in FROM_KEYS:
         return False
-    return str(eqn.invars[0].aval.dtype) in UNBATCHED_KEYS
+    key: Any = eqn.invars[0].aval
+    return str(key.dtype) in UNBATCHED_KEYS
 
 
 def one_by_one(bind: Any) -> Any:

@@ -13,7 +13,10 @@ from bevel.sharding.simulate.derivatives import holds, is_inexact
 X = np.linspace(-1, 1, 8, dtype=np.float32)
 
 
-def simulation(body, in_specs=P("x"), out_specs=P("x")):
+ROWS = P("x")
+
+
+def simulation(body, in_specs=ROWS, out_specs=ROWS):
     return simulate_shard_map(body, mesh={"x": 4}, in_specs=in_specs, out_specs=out_specs)
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from shard_map_programs import X
 
@@ -43,7 +44,7 @@ def test_an_axis_name_elsewhere_is_no_mesh_axis():
 
     def body(x):
         centred = jax.vmap(lambda r: r - lax.pmean(r, "rows"), axis_name="rows")(x)
-        return jax.ad_checkpoint.checkpoint_name(centred, "x")
+        return checkpoint_name(centred, "x")
 
     np.testing.assert_array_equal(on_x(body, X, check_vma=False), np.zeros_like(X))
 

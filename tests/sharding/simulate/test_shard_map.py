@@ -50,7 +50,11 @@ def results_and_gradient(f, program):
     values = [program.args[i] for i in varied]
     if not program.differentiable:
         return jax.jit(lambda *v: run(*v)[1])(*values), None
-    floats = [i for i, v in enumerate(values) if not jnp.issubdtype(jax.tree.leaves(v)[0].dtype, jax.dtypes.prng_key)]
+    floats = [
+        i
+        for i, v in enumerate(values)
+        if not jnp.issubdtype(jax.tree.leaves(v)[0].dtype, jax.dtypes.prng_key)
+    ]
     (_, outputs), gradient = jax.jit(jax.value_and_grad(run, argnums=floats, has_aux=True))(*values)
     return outputs, gradient
 
@@ -231,9 +235,7 @@ def test_each_devices_view():
     def body(x):
         return jnp.sum(x), {"own": x, "all": lax.psum(x, ("x", "y"))}
 
-    views = simulate_shard_map(
-        body, mesh={"x": 4, "y": 2}, in_specs=P("x", "y"), per_device=True
-    )
+    views = simulate_shard_map(body, mesh={"x": 4, "y": 2}, in_specs=P("x", "y"), per_device=True)
     sums, rest = views(X)
     shards = X.reshape(4, 2, 2, 6).transpose(0, 2, 1, 3)
     np.testing.assert_array_equal(rest["own"], shards)
