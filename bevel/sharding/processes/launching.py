@@ -188,7 +188,7 @@ def signal_group(process: Process, number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a launch as ctrl-C does, where Python allows it: in the main thread."""
+    """SIGTERM and SIGHUP end a launch as ctrl-C does; Python allows it in the main thread."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

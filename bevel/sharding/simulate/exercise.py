@@ -11,7 +11,7 @@ from bevel.errors import FixArgumentsError
 
 def shard_map_simulate(
     seed: float, x: Float[Array, "N D"], num_shards: float, features: float
-) -> Float[Array, "NK"]:
+) -> Float[Array, " NK"]:
     """A Flax `nn.Dense(features)` applied to every shard of `x` in turn, flattened.
 
     The parameters are made once, on the first shard: every shard of a data-parallel program has

@@ -35,7 +35,7 @@ def split(x: jax.Array, spec: PartitionSpec, sizes: Sizes) -> jax.Array:
     """All shards of `x`, stacked over the axes that `spec` names."""
     shape: list[int] = []
     position: dict[str, int] = {}
-    for d, length in enumerate(x.shape):
+    for d, length in enumerate(jnp.shape(x)):
         names = spec_axes(spec.partitions[d]) if d < len(spec.partitions) else ()
         for name in names:
             position[name] = len(shape)
@@ -43,7 +43,7 @@ def split(x: jax.Array, spec: PartitionSpec, sizes: Sizes) -> jax.Array:
             length //= sizes[name]
         shape.append(length)
     order = [name for name in sizes if name in position]
-    cut = x.reshape(shape)
+    cut = jnp.reshape(x, shape)
     return jnp.moveaxis(cut, [position[name] for name in order], range(len(order)))
 
 
@@ -73,7 +73,7 @@ def over_devices(run: Any, sizes: Sizes, in_specs: Sequence[PartitionSpec]) -> A
 
     Nested `vmap`s, the first axis of the mesh outermost.
     """
-    for name, size in reversed(sizes.items()):
+    for name, size in reversed(list(sizes.items())):
         in_axes = tuple(0 if name in mentioned(spec) else None for spec in in_specs)
         run = jax.vmap(run, in_axes, 0, axis_name=name, axis_size=size)
     return run
