@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import NamedSharding
 
@@ -112,10 +113,21 @@ def select_branch(eqn: JaxprEqn, inputs: Sequence[Any], around: Around) -> list[
     """All branches, and the one that is taken.
 
     Of a `cond` on which devices disagree `vmap` makes the same, but with a stop_gradient in it,
-    which cannot be transposed. Linear branches that are not taken get zeros for coefficients.
+    which cannot be transposed. A branch that is not taken has no coefficients worth the name, and
+    may divide by zero: its inputs are masked too, so that no NaN comes back through them.
     """
     index, *operands = inputs
-    outputs = [evaluate(branch, operands, around) for branch in eqn.params["branches"]]
+
+    def masked(x: Any, number: int) -> Any:
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        taken = index == jnp.asarray(number, index.dtype)
+        return jax.lax.select_n(taken, jnp.zeros_like(x), x)
+
+    outputs = [
+        evaluate(branch, [masked(x, number) for x in operands], around)
+        for number, branch in enumerate(eqn.params["branches"])
+    ]
     return [jax.lax.select_n(index, *cases) for cases in zip(*outputs, strict=True)]
 
 

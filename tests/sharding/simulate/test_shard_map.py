@@ -270,9 +270,8 @@ def test_bits_of_random_numbers_are_those_of_the_real_one():
         own = jax.random.fold_in(keys[0], lax.axis_index("x"))
         return jax.random.bits(own, (1, 4)) ^ jax.random.bits(jax.random.split(own)[1], (1, 4))
 
-    for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
-        keys = jax.random.split(jax.random.key(1, impl=impl), 8)
-        specs = {"in_specs": P("x"), "out_specs": P("x")}
-        real = jax.jit(jax.shard_map(body, mesh=real_mesh({"x": 8}), **specs))(keys)
-        found = jax.jit(simulate_shard_map(body, mesh={"x": 8}, **specs))(keys)
-        np.testing.assert_array_equal(found, real)
+    keys = jax.random.split(jax.random.key(1, impl="unsafe_rbg"), 8)
+    specs = {"in_specs": P("x"), "out_specs": P("x")}
+    real = jax.jit(jax.shard_map(body, mesh=real_mesh({"x": 8}), **specs))(keys)
+    found = jax.jit(simulate_shard_map(body, mesh={"x": 8}, **specs))(keys)
+    np.testing.assert_array_equal(found, real)
