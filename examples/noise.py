@@ -1,6 +1,6 @@
 """Noise on sharded gradients: the same on every mesh, drawn again after a crash, or correlated.
 
-    python examples/noise.py
+python examples/noise.py
 """
 
 import jax
