@@ -4,6 +4,8 @@ The public names, in the order in which data flows. A user of JAX Privacy can wr
 `import bevel as jax_privacy` and carry on.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from bevel import accounting as accounting
 from bevel import batch_selection as batch_selection
 from bevel import clipping as clipping
@@ -24,6 +26,16 @@ from bevel.clipping import explain as explain
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from bevel.execution_plan import AdaptiveClipping as AdaptiveClipping
+    from bevel.execution_plan import BandMFConfig as BandMFConfig
+    from bevel.execution_plan import BLTConfig as BLTConfig
+    from bevel.execution_plan import DPExecutionPlan as DPExecutionPlan
+    from bevel.execution_plan import DPSGDConfig as DPSGDConfig
+    from bevel.execution_plan import NonPrivateConfig as NonPrivateConfig
+    from bevel.execution_plan import PerformanceFlags as PerformanceFlags
+    from bevel.execution_plan import PlanSecrets as PlanSecrets
+
 PLANS = {
     "AdaptiveClipping",
     "BandMFConfig",
@@ -36,7 +48,7 @@ PLANS = {
 }
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     # Plans load dp-accounting and optax, which take seconds: only when they are used.
     if name not in PLANS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
