@@ -107,8 +107,10 @@ def rotated(x: jax.Array, bits: int) -> jax.Array:
     return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
 
 
-def blocks(key: jax.Array, counter: Wide, purpose: Purpose, word: jax.Array | int = 0) -> jax.Array:
-    """The blocks with the given numbers, an array of their words: (..., 16)."""
+def blocks(
+    key: jax.Array, counter: Wide, purpose: Purpose, word: jax.Array | int = 0
+) -> list[jax.Array]:
+    """The blocks with the given numbers: 16 words, each an array of the counter's shape."""
     high, low = counter
     scalars = [*CONSTANTS, *(key[i] for i in range(KEY_WORDS))]
     nonce = [jnp.asarray(word, np.uint32), np.uint32(purpose)]
@@ -117,9 +119,9 @@ def blocks(key: jax.Array, counter: Wide, purpose: Purpose, word: jax.Array | in
     axes = frozenset().union(*map(types.varying_axes, words))
     if chacha20_kernel.available() and not jnp.ndim(word) and low.size:
         start = jnp.stack([*scalars, jnp.zeros((), np.uint32), jnp.zeros((), np.uint32), *nonce])
-        arrays = [types.as_varying(x, axes) for x in (start, high, low)]
-        return chacha20_kernel.blocks(*arrays, double_round, DOUBLE_ROUNDS)
-    return jnp.stack(block([types.as_varying(x, axes) for x in words]), axis=-1)
+        start, high, low = (types.as_varying(x, axes) for x in (start, high, low))
+        return chacha20_kernel.blocks(start, high, low, double_round, DOUBLE_ROUNDS)
+    return block([types.as_varying(x, axes) for x in words])
 
 
 def stream(key: jax.Array, piece: Piece, width: int) -> Arrays:
@@ -151,9 +153,9 @@ def stream(key: jax.Array, piece: Piece, width: int) -> Arrays:
 
     phase = start[1] % np.uint32(lanes)  # of a row's first element in its block
 
-    def own(x: jax.Array) -> jax.Array:
+    def own(parts: list[jax.Array]) -> jax.Array:
         """The elements of the piece, from the lanes of all blocks."""
-        x = x.reshape(*shape[:lead], count * lanes)
+        x = jnp.stack(parts, axis=-1).reshape(*shape[:lead], count * lanes)
         if fits:
             x = x[..., :row]
         elif rows_fit:
@@ -166,11 +168,9 @@ def stream(key: jax.Array, piece: Piece, width: int) -> Arrays:
         return x.reshape(shape)
 
     if width == 64:
-        return own(words[..., 1::2]), own(words[..., ::2])
-    if width == 32:
-        return (own(words),)
-    shifts = jnp.arange(0, 32, width, dtype=np.uint32).reshape((1,) * words.ndim + (-1,))
-    return (own((words[..., None] >> shifts) & np.uint32(2**width - 1)),)
+        return own(words[1::2]), own(words[::2])
+    mask = np.uint32(2**width - 1)
+    return (own([(w >> np.uint32(s)) & mask for w in words for s in range(0, 32, width)]),)
 
 
 # The JAX implementation.
@@ -195,7 +195,7 @@ def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
 
 def child(key: jax.Array, counter: Wide, purpose: Purpose) -> jax.Array:
     """Keys that are the first halves of the numbered blocks."""
-    return blocks(key, counter, purpose)[..., :KEY_WORDS]
+    return jnp.stack(blocks(key, counter, purpose)[:KEY_WORDS], axis=-1)
 
 
 def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:

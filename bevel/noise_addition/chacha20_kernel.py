@@ -43,16 +43,19 @@ def blocks(
     double_round: Rounds,
     count: int,
     interpret: bool = False,
-) -> jax.Array:
-    """The blocks that start from `start` (16,), their numbers in place of two words: (..., 16).
+) -> list[jax.Array]:
+    """The 16 words of the blocks that start from `start` (16,), their numbers in place of two.
 
-    `high`, `low`: the words of the numbers, arrays of one shape. `count` double rounds are taken.
+    `high`, `low`: the words of the numbers, arrays of one shape, which the results have too.
+    `count` double rounds are taken.
     """
     size = low.size
+    tiles = -(-size // TILE)
 
-    def kernel(start_ref: Any, high_ref: Any, low_ref: Any, out_ref: Any) -> None:
-        here = pl.ds(pl.program_id(0) * TILE, TILE)
-        inside = pl.program_id(0) * TILE + jax.lax.iota(np.int32, TILE) < size
+    def kernel(start_ref: Any, high_ref: Any, low_ref: Any, *out_refs: Any) -> None:
+        first = pl.program_id(0) * TILE
+        here = pl.ds(first, TILE)
+        inside = first + jax.lax.iota(np.int32, TILE) < size
         high, low = (
             triton.load(ref.at[here], mask=inside, other=np.uint32(0))
             for ref in (high_ref, low_ref)
@@ -60,22 +63,20 @@ def blocks(
         words = [jnp.full((TILE,), start_ref[i], np.uint32) for i in range(WORDS)]
         words[COUNTER], words[COUNTER + 1] = low, high
         state = jax.lax.fori_loop(0, count, lambda _, s: tuple(double_round(s)), tuple(words))
-        for i, (before, after) in enumerate(zip(words, state, strict=True)):
-            column = out_ref.at[here, pl.ds(i, 1)]
-            triton.store(column, (before + after)[:, None], mask=inside[:, None])
+        for ref, before, after in zip(out_refs, words, state, strict=True):
+            triton.store(ref.at[here], before + after, mask=inside)
 
-    def all_of(*shape: int) -> Any:
-        return pl.BlockSpec(shape, lambda _: (0,) * len(shape))
-
+    everything = pl.BlockSpec((size,), lambda i: (0,))
     kind = jax.typeof(low).manual_axis_type
+    out = jax.ShapeDtypeStruct((size,), np.uint32, manual_axis_type=kind)
     call = pl.pallas_call(
         kernel,
-        grid=(-(-size // TILE),),
-        in_specs=[all_of(WORDS), all_of(size), all_of(size)],
-        out_specs=all_of(size, WORDS),
-        out_shape=jax.ShapeDtypeStruct((size, WORDS), np.uint32, manual_axis_type=kind),
+        grid=(tiles,),
+        in_specs=[pl.BlockSpec((WORDS,), lambda i: (0,)), everything, everything],
+        out_specs=[everything] * WORDS,
+        out_shape=[out] * WORDS,
         compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
         interpret=interpret,
         name="chacha20",
     )
-    return call(start, high.reshape(-1), low.reshape(-1)).reshape(*low.shape, WORDS)
+    return [x.reshape(low.shape) for x in call(start, high.reshape(-1), low.reshape(-1))]

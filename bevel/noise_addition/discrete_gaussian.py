@@ -169,5 +169,5 @@ class DiscreteGaussians:
 def draws_of_block(words: jax.Array, counter: Wide, t: jax.Array) -> jax.Array:
     """Block t of every element: 8 draws of 64 bits."""
     block = chacha20.blocks(words, counter, chacha20.Purpose.DISCRETE, t)
-    low, high = (jnp.moveaxis(block[..., i::2], -1, 0).astype(np.uint64) for i in (0, 1))
+    low, high = (jnp.stack(block[i::2]).astype(np.uint64) for i in (0, 1))
     return (high << np.uint64(32)) | low

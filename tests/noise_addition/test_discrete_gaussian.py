@@ -41,8 +41,10 @@ def streams(elements, blocks):
     t = jax.lax.broadcasted_iota(np.uint32, shape, 1)
     counter = (jnp.zeros_like(low), low)
     block = chacha20.blocks(jnp.asarray(WORDS), counter, chacha20.Purpose.DISCRETE, t)
-    wide = block.astype(np.uint64)
-    return ((wide[..., 1::2] << 32) | wide[..., ::2]).reshape(elements.size, -1)
+    pairs = [
+        (block[i + 1].astype(np.uint64) << 32) | block[i].astype(np.uint64) for i in range(0, 16, 2)
+    ]
+    return jnp.stack(pairs, axis=-1).reshape(elements.size, -1)
 
 
 class Source:

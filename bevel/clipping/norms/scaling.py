@@ -51,14 +51,18 @@ def power_of_two(e: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, np.dtype(dtype))
 
 
-@jax.jit
 @jax.custom_jvp
-def root(x: jax.Array) -> jax.Array:
-    """The square root, with derivative 0 at 0, for whoever differentiates through the clipping."""
+def smooth_root(x: jax.Array) -> jax.Array:
     return jnp.sqrt(x)
 
 
-@root.__wrapped__.defjvp
+@jax.jit
+def root(x: jax.Array) -> jax.Array:
+    """The square root, with derivative 0 at 0, for whoever differentiates through the clipping."""
+    return smooth_root(x)
+
+
+@smooth_root.defjvp
 def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     y = root(*primals)
     return y, tangents[0] * jnp.where(y == 0, 0, 0.5 / jnp.where(y == 0, 1, y))
