@@ -54,6 +54,15 @@ class Line:
         return self.of_bevel or "site-packages" in self.file or self.file.startswith("<")
 
 
+def line_of(eqn: Any) -> Line | None:
+    """The user's line of an equation."""
+    frames = getattr(_source_info, "user_frames", lambda traceback: ())
+    stack = [
+        Line(f.file_name, f.start_line, f.function_name) for f in frames(eqn.source_info.traceback)
+    ]
+    return users(stack)
+
+
 def users(stack: list[Line]) -> Line | None:
     """The user's line of a stack, innermost first."""
     for unwanted in ("of_library", "of_bevel"):
