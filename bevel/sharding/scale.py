@@ -181,7 +181,7 @@ def ask(request: dict[str, Any], timeout: float) -> tuple[dict[str, Any], str]:
         r"--xla_force_host_platform_device_count=\d+", "", environment.get("XLA_FLAGS", "")
     )
     environment["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
-    command = [sys.executable, "-m", "bevel.sharding.scale_worker"]
+    command = [sys.executable, "-c", "from bevel.sharding.scale_worker import main; main()"]
     try:
         run = subprocess.run(
             command,

@@ -1,9 +1,7 @@
 """The process that compiles a step for so many virtual devices, and never runs it.
 
-    python -m bevel.sharding.scale_worker < request.json
-
 The number of devices is fixed when JAX starts, so every number needs a process of its own. The
-request and the answer are JSON; the compiler's warnings are left on the standard error.
+request (standard input) and the answer are JSON; the compiler's warnings are on the standard error.
 """
 
 import dataclasses
@@ -144,7 +142,3 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     found = answer(json.load(sys.stdin))
     print(MARK + json.dumps(found), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -29,7 +29,7 @@ def replicated_arrays(step: Examined) -> Iterator[Finding]:
         if replicated and argument.bytes >= step.limits.large and spec:
             fix = f"place it with NamedSharding(mesh, {spec})"
             if argument.is_param:
-                fix += ", or by the rules of bevel.sharding.place: 'fsdp' or 'tensor'"
+                fix += ", or with bevel.sharding.place and its rules fsdp or tensor"
             yield finding(argument.path, argument.shape, argument.bytes, fix, None)
     for value in step.program.consts:
         size = getattr(value, "nbytes", 0)
