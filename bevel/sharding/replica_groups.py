@@ -72,10 +72,15 @@ def mesh_groups(text: str) -> Groups:
 
 
 def renamed(text: str, numbers: np.ndarray) -> np.ndarray:
-    """The devices of a mesh that are not 0, 1, 2, ...: listed, or as a transposed range."""
-    if "<=" in text:
-        return np.array(iota_groups(text[text.index("[") :])).ravel()
-    return np.array([int(n) for n in re.findall(r"\d+", text)]).reshape(numbers.shape)
+    """The devices of a mesh that are not 0, 1, 2, ...: `[4,2]T(1,0)`, or listed."""
+    turned = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if turned is None:
+        listed = [int(n) for n in re.findall(r"\d+", text)]
+        if sorted(listed) != numbers.tolist():
+            raise unreadable(text)
+        return np.array(listed)
+    shape, order = ([int(n) for n in part.split(",")] if part else None for part in turned.groups())
+    return numbers.reshape(shape or ()).transpose(order).ravel()
 
 
 def parse_pairs(text: str) -> list[tuple[int, int]]:

@@ -26,7 +26,9 @@ COLUMNS = [[0, 2, 4, 6], [1, 3, 5, 7]]
         ("mesh['a'=8] {'a':(1)2}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
         ("mesh['a'=8] {'a':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
         ("mesh['a'=8] {'a':(4)2}", ROWS),
-        ("mesh[a=4,b=2], device_ids=([4,2]<=[2,4]T(1,0)) {b}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", COLUMNS),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}", ROWS),
+        ("mesh[a=2,b=4], device_ids=([4,2]T(1,0)) {a,b}", [[0, 2, 4, 6, 1, 3, 5, 7]]),
         ("mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}", [[0, 2], [1, 3]]),
     ],
 )
@@ -34,7 +36,15 @@ def test_every_notation(text, groups):
     assert parse_groups(text, 8) == groups
 
 
-@pytest.mark.parametrize("text", ["{0,1", "mesh['a'=8] {'a':(1)2,'a':(4)2}", "mesh['a'=8] {'b'}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{0,1",
+        "mesh['a'=8] {'a':(1)2,'a':(4)2}",
+        "mesh['a'=8] {'b'}",
+        "mesh['a'=2], device_ids=(0,2) {'a'}",
+    ],
+)
 def test_what_is_not_understood_raises(text):
     with pytest.raises(FixArgumentsError, match="not known"):
         parse_groups(text, 8)
