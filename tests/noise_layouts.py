@@ -83,6 +83,19 @@ def threefry_key(seed):
     return key
 
 
+# In tests whose noise shows its bits, so that they share no program with those of real noise.
+STDDEV_OF_BITS = 0.5
+
+
+def bits_as_noise(bits, dtype):
+    """Exact numbers in place of normals: nothing hides behind a tolerance, and compiles faster.
+
+    For `monkeypatch.setattr(addition, "normal_from_bits", bits_as_noise)`.
+    """
+    high, low = bits
+    return ((high ^ low) >> np.uint32(8)).astype(dtype)
+
+
 class Decaying:
     """y[t] = x[t] - y[t-1] / 2, as a streaming matrix: the one buffer is the last result."""
 

@@ -38,8 +38,13 @@ BALANCE: Mapping[str, Mapping[int, float]] = {
     "tpu": {2: 200.0, 4: 30.0, 8: 1.0},
     "cpu": {2: 4.0, 4: 8.0, 8: 4.0},
 }
-# A kept gradient may take so many times the memory of the values that it is made of.
-KEPT_MEMORY: Mapping[str, float] = {"gpu": 1.0, "tpu": 1.0, "cpu": 2.0}
+# A kept gradient may take so many times the memory of the values that it is made of, by platform
+# and by bytes per number. In float32 the other forms cost a GPU more: there is no kernel for them.
+KEPT_MEMORY: Mapping[str, Mapping[int, float]] = {
+    "gpu": {2: 1.0, 4: 1.25, 8: 1.25},
+    "tpu": {2: 1.0, 4: 1.0, 8: 1.0},
+    "cpu": {2: 2.0, 4: 2.0, 8: 2.0},
+}
 # Pairs of rows make small matrices, at which matrix units are not at their best: a multiple of the
 # time, with a kernel that takes half of the symmetric matrices, and without.
 GRAM_WITH_KERNEL, GRAM_BY_COMPILER = 1.2, 2.4
@@ -129,7 +134,7 @@ def choose_one(
     if isinstance(asked, str) and asked in costs:
         return dataclasses.replace(plain, way=asked, why="asked for")
     tapped = {way: cost for way, cost in costs.items() if way not in ("keep", "form")}
-    times = KEPT_MEMORY.get(jax.default_backend(), 1.0)
+    times = KEPT_MEMORY.get(jax.default_backend(), KEPT_MEMORY["gpu"])[itemsize]
     room = times * min((c.memory for c in tapped.values()), default=math.inf)
     if any(use.recomputed for use in uses):
         room = 0.0

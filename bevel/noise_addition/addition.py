@@ -13,7 +13,7 @@ from bevel import precision
 from bevel.noise_addition.buffers import moved, placed
 from bevel.noise_addition.correlation import Correlation
 from bevel.noise_addition.keys import NoiseKey
-from bevel.noise_addition.leaves import checked_leaves, drawn
+from bevel.noise_addition.leaves import checked_leaves, drawn, not_mapped
 from bevel.noise_addition.normal import RandomWords, normal_from_bits
 from bevel.noise_addition.state import NoiseState, checked_state, key_of_step
 from bevel.noise_addition.strategies import SupportedStrategies, flat_like, unflattened
@@ -56,7 +56,7 @@ class GaussianNoise:
     ) -> tuple[PyTree, NoiseState]:
         del params, extra_args
         leaves = checked_leaves(sum_of_clipped_grads, self.specs, jnp.floating, FLOATS_ONLY)
-        grads = [leaf.value for leaf in leaves]
+        grads = not_mapped([leaf.value for leaf in leaves])
         state = checked_state(noise_state)
         self.correlation.check([self.like(g) for g in grads], *state)
         key = key_of_step(self.key, prng_key)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
+from bevel.noise_addition import chacha20_kernel
 from bevel.noise_addition.offsets import Wide, flat_offsets, plus, shifted
 from bevel.sharding import types
 from bevel.sharding.pieces import Arrays, Piece
@@ -44,16 +45,26 @@ class Purpose(enum.IntEnum):
     DISCRETE = 4
 
 
+@jax.jit
 def block(words: Sequence[jax.Array]) -> list[jax.Array]:
-    """The block function: from 16 words to 16 words, for arrays of any one shape."""
+    """The block function: from 16 words to 16 words, for arrays of any one shape.
+
+    Under `jit`, so that leaves of one shape share its trace: it has more than a thousand equations.
+    """
     rounds = rolled_rounds if jax.default_backend() == "cpu" else unrolled_rounds
     return [a + b for a, b in zip(words, rounds(words), strict=True)]
 
 
 def unrolled_rounds(words: Sequence[jax.Array]) -> list[jax.Array]:
-    """All rounds as one elementwise program, for accelerators."""
+    """All rounds as one elementwise program, for accelerators without the kernel."""
+    for _ in range(DOUBLE_ROUNDS):
+        words = double_round(words)
+    return list(words)
+
+
+def double_round(words: Sequence[jax.Array]) -> list[jax.Array]:
     state = list(words)
-    for places in (COLUMNS + DIAGONALS) * DOUBLE_ROUNDS:
+    for places in COLUMNS + DIAGONALS:
         quarter = quarter_round(*(state[p] for p in places))
         for place, word in zip(places, quarter, strict=True):
             state[place] = word
@@ -68,13 +79,13 @@ def rolled_rounds(words: Sequence[jax.Array]) -> list[jax.Array]:
     def turned(row: jax.Array, by: int) -> jax.Array:
         return jnp.concatenate([row[by:], row[:by]])
 
-    def double_round(_: int, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def both(_: int, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         for turns in ((1, 2, 3), (3, 2, 1)):
             first, *others = quarter_round(*rows)
             rows = first, *(turned(row, by) for row, by in zip(others, turns, strict=True))
         return rows
 
-    rows = jax.lax.fori_loop(0, DOUBLE_ROUNDS, double_round, rows)
+    rows = jax.lax.fori_loop(0, DOUBLE_ROUNDS, both, rows)
     return [row[i] for row in rows for i in range(4)]
 
 
@@ -106,6 +117,10 @@ def blocks(
     words = [jnp.broadcast_to(x, low.shape) for x in (*scalars, low, high, *nonce)]
     # A loop needs the type that its values have in the end, from the start.
     axes = frozenset().union(*map(types.varying_axes, words))
+    if chacha20_kernel.available() and not jnp.ndim(word) and low.size:
+        start = jnp.stack([*scalars, jnp.zeros((), np.uint32), jnp.zeros((), np.uint32), *nonce])
+        arrays = [types.as_varying(x, axes) for x in (start, high, low)]
+        return chacha20_kernel.blocks(*arrays, double_round, DOUBLE_ROUNDS)
     return block([types.as_varying(x, axes) for x in words])
 
 

@@ -73,14 +73,16 @@ class Dense:
         self, draw: Draw, step: jax.Array, buffers: tuple[Any, ...]
     ) -> tuple[list[jax.Array], tuple[Any, ...]]:
         row = jnp.asarray(self.matrix).at[step].get(mode="fill", fill_value=math.nan)
-        # Past the end nothing is drawn but the step's own, times NaN.
+        # Past the end nothing is drawn, and sums start from NaN.
         first = jnp.asarray(self.firsts).at[step].get(mode="fill", fill_value=2**32 - 1)
+        start = jnp.where(step < np.uint32(len(self.matrix)), np.float32(0), np.float32(math.nan))
 
         def add(s: jax.Array, sums: list[jax.Array]) -> list[jax.Array]:
             return [x + row[s].astype(x.dtype) * z for x, z in zip(sums, draw(s), strict=True)]
 
         zeros = [types.zeros_of_type(z) for z in jax.eval_shape(draw, step)]
-        return add(step, jax.lax.fori_loop(first, step, add, zeros)), buffers
+        sums = [x + start.astype(x.dtype) for x in zeros]
+        return jax.lax.fori_loop(first, step + np.uint32(1), add, sums), buffers
 
 
 class Streaming:

@@ -14,7 +14,8 @@ from bevel.errors import FixArgumentsError
 from bevel.noise_addition import keys
 from bevel.noise_addition.correlation import Independent
 from bevel.noise_addition.discrete_gaussian import LARGEST_SIGMA, DiscreteGaussians
-from bevel.noise_addition.leaves import checked_leaves, drawn
+from bevel.noise_addition.gaussian import checked_dtype
+from bevel.noise_addition.leaves import checked_leaves, drawn, not_mapped
 from bevel.noise_addition.state import NoiseState, checked_state, key_of_step
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def discrete_gaussian_privatizer(
     stddev: int,
     prng_key: jax.Array | int | None = None,
     grid_scale: int | None = None,
-    dtype: jax.typing.DTypeLike = np.float32,
+    dtype: jax.typing.DTypeLike | None = None,
     specs: PyTree = None,
 ) -> "Privatizer":
     """Adds discrete Gaussian noise to the integer sum of `clipped_grad(grid_scale=...)`.
@@ -44,7 +45,8 @@ def discrete_gaussian_privatizer(
       prng_key: a ChaCha20 key; otherwise as in `gaussian_privatizer`.
 
     Changes outputs:
-      grid_scale: divide the noised sum by it, in `dtype`. If None, the result is int64.
+      grid_scale: divide the noised sum by it. If None, the result is int64.
+      dtype: of the quotient, float32 if None.
 
     specs: as in `gaussian_privatizer`.
 
@@ -75,8 +77,9 @@ def discrete_gaussian_privatizer(
             f"discrete noise is drawn from ChaCha20, and prng_key is a {key.generator} key: pass "
             "bevel.noise_addition.keys.new_key(), or leave it out."
         )
-    keys.claim(key)
-    noise = DiscreteNoise(key, sigma, grid_scale, np.dtype(dtype), specs)
+    found = checked_dtype(dtype)
+    keys.claim(key, key.key)
+    noise = DiscreteNoise(key, sigma, grid_scale, found, specs)
     record = NoiseRecord("discrete gaussian", float(sigma), key.generator, key.secret)
     return Privatizer(noise.init, noise.update, record)
 
@@ -112,7 +115,7 @@ class DiscreteNoise:
     key: keys.NoiseKey
     sigma: int
     grid_scale: int | None
-    dtype: np.dtype
+    dtype: np.dtype | None
     specs: PyTree = dataclasses.field(compare=False)  # the program is keyed by those of leaves
 
     def init(self, params: PyTree) -> NoiseState:
@@ -129,7 +132,7 @@ class DiscreteNoise:
     ) -> tuple[PyTree, NoiseState]:
         del params, extra_args
         leaves = checked_leaves(sum_of_clipped_grads, self.specs, jnp.signedinteger, INTEGERS_ONLY)
-        sums = [leaf.value for leaf in leaves]
+        sums = not_mapped([leaf.value for leaf in leaves])
         state = checked_state(noise_state)
         Independent().check(sums, *state)
         key = key_of_step(self.key, prng_key)
@@ -150,4 +153,5 @@ def noised_step(
     noised = [x.astype(np.int64) + z for x, (z,) in zip(sums, draws, strict=True)]
     if noise.grid_scale is None:
         return noised
-    return [(x.astype(np.float64) / float(noise.grid_scale)).astype(noise.dtype) for x in noised]
+    dtype = np.float32 if noise.dtype is None else noise.dtype
+    return [(x.astype(np.float64) / float(noise.grid_scale)).astype(dtype) for x in noised]

@@ -117,7 +117,8 @@ class DiscreteGaussians:
         return (lanes.done.reshape(piece.shape),)
 
     def value(self, sample: Sample) -> jax.Array:
-        size = sample.k.astype(np.int64) * self.sigma + sample.j.astype(np.int64)
+        sigma = jnp.asarray(self.sigma).astype(np.int64)
+        size = sample.k.astype(np.int64) * sigma + sample.j.astype(np.int64)
         return jnp.where(sample.sign == 1, -size, size)
 
     def next(self, sample: Sample, bits: jax.Array) -> Sample:
@@ -129,7 +130,7 @@ class DiscreteGaussians:
         )
 
         # The uniform integer below n.
-        sigma, wide_k, wide_j = np.uint64(self.sigma), k.astype(np.uint64), j.astype(np.uint64)
+        wide_k, wide_j, sigma = (jnp.asarray(x).astype(np.uint64) for x in (k, j, self.sigma))
         half_b = jnp.where(accepting, (wide_k + 1) * (sigma * sigma), np.uint64(1))
         n = 2 * jnp.where(placing, sigma, half_b * run.astype(np.uint64))
         uniform = bits % n

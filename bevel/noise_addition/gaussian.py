@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bevel.noise_addition.privatizer import Privatizer
 
 PyTree = Any
+SMALLEST = 2.0**-60  # of standard deviations: draws come down to 2**-64 and stay normal numbers
 
 
 def gaussian_privatizer(
@@ -108,7 +109,7 @@ def privatizer_of(
     noise = GaussianNoise(
         key, checked_stddev(stddev), correlation, checked_dtype(dtype), strategy, specs, buffers_in
     )
-    keys.claim(key)
+    keys.claim(key, key.key)
     record = NoiseRecord("gaussian", noise.stddev, key.generator, key.secret)
     return Privatizer(noise.init, noise.update, record)
 
@@ -131,13 +132,22 @@ def checked_stddev(stddev: Any) -> float:
             f"stddev={value}: give a finite number that is not negative, the noise multiplier "
             "times the sensitivity."
         )
+    if value and not SMALLEST <= value <= 1 / SMALLEST:
+        raise FixArgumentsError(
+            f"stddev={value}: noise is drawn in float32, whose range ends near there, so that some "
+            f"of it would be lost. Scale the gradient, and stddev with it, to between {SMALLEST:g} "
+            f"and {1 / SMALLEST:g}."
+        )
     return value
 
 
 def checked_dtype(dtype: Any) -> np.dtype | None:
     if dtype is None:
         return None
-    found = np.dtype(dtype)
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise FixArgumentsError(f"dtype={dtype!r:.60}: give a dtype, such as float32.") from error
     if not jnp.issubdtype(found, jnp.floating):
         raise FixArgumentsError(f"dtype={found}: noised gradients are real floating-point numbers.")
     if found == np.float64 and not jax.config.jax_enable_x64:

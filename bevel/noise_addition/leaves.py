@@ -73,6 +73,21 @@ def check_place_of_shard(leaf: Leaf) -> None:
         )
 
 
+@jax.custom_batching.custom_vmap
+def not_mapped(grads: list[jax.Array]) -> list[jax.Array]:
+    """Gradients as they are; `jax.vmap` over them is refused."""
+    return grads
+
+
+@not_mapped.def_vmap
+def refuse_the_same_noise(size: int, mapped: Any, grads: list[jax.Array]) -> Any:
+    raise FixArgumentsError(
+        f"jax.vmap would add the same noise to {size} gradients, and who subtracts two of them has "
+        "the data. Stack them to one gradient, or call update for one after the other, each "
+        "with its own prng_key= (jax.lax.map)."
+    )
+
+
 def leaf_words(key: jax.Array, step: jax.Array, count: int) -> jax.Array:
     """The words of the keys of all leaves at one step: fold_in(fold_in(key, step), leaf)."""
     of_step = jax.random.fold_in(key, step)

@@ -1,6 +1,7 @@
 """The offset of an element in its leaf, in row-major order: 64 bits, as two words of 32.
 
-JAX has no 64-bit integers by default, and a leaf may have more than 2**32 elements.
+JAX has no 64-bit integers by default, and a leaf may have more than 2**32 elements. One dimension
+may not: positions along it would come round, and two elements would get the same noise.
 """
 
 import math
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.errors import FixArgumentsError
 from bevel.sharding.pieces import Piece
 
 Wide = tuple[jax.Array, jax.Array]
@@ -21,6 +23,12 @@ def flat_offsets(piece: Piece, lead: int | None = None) -> Wide:
     With `lead`, only the first `lead` dimensions are followed: the result has their shape, and
     holds the offset of the first element behind each.
     """
+    if max(piece.whole, default=0) >= 2**32:
+        raise FixArgumentsError(
+            f"an array of shape {piece.whole} has 2**32 elements or more along one dimension, too "
+            "many to be told apart: reshape it to more dimensions. SupportedStrategies.ZERO lays "
+            "leaves out flat: use DEFAULT for one of this size."
+        )
     lead = len(piece.shape) if lead is None else lead
     shape = piece.shape[:lead]
     small = math.prod(piece.whole) <= 2**32

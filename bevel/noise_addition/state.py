@@ -3,6 +3,8 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition import keys
@@ -25,6 +27,12 @@ def checked_state(state: Any) -> NoiseState:
             f"noise_state is a {type(state).__name__}: pass what `init` or the last `update` gave, "
             "a NoiseState."
         )
+    shape, dtype = jnp.shape(state.step), jnp.result_type(state.step)
+    if shape or dtype != np.uint32:
+        raise FixArgumentsError(
+            f"noise_state.step is {dtype}{list(shape)}: it is one number, uint32, as `init` gave "
+            "it. For step k write noise_state._replace(step=jnp.uint32(k))."
+        )
     return state
 
 
@@ -38,4 +46,5 @@ def key_of_step(own: keys.NoiseKey, given: jax.Array | None) -> jax.Array:
             f"update was given a {generator} key, and this privatizer draws from {own.generator}: "
             "make it with a key of that generator."
         )
+    keys.claim(own, given)
     return given

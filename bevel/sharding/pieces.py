@@ -114,11 +114,15 @@ def made_by_the_compilers_pieces(make: Maker, words: Arrays, arrays: Arrays) -> 
 def partition(make: Maker, mesh: Any, operands: Any, results: Any) -> Any:
     words, arrays = operands
     whole, sharding = results[0].shape, results[0].sharding
+    wide = any(result.dtype.itemsize == 8 for result in results)
 
     def lower(own_words: Arrays, own: Arrays) -> Arrays:
         like, *positions = own
-        starts = tuple(p[(0,) * like.ndim] for p in positions)
-        return make(jnp.stack(own_words), Piece(like.shape, whole, starts))
+        # The compiler may ask from a thread of its own, to which a `with jax.enable_x64(True)`
+        # around the program means nothing (jax 0.10.2).
+        with jax.enable_x64(wide or jax.config.jax_enable_x64):
+            starts = tuple(p[(0,) * like.ndim] for p in positions)
+            return make(jnp.stack(own_words), Piece(like.shape, whole, starts))
 
     alike = tuple((sharding,) * len(x) for x in (results, arrays))
     return mesh, lower, alike[0], (tuple(w.sharding for w in words), alike[1])

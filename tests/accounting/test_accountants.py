@@ -4,6 +4,7 @@ import functools
 
 import dp_accounting
 import pytest
+from compare import FULL
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
@@ -93,7 +94,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=10)
+@settings(max_examples=20 if FULL else 5)
 @given(EVENTS)
 def test_replace_one_never_costs_less_than_add_or_remove(event):
     coarse = functools.partial(PLDAccountant, value_discretization_interval=1e-3)

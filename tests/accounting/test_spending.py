@@ -7,6 +7,8 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+from compare import FULL
+from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hockey_stick import either_way, outputs
@@ -145,7 +147,7 @@ def test_batches_of_one_size_are_at_least_as_private_as_their_event_says(batch, 
 # Shape.
 
 
-@settings(max_examples=8)
+@settings(max_examples=16 if FULL else 4)
 @given(st.floats(0.8, 5), st.integers(1, 40), st.floats(0.01, 0.9), st.floats(1.05, 2))
 def test_epsilon_rises_with_steps_and_sampling_and_falls_with_noise(noise, steps, p, more):
     def cost(noise, steps, p):
@@ -157,7 +159,7 @@ def test_epsilon_rises_with_steps_and_sampling_and_falls_with_noise(noise, steps
     assert cost(noise, steps, min(1.0, p * more)) >= base - 1e-3
 
 
-@settings(max_examples=8)
+@settings(max_examples=16 if FULL else 4)
 @given(st.floats(0.8, 5), st.floats(0.05, 1), st.floats(1e-8, 1e-2))
 def test_delta_and_epsilon_are_inverse(noise, p, delta_):
     event = dpsgd_event(noise, 4, sampling_prob=p)
@@ -223,3 +225,23 @@ def test_epsilon_after_each_step_with_a_given_accountant():
     )
     alone = [RdpAccountant().compose(make(t)).get_epsilon(1e-5) for t in range(1, 5)]
     assert curve == pytest.approx(alone)
+
+
+@pytest.mark.parametrize(
+    ("bare", "relation"),
+    [
+        (dp_accounting.NonPrivateDpEvent(), NeighboringRelation.ADD_OR_REMOVE_ONE),
+        (gaussian_event(0.0), NeighboringRelation.REPLACE_ONE),
+        (dpsgd_event(0.0, 2, sampling_prob=0.1), NeighboringRelation.REPLACE_SPECIAL),
+    ],
+)
+def test_a_part_without_privacy_makes_all_of_it_infinite(bare, relation):
+    event = dp_accounting.ComposedDpEvent([bare, gaussian_event(3.0)])
+    assert epsilon(event, delta=1e-5, neighboring_relation=relation) == math.inf
+    assert delta(event, epsilon=1.0, neighboring_relation=relation) == 1.0
+
+
+def test_next_to_no_noise_beside_much_of_it():
+    event = dp_accounting.ComposedDpEvent([gaussian_event(1e-4), gaussian_event(1.0)])
+    found = epsilon(event, delta=1e-5, neighboring_relation="ADD_OR_REMOVE_ONE")
+    assert 5e7 < found < 5.2e7  # about 1 / (2 noise^2)

@@ -119,6 +119,11 @@ def test_grid_scale_is_that_of_clipped_grad(grid_scale):
         privatizer(grid_scale=grid_scale)
 
 
+def test_the_quotient_is_a_real_number():
+    with pytest.raises(FixArgumentsError, match="dtype=int32: noised gradients are real"):
+        privatizer(grid_scale=8, dtype=np.int32)
+
+
 def test_x64_is_needed():
     with jax.enable_x64(False), pytest.raises(FixArgumentsError, match="jax_enable_x64"):
         privatizer()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from compare import FULL
 from noise_layouts import LAYOUTS
 
 from bevel.noise_addition import chacha20
@@ -24,7 +25,7 @@ def x64():
 WORDS = np.arange(9, 17, dtype=np.uint32)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=1)
 def samples(sigma, shape):
     return DiscreteGaussians(sigma)(jnp.asarray(WORDS), Piece.all_of(shape))[0]
 
@@ -138,8 +139,8 @@ def test_a_large_sigma_is_normal():
 
 
 def test_the_number_of_lanes_does_not_matter():
-    few, many = samples(7, (300,)), samples(7, (5000,))
-    np.testing.assert_array_equal(few, many[:300])
+    few, many = samples(7, (150,)), samples(7, (5000,))
+    np.testing.assert_array_equal(few, many[:150])
 
 
 def test_empty_pieces():
@@ -147,7 +148,7 @@ def test_empty_pieces():
 
 
 TREE = {"odd": np.ones((8, 12), np.int64)}
-CHOSEN = ("auto-42", "explicit-42", "manual-42", "manual-42-unchecked")
+CHOSEN = ("auto-42", "explicit-42", "manual-42-unchecked", *(("manual-42",) if FULL else ()))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from noise_layouts import threefry_key
 
 import bevel
 from bevel.errors import FixArgumentsError
@@ -22,6 +23,8 @@ from bevel.noise_addition import (
         (-1.0, r"stddev=-1.0: give a finite number that is not negative"),
         (float("nan"), "stddev=nan"),
         (float("inf"), "stddev=inf"),
+        (1e-45, "stddev=1e-45: noise is drawn in float32, whose range ends near"),
+        (1e39, "stddev=1e.39: noise is drawn in float32"),
         ("1", "stddev='1': give a number"),
         (True, "stddev=True"),
         (None, "stddev=None"),
@@ -53,6 +56,7 @@ def test_a_traced_stddev_is_refused():
     [
         ({"dtype": np.int32}, "dtype=int32: noised gradients are real"),
         ({"dtype": np.complex64}, "dtype=complex64"),
+        ({"dtype": "wide"}, "dtype='wide': give a dtype"),
         ({"dtype": np.float64}, "dtype=float64 needs jax.config.update"),
         ({"intermediate_strategy": "zero"}, "intermediate_strategy='zero': give Supported"),
         ({"prng_key": np.zeros(2, np.uint32)}, "legacy key"),
@@ -85,8 +89,8 @@ def test_where_the_names_are():
 
 def test_the_identity_matrix_is_independent_noise():
     g = np.ones((4, 8), np.float32)
-    plain = gaussian_privatizer(stddev=2.0, prng_key=5)
-    identity = matrix_factorization_privatizer(np.eye(3), stddev=2.0, prng_key=5)
+    plain = gaussian_privatizer(stddev=2.0, prng_key=threefry_key(5))
+    identity = matrix_factorization_privatizer(np.eye(3), stddev=2.0, prng_key=threefry_key(5))
     np.testing.assert_allclose(
         identity.update(g, identity.init(g))[0], plain.update(g, plain.init(g))[0], rtol=1e-6
     )

@@ -56,7 +56,7 @@ def test_seeds_have_64_bits(seed):
 
 
 def test_typed_keys_keep_their_generator():
-    assert keys.noise_key(jax.random.key(3)).generator == "threefry2x32"
+    assert keys.noise_key(keys.new_key("threefry2x32")).generator == "threefry2x32"
     assert keys.noise_key(jax.random.key(3, impl=keys.CHACHA20)).generator == "chacha20"
 
 
@@ -89,6 +89,28 @@ def test_a_key_serves_one_privatizer():
         gaussian_privatizer(stddev=1.0, prng_key=key)
     gaussian_privatizer(stddev=1.0, prng_key=jax.random.fold_in(key, 1))
     assert first.record.key_is_secret
+
+
+def test_a_threefry_key_of_an_integer_is_not_secret_and_still_serves_one():
+    key = jax.random.key(5001)
+    assert not gaussian_privatizer(stddev=1.0, prng_key=key).record.key_is_secret
+    with pytest.raises(FixArgumentsError, match=r"already drives another.*jax.random.split"):
+        gaussian_privatizer(stddev=1.0, prng_key=key)
+    assert keys.noise_key(keys.wrapped(np.uint32([1, 0]), "threefry2x32")).secret
+    assert jax.eval_shape(lambda key: np.bool_(keys.noise_key(key).secret), key).shape == ()
+
+
+def test_a_key_that_update_was_given_is_followed_too():
+    key, g = keys.new_key("threefry2x32"), np.zeros(3, np.float32)
+    first, second = (
+        gaussian_privatizer(stddev=1.0, prng_key=keys.new_key("threefry2x32")) for _ in range(2)
+    )
+    for _ in range(2):
+        first.update(g, first.init(g), prng_key=key)
+    with pytest.raises(FixArgumentsError, match="already drives another"):
+        second.update(g, second.init(g), prng_key=key)
+    with pytest.raises(FixArgumentsError, match="already drives another"):
+        gaussian_privatizer(stddev=1.0, prng_key=key)
 
 
 def test_the_same_words_are_the_same_key():

@@ -9,7 +9,7 @@ from noise_layouts import AUTO
 
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition.keys import CHACHA20
-from bevel.noise_addition.leaves import checked_leaves, leaf_words
+from bevel.noise_addition.leaves import checked_leaves, leaf_words, not_mapped
 
 
 @pytest.mark.parametrize("impl", [CHACHA20, "threefry2x32"])
@@ -95,3 +95,13 @@ def test_shards_that_can_be_placed(specs, in_spec, options):
 def test_shards_that_cannot_be_placed(specs, in_spec, options, message):
     with pytest.raises(FixArgumentsError, match=message):
         in_shards(specs, in_spec, **options)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_mapping_over_gradients_is_refused(compiled):
+    def mapped(grads):
+        return not_mapped([grads["a"]])[0]
+
+    mapped = jax.jit(mapped) if compiled else mapped
+    with pytest.raises(FixArgumentsError, match=r"same noise to 3 gradients.*own prng_key="):
+        jax.vmap(mapped)({"a": np.zeros((3, 2), np.float32)})

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bevel.errors import FixArgumentsError
 from bevel.noise_addition.offsets import flat_offsets, plus, shifted, times
 from bevel.sharding.pieces import Piece
 
@@ -55,6 +56,13 @@ def test_offsets_are_those_of_the_whole(whole, shape, starts):
             offset = offset * size + start + i
         expected[index] = offset
     np.testing.assert_array_equal(high * 2**32 + low, expected)
+
+
+@pytest.mark.parametrize("whole", [(2**32,), (3, 2**33)])
+def test_positions_that_would_come_round_are_refused(whole):
+    piece = Piece((1,) * len(whole), whole, (np.uint32(0),) * len(whole))
+    with pytest.raises(FixArgumentsError, match=r"2\*\*32 elements or more along one dimension"):
+        flat_offsets(piece)
 
 
 def test_leading_dimensions_alone():

@@ -34,8 +34,9 @@ grads = {
     for name, spec in (("split", P("data")), ("whole", P()))
 }
 privatizer = gaussian_privatizer(stddev=2.0, prng_key=jax.random.key(5))
-noised, state = jax.jit(privatizer.update)(grads, privatizer.init(grads))
-noised, state = jax.jit(privatizer.update)(grads, state)
+update = jax.jit(privatizer.update)
+noised, state = update(grads, privatizer.init(grads))
+noised, state = update(grads, state)
 for name, leaf in noised.items():
     for shard in leaf.addressable_shards:
         print(json.dumps([name, shard.index[0].start or 0, shard.data.tolist()]))

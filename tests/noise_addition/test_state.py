@@ -24,6 +24,9 @@ def test_a_state_of_another_kind_is_refused():
     for wrong in (None, (), {"step": 0}):
         with pytest.raises(FixArgumentsError, match=r"noise_state is a .*NoiseState"):
             privatizer.update(G, wrong)
+    for step in (3, np.int32(3), np.float32(3), np.zeros(2, np.uint32)):
+        with pytest.raises(FixArgumentsError, match=r"step is .*\]: it is one number, uint32"):
+            privatizer.update(G, NoiseState(step))
 
 
 @pytest.mark.parametrize("impl", [keys.CHACHA20, "threefry2x32"])
@@ -33,6 +36,9 @@ def test_a_key_given_to_update_takes_the_place_of_the_own(impl):
     theirs = gaussian_privatizer(stddev=1.0, prng_key=other)
     state = ours.init(G)
     expected = theirs.update(G, state)[0]["w"]
+    with pytest.raises(FixArgumentsError, match="already drives another"):
+        ours.update(G, state, prng_key=other)
+    keys.release(other)
     np.testing.assert_array_equal(ours.update(G, state, prng_key=other)[0]["w"], expected)
     assert not np.any(ours.update(G, state)[0]["w"] == expected)
     for key in (own, other):

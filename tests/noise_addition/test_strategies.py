@@ -7,11 +7,19 @@ import pytest
 from compare import cost
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from noise_layouts import AUTO, EXPLICIT, Decaying, threefry_key
+from noise_layouts import (
+    AUTO,
+    EXPLICIT,
+    STDDEV_OF_BITS,
+    Decaying,
+    bits_as_noise,
+    threefry_key,
+)
 
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition import (
     SupportedStrategies,
+    addition,
     gaussian_privatizer,
     matrix_factorization_privatizer,
 )
@@ -19,6 +27,11 @@ from bevel.noise_addition.strategies import flat_like, unflattened
 
 G = {"w": np.ones((8, 12), np.float32)}
 ZERO = {"intermediate_strategy": SupportedStrategies.ZERO}
+
+
+@pytest.fixture(autouse=True)
+def cheap_noise(monkeypatch):
+    monkeypatch.setattr(addition, "normal_from_bits", bits_as_noise)
 
 
 def mesh_of(*kinds):
@@ -40,12 +53,15 @@ def steps(privatizer, grads, count=3):
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_the_noise_is_that_of_the_default(kind):
     expected, _ = steps(
-        matrix_factorization_privatizer(Decaying, stddev=2.0, prng_key=threefry_key(5)), G
+        matrix_factorization_privatizer(Decaying, stddev=STDDEV_OF_BITS, prng_key=threefry_key(5)),
+        G,
     )
-    flat = matrix_factorization_privatizer(Decaying, stddev=2.0, prng_key=threefry_key(5), **ZERO)
+    flat = matrix_factorization_privatizer(
+        Decaying, stddev=STDDEV_OF_BITS, prng_key=threefry_key(5), **ZERO
+    )
     found, state = steps(flat, placed(mesh_of(kind, kind)))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(a, b)
     for buffers in state.buffers:
         assert buffers["last"].shape == (1, 1024)
         assert buffers["last"].sharding.spec == P(None, ("data", "model"))
@@ -53,7 +69,7 @@ def test_the_noise_is_that_of_the_default(kind):
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_one_all_gather_for_a_leaf(kind):
-    privatizer = gaussian_privatizer(stddev=2.0, prng_key=threefry_key(5), **ZERO)
+    privatizer = gaussian_privatizer(stddev=STDDEV_OF_BITS, prng_key=threefry_key(5), **ZERO)
     grads = placed(mesh_of(kind, kind))
     found = cost(privatizer.update, grads, privatizer.init(grads))
     kinds = {kind: n for kind, n in found.items() if kind not in ("flops", "memory") and n}
@@ -61,13 +77,17 @@ def test_one_all_gather_for_a_leaf(kind):
 
 
 def test_without_a_mesh_there_is_nothing_to_split():
-    expected, _ = steps(gaussian_privatizer(stddev=2.0, prng_key=threefry_key(5)), G, 1)
-    found, _ = steps(gaussian_privatizer(stddev=2.0, prng_key=threefry_key(5), **ZERO), G, 1)
-    np.testing.assert_allclose(found[0]["w"], expected[0]["w"], rtol=1e-6, atol=1e-6)
+    expected, _ = steps(gaussian_privatizer(stddev=STDDEV_OF_BITS, prng_key=threefry_key(5)), G, 1)
+    found, _ = steps(
+        gaussian_privatizer(stddev=STDDEV_OF_BITS, prng_key=threefry_key(5), **ZERO), G, 1
+    )
+    np.testing.assert_array_equal(found[0]["w"], expected[0]["w"])
 
 
 def test_a_state_of_one_mesh_fits_another():
-    flat = matrix_factorization_privatizer(Decaying, stddev=2.0, prng_key=threefry_key(5), **ZERO)
+    flat = matrix_factorization_privatizer(
+        Decaying, stddev=STDDEV_OF_BITS, prng_key=threefry_key(5), **ZERO
+    )
     small, large = (
         flat.init(jax.tree.map(lambda x, m=m: jax.device_put(x, NamedSharding(m, P())), G))
         for m in (mesh_of(AUTO), mesh_of(AUTO, AUTO))
@@ -88,13 +108,13 @@ def test_flat_and_back():
 
 
 def test_a_mesh_of_both_kinds_is_refused():
-    privatizer = gaussian_privatizer(stddev=2.0, prng_key=threefry_key(5), **ZERO)
+    privatizer = gaussian_privatizer(stddev=STDDEV_OF_BITS, prng_key=threefry_key(5), **ZERO)
     with pytest.raises(FixArgumentsError, match=r"all Auto or all Explicit, found.*use DEFAULT"):
         privatizer.init(placed(mesh_of(EXPLICIT, AUTO)))
 
 
 def test_inside_a_shard_map_it_is_refused():
-    privatizer = gaussian_privatizer(stddev=2.0, prng_key=threefry_key(5), **ZERO)
+    privatizer = gaussian_privatizer(stddev=STDDEV_OF_BITS, prng_key=threefry_key(5), **ZERO)
 
     def shard(g):
         return privatizer.update(g, privatizer.init(g))[0]

@@ -38,7 +38,7 @@ def test_no_other_number_of_bands_has_a_smaller_error(epsilon, most, monkeypatch
 
 
 def test_the_noise_is_that_of_the_target():
-    n = 12
+    n = 6
     coefs, stddev = toeplitz.optimize_coefs_for_amplifications(n, epsilon=2.0, **SETTING)
     bands = len(coefs)
     sampled = dp_accounting.PoissonSampledDpEvent(

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
+from compare import FULL
 
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import dense, toeplitz
@@ -12,7 +13,7 @@ LOSSES = {"mean": jnp.mean, "max": jnp.max}
 
 
 @pytest.mark.parametrize("error", LOSSES)
-@pytest.mark.parametrize("n, bands", [(12, 1), (12, 12)])
+@pytest.mark.parametrize("n, bands", [(12, 12), *([(12, 1)] if FULL else [])])
 def test_nothing_near_the_optimum_is_better(n, bands, error):
     coef = toeplitz.optimize_banded_toeplitz(n, bands, reduction_fn=LOSSES[error])
     assert coef.shape == (bands,) and coef.dtype == np.float64
@@ -50,7 +51,7 @@ def test_more_bands_are_better_and_none_is_better_than_a_dense_matrix():
     assert np.all(np.diff(losses) < 0)
 
 
-@pytest.mark.parametrize("scale", [1e-3, -30.0])
+@pytest.mark.parametrize("scale", [1e-3, -30.0] if FULL else [-30.0])
 def test_the_start_does_not_matter(scale):
     n, bands = 64, 8
     expected = toeplitz.optimize_banded_toeplitz(n, bands)
@@ -80,7 +81,7 @@ def test_no_steps_give_the_start():
 # Banded inverses.
 
 
-@pytest.mark.parametrize("min_sep, most", [(10, 1), (3, None)])
+@pytest.mark.parametrize("min_sep, most", [(3, None), *([(10, 1)] if FULL else [])])
 def test_nothing_near_the_best_banded_inverse_is_better(min_sep, most):
     n, bands = 10, 3
 

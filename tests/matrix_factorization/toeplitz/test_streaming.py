@@ -9,7 +9,7 @@ from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import sensitivity, toeplitz
 
 N = 9
-COEFS = {1: [2.0], 2: [1.0, 0.5], 4: [1.0, 0.5, -0.25, 0.125], 9: 0.8 ** np.arange(9)}
+COEFS = {1: [2.0], 4: [1.0, 0.5, -0.25, 0.125], 9: 0.8 ** np.arange(9)}
 
 
 @pytest.mark.parametrize("bands", COEFS)
@@ -52,14 +52,6 @@ def test_long_streams_stay_near_the_exact_ones():
     z = np.random.default_rng(0).normal(size=2000)
     got = toeplitz.inverse_as_streaming_matrix(coef) @ z.astype(np.float32)
     np.testing.assert_allclose(got, toeplitz.solve_banded(coef, z), atol=1e-5)
-
-
-def test_covariance_is_that_of_the_inverse():
-    coef, n, samples = [1.0, 0.6, 0.3], 5, 40_000
-    z = jax.random.normal(jax.random.key(0), (n, samples))
-    noise = np.asarray(toeplitz.inverse_as_streaming_matrix(coef) @ z, float)
-    inverse = np.linalg.inv(toeplitz.materialize_lower_triangular(coef, n))
-    np.testing.assert_allclose(noise @ noise.T / samples, inverse @ inverse.T, atol=0.03)
 
 
 def test_coefficients_may_be_traced():

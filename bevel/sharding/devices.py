@@ -1,0 +1,101 @@
+"""Whether arrays lie on the same devices, in the same order: JAX computes with no others."""
+
+import itertools
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from bevel.errors import FixArgumentsError
+from bevel.sharding.types import explicit_axes
+
+FIX = "place all of them on one mesh: bevel.sharding.place(tree, mesh, rules)"
+
+
+def check_devices(*trees: Any, mesh: Mesh | None = None, **named: Any) -> None:
+    """Raises if arrays that go into one computation disagree on devices, order or Explicit mesh.
+
+    JAX moves arrays that nobody placed (uncommitted ones), and these are passed over, as are
+    values inside `jit`. The error names the first two that disagree, and the fix.
+
+    Args:
+      trees, named: the arguments of the computation. In the error they have their position or
+        name.
+      mesh: if given, all must lie on the devices of this mesh.
+    """
+    arguments = {f"argument {i}": tree for i, tree in enumerate(trees)} | named
+    first: tuple[str, Sharding] | None = None
+    if mesh is not None:
+        first = "the mesh", NamedSharding(mesh, jax.sharding.PartitionSpec())
+    for name, tree in arguments.items():
+        for number, leaf in enumerate(jax.tree.leaves(tree)):
+            sharding = chosen_sharding(leaf)
+            if sharding is None:
+                continue
+            if first is None:
+                first = name_of(name, tree, number), sharding
+            why = disagreement(first[1], sharding)
+            if why:
+                raise FixArgumentsError(
+                    f"{first[0]} and {name_of(name, tree, number)} lie on {why}: "
+                    f"{shown(first[1])} and {shown(sharding)}. One computation cannot take both; "
+                    f"{FIX}."
+                )
+
+
+def name_of(argument: str, tree: Any, number: int) -> str:
+    """A leaf by argument, path and shape."""
+    path, leaf = jax.tree_util.tree_leaves_with_path(tree)[number]
+    where = jax.tree_util.keystr(path, simple=True, separator="/")
+    return argument + (f" at {where!r}" if where else "") + f" of shape {tuple(leaf.shape)}"
+
+
+def chosen_sharding(leaf: Any) -> Sharding | None:
+    """The sharding of an array that was placed on purpose, or of a shape that says one."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.sharding
+    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+        return None
+    return leaf.sharding if leaf.committed else None
+
+
+def disagreement(one: Sharding, other: Sharding) -> str:
+    """Why JAX cannot compute with both, or nothing."""
+    if one is other or getattr(one, "mesh", one) is getattr(other, "mesh", other):
+        return ""
+    first, second = device_ids(one), device_ids(other)
+    if first and second and set(first) != set(second):
+        return "different devices"
+    if not isinstance(one, NamedSharding) or not isinstance(other, NamedSharding):
+        return ""
+    if first and second and first != second:
+        return "the same devices in different orders"
+    meshes = one.mesh.abstract_mesh, other.mesh.abstract_mesh
+    if meshes[0] != meshes[1] and any(map(explicit_axes, meshes)):
+        return "different meshes, and Explicit axes are part of an array's type"
+    return ""
+
+
+def device_ids(sharding: Sharding) -> list[int]:
+    """Devices in the order of the mesh, or without one of their numbers. None: an abstract mesh."""
+    if not isinstance(sharding, NamedSharding):
+        found: Any = sharding.device_set
+        return sorted(d.id for d in found)
+    devices: Any = sharding.mesh.devices.flat if isinstance(sharding.mesh, Mesh) else ()
+    return [d.id for d in devices]
+
+
+def shown(sharding: Sharding) -> str:
+    """A sharding in few words: mesh and the numbers of its devices."""
+    ids = device_ids(sharding)
+    runs = [
+        list(run) for _, run in itertools.groupby(enumerate(ids), lambda pair: pair[1] - pair[0])
+    ]
+    numbers = ", ".join(
+        str(run[0][1]) if len(run) == 1 else f"{run[0][1]} to {run[-1][1]}" for run in runs
+    )
+    if not isinstance(sharding, NamedSharding):
+        return f"device {numbers}"
+    sizes = ",".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+    kind = "an Explicit mesh" if explicit_axes(sharding.mesh) else "a mesh"
+    return f"{kind} {sizes} of devices {numbers}"
