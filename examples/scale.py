@@ -67,7 +67,7 @@ if __name__ == "__main__":
     print(
         scale(
             build_step,
-            axes={"data": None, "model": 2},
+            axes="data=-1,model=2",
             batch_size=32,
             devices=(4, 8),  # by default 8, 64 and 512, and 4096 extrapolated from these
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from bevel.sharding.source_lines import Line
 from bevel.sharding.step_report import StepReport
-from bevel.sharding.tables import printed, table
+from bevel.sharding.table import rich_table, wrapped
 
 # In falling order: a wrong number or a void promise; time or memory lost; worth knowing.
 SEVERITIES = ("error", "warning", "note")
@@ -45,9 +45,9 @@ class Diagnosis:
         return [finding for finding in self.findings if finding.problem == problem]
 
     def __str__(self) -> str:
-        columns = dict.fromkeys(("severity", "what", "line", "fix"), "left")
-        rows = [[f.severity, f.what, f.line or "-", f.fix] for f in self.findings]
-        return printed(table("Findings", columns, rows) if rows else "Nothing found.")
+        rows = [[f.severity, f.what, str(f.line or "-"), f.fix] for f in self.findings]
+        head = ["severity", "what", "line", "fix"]
+        return wrapped(rich_table(head, rows) if rows else "Nothing found.")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON or a report."""

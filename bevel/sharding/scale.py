@@ -4,7 +4,7 @@ def build_step(mesh, batch_size, *, width):
     ...
     return PlacedStep(step, {"params": params, "optimizer": state, "batch": batch})
 
-print(scale(build_step, axes={"data": None}, batch_size=64, spec={"width": 512}))
+print(scale(build_step, axes="data=-1", batch_size=64, spec={"width": 512}))
 """
 
 import inspect
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bevel.errors import FixArgumentsError
+from bevel.sharding.mesh import Axes, axis_sizes, pairs_of
 from bevel.sharding.scale_report import (
     Row,
     ScaleReport,
@@ -35,7 +36,7 @@ LARGEST = 512  # devices that a step is compiled for
 def scale(
     build_step: Callable[..., PlacedStep] | str,
     *,
-    axes: Mapping[str, int | None],
+    axes: Axes,
     batch_size: int,
     devices: Sequence[int] = (8, 64, 512, 4096),
     spec: Mapping[str, Any] | None = None,
@@ -52,7 +53,8 @@ def scale(
     Args:
       build_step: `build_step(mesh, batch_size, **spec)` gives a `PlacedStep`. It is called in other
         processes: a function at the top of a module, or "module:function", "file.py:function".
-      axes: the mesh: each axis with its size, and one axis with None, which takes the rest.
+      axes: the mesh, as `bevel.sharding.make_mesh` takes it: "data=-1,model=8". One axis has the
+        size -1, and takes the devices that the others leave.
       batch_size: examples in a step on the fewest devices; weak scaling grows it with the devices.
       devices: how many to try.
       spec: what else `build_step` takes, as JSON can carry it.
@@ -65,13 +67,13 @@ def scale(
     them (involuntary full rematerialisation) are named in the notes.
     """
     asked = sorted(set(devices))
-    check(asked, axes, batch_size)
+    axis = check(asked, axes, batch_size)
     if not isinstance(build_step, str):
         build_step = named(build_step)
-    counts = compiled_counts(asked, axes, compile_up_to)
+    counts = compiled_counts(asked, asked[0] // axis_sizes(axes, asked[0])[axis], compile_up_to)
     rows, notes = list[Row](), list[str]()
     for n in counts:
-        mesh = mesh_of(axes, n)
+        mesh = axis_sizes(axes, n)
         batches = {"weak": batch_size * n // counts[0], "strong": batch_size}
         request = {
             "build": target(build_step),
@@ -91,7 +93,7 @@ def scale(
     for n in (n for n in asked if n > compile_up_to):
         for scaling in ("weak", "strong"):
             batch = batch_size * n // counts[0] if scaling == "weak" else batch_size
-            rows.append(beyond(rows, scaling, n, axes, batch, notes))
+            rows.append(beyond(rows, scaling, n, axis, axis_sizes(axes, n), batch, notes))
     notes += [
         f"{row.scaling} scaling, {row.devices} devices, batch {row.batch} does not fit: {row.error}"
         for row in rows
@@ -100,39 +102,26 @@ def scale(
     return ScaleReport(rows, speeds or Speeds(), notes)
 
 
-def check(devices: list[int], axes: Mapping[str, int | None], batch_size: int) -> None:
-    free = [axis for axis, size in axes.items() if size is None]
+def check(devices: list[int], axes: Axes, batch_size: int) -> str:
+    """The axis that takes the rest, if everything is as it should be."""
+    free = [axis for axis, size in pairs_of(axes) if size == -1]
     if len(free) != 1:
         raise FixArgumentsError(
-            f"axes is {dict(axes)}: give one axis the size None, which takes the devices that the "
-            "others leave, as in {'data': None, 'model': 4}."
+            f"axes is {axes!r}: give one axis the size -1, which takes the devices that the others "
+            "leave, as in 'data=-1,model=4'."
         )
     if not devices or devices[0] < 1 or batch_size < 1:
         raise FixArgumentsError(
             f"devices is {devices} and batch_size is {batch_size}: both must be positive."
         )
     for n in devices:
-        mesh_of(axes, n)
+        axis_sizes(axes, n)
+    return free[0]
 
 
-def mesh_of(axes: Mapping[str, int | None], devices: int) -> dict[str, int]:
-    """The mesh of so many devices: the axis without a size takes the rest."""
-    taken = 1
-    for size in axes.values():
-        taken *= size or 1
-    if devices % taken:
-        raise FixArgumentsError(
-            f"{devices} devices cannot be split over {dict(axes)}: choose a multiple of {taken}."
-        )
-    return {axis: size or devices // taken for axis, size in axes.items()}
-
-
-def compiled_counts(asked: list[int], axes: Mapping[str, int | None], most: int) -> list[int]:
-    """What to compile for: what was asked, and enough more to extrapolate from."""
+def compiled_counts(asked: list[int], unit: int, most: int) -> list[int]:
+    """What to compile for: what was asked, and enough more multiples of `unit` to extrapolate."""
     counts = [n for n in asked if n <= most]
-    unit = 1
-    for size in axes.values():
-        unit *= size or 1
     extra = most
     while len(counts) < 3 and asked[-1] > most and extra >= 2 * unit:
         if extra % unit == 0 and extra not in counts:
@@ -217,13 +206,12 @@ def beyond(
     rows: Sequence[Row],
     scaling: str,
     n: int,
-    axes: Mapping[str, int | None],
+    axis: str,
+    mesh: dict[str, int],
     batch: int,
     notes: list[str],
 ) -> Row:
     """An extrapolated row; how well the compiled ones fit goes into the notes."""
-    (axis,) = (name for name, size in axes.items() if size is None)
-    mesh = mesh_of(axes, n)
     known = [r for r in rows if r.scaling == scaling and not r.error and not r.extrapolated]
     if len(known) < 3:
         return failed(scaling, n, mesh, batch, "fewer than three compiled rows to extrapolate from")

@@ -1,6 +1,6 @@
 """Scaling on paper, from the command line.
 
-python -m bevel.sharding.scale_command examples/scale.py:build_step --axes data=*,model=2 \\
+python -m bevel.sharding.scale_command examples/scale.py:build_step --axes data=-1,model=2 \\
     --batch-size 16 --devices 8,64,512,4096 --spec '{"layers": 2}' --plot scale.svg
 """
 
@@ -9,26 +9,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bevel.errors import FixArgumentsError
 from bevel.sharding.scale import scale
 from bevel.sharding.scale_report import Speeds
-
-
-def parse_axes(text: str) -> dict[str, int | None]:
-    """`data=*,model=2`: sizes of axes, and * for the axis that takes the rest."""
-    axes: dict[str, int | None] = {}
-    for part in text.split(","):
-        name, _, size = part.partition("=")
-        if not name or not (size == "*" or size.isdigit()):
-            raise FixArgumentsError(f"--axes is {text!r}: write it as data=*,model=2.")
-        axes[name] = None if size == "*" else int(size)
-    return axes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="bevel.sharding.scale_command", description=__doc__)
     parser.add_argument("build_step", help="module:function or file.py:function")
-    parser.add_argument("--axes", default="data=*", help="sizes of the mesh, * takes the rest")
+    parser.add_argument("--axes", default="data=-1", help="the mesh; -1 takes the rest")
     parser.add_argument("--batch-size", type=int, required=True, help="on the fewest devices")
     parser.add_argument("--devices", default="8,64,512,4096")
     parser.add_argument("--spec", default="{}", help="JSON: what else build_step takes")
@@ -39,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     report = scale(
         given.build_step,
-        axes=parse_axes(given.axes),
+        axes=given.axes,
         batch_size=given.batch_size,
         devices=[int(n) for n in given.devices.split(",")],
         spec=json.loads(given.spec),

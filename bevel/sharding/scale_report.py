@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bevel.sharding.tables import printed, short, table
+from bevel.sharding.table import rich_table, short, wrapped
 
 LABEL = (
     "Compiled for virtual CPU devices and never run: what is sent and held is as the CPU's "
@@ -114,20 +114,19 @@ class ScaleReport:
             ("weak", "Weak scaling: as many examples on each device"),
             ("strong", "Strong scaling: as many examples in all"),
         ):
-            parts += [self.table(scaling, title), ""]
-        return printed(*parts, LABEL, *self.notes, width=200)
+            parts += [title, "", self.table(scaling), ""]
+        return wrapped(*parts, LABEL, *self.notes, width=200)
 
-    def table(self, scaling: str, title: str) -> Any:
+    def table(self, scaling: str) -> Any:
         rows = self.of(scaling)
         kinds = sorted({kind for row in rows for kind in row.sent()})
-        heads = ["params", "optimizer", "noise", "activations", "peak", "FLOPs"]
-        heads += [f"{kind} sent" for kind in kinds]
-        heads += ["products", "memory", "links", "step", "examples/s", "efficiency"]
-        columns = {"devices": "right", "mesh": "left", "batch": "right"}
-        columns |= dict.fromkeys(heads, "right")
-        return table(title, columns, [self.cells(row, kinds, rows) for row in rows])
+        head = ["devices", "mesh", "batch", "params", "optimizer", "noise", "activations", "peak"]
+        head += ["FLOPs", *(f"{kind} sent" for kind in kinds), "products", "memory", "links"]
+        head += ["step", "examples/s", "efficiency"]
+        right = [i for i, name in enumerate(head) if name != "mesh"]
+        return rich_table(head, [self.cells(row, kinds) for row in rows], right)
 
-    def cells(self, row: Row, kinds: list[str], rows: list[Row]) -> list[str]:
+    def cells(self, row: Row, kinds: list[str]) -> list[str]:
         mesh = ", ".join(f"{axis}={size}" for axis, size in row.mesh.items())
         first = [f"~{row.devices}" if row.extrapolated else str(row.devices), mesh, str(row.batch)]
         if row.error:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from bevel.sharding.source_lines import Line
-from bevel.sharding.tables import printed, short, table
+from bevel.sharding.table import rich_table, short, wrapped
 
 # The part of `bytes` that each device sends around a ring of n.
 SENT = {"all-reduce": lambda n: 2 * (n - 1) / n}
@@ -136,8 +136,7 @@ class StepReport:
         }
 
     def __str__(self) -> str:
-        columns = {"collective": "left", "array": "left", "bytes": "right", "over": "left"}
-        columns |= {"times": "right", "sent": "right", "line": "left", "operation": "left"}
+        head = ["collective", "array", "bytes", "over", "times", "sent", "line", "operation"]
         rows = [
             [
                 c.kind + (" (async)" if c.is_async else ""),
@@ -146,14 +145,14 @@ class StepReport:
                 over(c),
                 times(c),
                 short(c.times * c.sent, "B"),
-                c.line or "-",
+                str(c.line or "-"),
                 c.operation.split("/")[-1],
             ]
             for c in self.collectives
         ]
         mesh = self.mesh or f"{self.devices} devices"
-        made = table(f"What one device sends in one step, on {mesh}", columns, rows)
-        return printed(made, *self.summary())
+        title = f"What one device sends in one step, on {mesh}"
+        return wrapped(title, "", rich_table(head, rows, right=[2, 4, 5]), "", *self.summary())
 
     def summary(self) -> list[str]:
         lines = [

@@ -8,7 +8,6 @@ import scaled_steps
 from bevel.errors import FixArgumentsError
 from bevel.sharding.scale import (
     compiled_counts,
-    mesh_of,
     named,
     notes_of,
     scale,
@@ -17,7 +16,7 @@ from bevel.sharding.scale import (
 
 scale_module = importlib.import_module("bevel.sharding.scale")
 TENSOR = {"up": [None, None, "model"], "down": [None, "model"]}
-AXES = {"data": None, "model": 2}
+AXES = "data=-1,model=2"
 
 
 def test_extrapolated_rows_are_what_compiling_gives():
@@ -44,7 +43,7 @@ def test_extrapolated_rows_are_what_compiling_gives():
 def test_involuntary_rematerialisation_is_reported():
     report = scale(
         scaled_steps.build_badly_moved,
-        axes={"data": None, "model": 2, "more": 2},
+        axes={"data": -1, "model": 2, "more": 2},
         batch_size=16,
         devices=(8,),
     )
@@ -60,7 +59,7 @@ def answering(monkeypatch, answer):
 def test_a_step_that_fails_everywhere_is_an_error(monkeypatch):
     answering(monkeypatch, lambda r: {str(b): {"error": "Oh: no"} for b in r["batches"]})
     with pytest.raises(FixArgumentsError, match=r"any of \[2, 4\] devices.*Oh: no"):
-        scale(scaled_steps.build, axes={"data": None}, batch_size=8, devices=(2, 4))
+        scale(scaled_steps.build, axes="data=-1", batch_size=8, devices=(2, 4))
 
 
 def canned(request):
@@ -80,7 +79,7 @@ def test_rows_that_do_not_fit_are_noted(monkeypatch):
     answering(monkeypatch, canned)
     report = scale(
         scaled_steps.build,
-        axes={"data": None},
+        axes="data=-1",
         batch_size=16,
         devices=(2, 4, 8, 32, 64),
         compile_up_to=32,
@@ -94,7 +93,7 @@ def test_rows_that_do_not_fit_are_noted(monkeypatch):
 
 def test_a_process_that_dies_says_why():
     with pytest.raises(FixArgumentsError, match="No module named 'nowhere'"):
-        scale("nowhere:build", axes={"data": None}, batch_size=8, devices=(2,))
+        scale("nowhere:build", axes="data=-1", batch_size=8, devices=(2,))
     with pytest.raises(FixArgumentsError, match="larger timeout"):
         scale(scaled_steps.build, axes=AXES, batch_size=8, devices=(2,), timeout=0.01)
 
@@ -102,27 +101,26 @@ def test_a_process_that_dies_says_why():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"axes": {"data": 8}}, "the size None"),
-        ({"axes": {"data": None, "model": None}}, "the size None"),
+        ({"axes": {"data": 8}}, "the size -1"),
+        ({"axes": "data=-1,model=-1"}, "the size -1"),
         ({"devices": ()}, "positive"),
         ({"batch_size": 0}, "positive"),
-        ({"devices": (3,), "axes": AXES}, "a multiple of 2"),
+        ({"devices": (3,), "axes": AXES}, "not a multiple of the 2"),
         ({"build_step": lambda mesh, batch: None}, "top of a module"),
         ({"build_step": "no_colon"}, "file.py:function"),
         ({"devices": (64,), "compile_up_to": 2}, "raise compile_up_to"),
     ],
 )
 def test_wrong_arguments_say_what_to_write(options, message):
-    given = {"build_step": scaled_steps.build, "axes": {"data": None}, "batch_size": 8}
+    given = {"build_step": scaled_steps.build, "axes": "data=-1", "batch_size": 8}
     with pytest.raises(FixArgumentsError, match=message):
         scale(**given | {"devices": (8,)} | options)
 
 
 def test_three_counts_are_compiled_to_extrapolate_from():
-    assert compiled_counts([8, 64, 512, 4096], {"data": None}, 512) == [8, 64, 512]
-    assert compiled_counts([4096], {"data": None}, 512) == [32, 128, 512]
-    assert compiled_counts([8], {"data": None}, 512) == [8]
-    assert mesh_of({"model": 4, "data": None}, 32) == {"model": 4, "data": 8}
+    assert compiled_counts([8, 64, 512, 4096], 1, 512) == [8, 64, 512]
+    assert compiled_counts([4096], 8, 512) == [32, 128, 512]
+    assert compiled_counts([8], 1, 512) == [8]
 
 
 def test_functions_are_named_so_that_another_process_finds_them():

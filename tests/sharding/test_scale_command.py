@@ -1,8 +1,5 @@
 import json
 
-import pytest
-
-from bevel.errors import FixArgumentsError
 from bevel.sharding import scale_command
 from bevel.sharding.scale_report import Row, ScaleReport
 
@@ -24,21 +21,14 @@ def test_a_table_a_plot_and_plain_data(tmp_path, capsys, monkeypatch):
     plot, plain = tmp_path / "s.svg", tmp_path / "s.json"
     scale_command.main(
         [
-            *("file.py:build", "--axes", "data=*,model=2", "--batch-size", "16"),
+            *("file.py:build", "--axes", "data=-1,model=2", "--batch-size", "16"),
             *("--devices", "2,4", "--link", "1e9", "--spec", '{"layers": 3}'),
             *("--plot", str(plot), "--json", str(plain)),
         ]
     )
     assert asked["build_step"] == "file.py:build" and asked["devices"] == [2, 4]
-    assert asked["axes"] == {"data": None, "model": 2} and asked["spec"] == {"layers": 3}
+    assert asked["axes"] == "data=-1,model=2" and asked["spec"] == {"layers": 3}
     assert "Weak scaling" in capsys.readouterr().out
     assert "<svg" in plot.read_text()
     found = json.loads(plain.read_text())
     assert found["speeds"]["link"] == 1e9 and len(found["rows"]) == 2
-
-
-def test_axes_are_read():
-    assert scale_command.parse_axes("data=*,model=2") == {"data": None, "model": 2}
-    for wrong in ("data", "data=x", "=3"):
-        with pytest.raises(FixArgumentsError, match="data="):
-            scale_command.parse_axes(wrong)

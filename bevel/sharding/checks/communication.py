@@ -9,7 +9,7 @@ from bevel.sharding.checks.origins import origin
 from bevel.sharding.examined import Argument, Examined
 from bevel.sharding.findings import Finding
 from bevel.sharding.step_report import Collective
-from bevel.sharding.tables import short
+from bevel.sharding.table import short
 
 # The names of JAX's random functions in the path of an operation.
 RANDOM = re.compile(

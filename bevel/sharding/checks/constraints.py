@@ -14,7 +14,7 @@ from bevel.sharding.examined import Examined
 from bevel.sharding.findings import Finding
 from bevel.sharding.source_lines import Line, line_of
 from bevel.sharding.step_report import StepReport
-from bevel.sharding.tables import short
+from bevel.sharding.table import short
 
 MOST = 8  # lines with constraints: up to so many are tried one by one
 

@@ -12,7 +12,7 @@ from bevel.sharding.axes import subprograms
 from bevel.sharding.examined import Argument, Examined, bytes_of
 from bevel.sharding.findings import Finding
 from bevel.sharding.source_lines import line_of
-from bevel.sharding.tables import short
+from bevel.sharding.table import short
 
 
 def replicated_arrays(step: Examined) -> Iterator[Finding]:
