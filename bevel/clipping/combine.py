@@ -23,6 +23,7 @@ from bevel.clipping.terms import derivative, terms_of
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import Layout
 from bevel.sharding.placed import placed_like
+from bevel.sharding.source_lines import keep_line
 from bevel.sharding.types import varying_axes
 
 # Norms of so many numbers, in the whole batch, are first taken in one pass.
@@ -212,7 +213,8 @@ class Source:
             if tap is None:
                 result[leaf] = kept_sum(self.task, self.gradients[leaf], factor, keep)
             else:
-                result[leaf] = tap.weighted_sum(self.made[leaf], factor, keep)
+                with keep_line(tap.uses[0].eqn):
+                    result[leaf] = tap.weighted_sum(self.made[leaf], factor, keep)
         return result
 
 

@@ -7,6 +7,8 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import Sharding
 
+from bevel.sharding.source_lines import keep_line
+
 Handler = Callable[[JaxprEqn, list[Any]], Sequence[Any]]
 
 # Calls whose body may be evaluated in place, and the parameter that holds the body.
@@ -25,7 +27,9 @@ def evaluate(
         return atom.val if isinstance(atom, Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, handle(eqn, [read(v) for v in eqn.invars]), strict=True))
+        with keep_line(eqn):
+            outputs = handle(eqn, [read(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 

@@ -40,6 +40,17 @@ def text_table(
     return text_of(rich_table(head, rows, right))
 
 
+def wrapped(*parts: Any, width: int = 160) -> str:
+    """Tables and lines as plain text that is no wider than `width`: long cells take more lines."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    for part in parts:
+        console.print(part, markup=False, highlight=False, emoji=False)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def shown_spec(spec: PartitionSpec) -> str:
     """A spec as one writes it: P(None, 'model')."""
     return f"P({', '.join(map(repr, spec.partitions))})"
@@ -56,3 +67,12 @@ def shown_bytes(count: float) -> str:
             return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
         count /= 1024
     return f"{count:.3g} PiB"
+
+
+def short(number: float, unit: str = "") -> str:
+    """A number in three digits and a unit of 1000s: FLOPs, or bytes that are sent."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(number) < 999.5:
+            return f"{number:.3g} {prefix}{unit}".strip()
+        number /= 1000
+    return f"{number:.3g} E{unit}"

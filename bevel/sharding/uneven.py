@@ -5,8 +5,8 @@ or an Explicit `reshard(x, P('data'))` at batch size 1. Nothing is ever run at t
 moves the batch axes onto the example axis before anything is lowered. So while one example is
 traced, in this thread only, the two divisibility checks are off.
 
-This is the only file that touches `jax._src`. Tested on jax 0.10.2, 0.11.2 and 0.12.0. Where a
-future JAX lacks a name, tracing goes on with JAX's own checks.
+This file and `source_lines.py` are the only ones that touch `jax._src`. Tested on jax 0.10.2,
+0.11.2 and 0.12.0. Where a future JAX lacks a name, tracing goes on with JAX's own checks.
 """
 
 import contextlib

@@ -1,6 +1,5 @@
 """What norms cost on a mesh, read from the compiled program: B numbers, and nothing gathered."""
 
-import re
 from collections import Counter
 
 import jax
@@ -10,10 +9,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import bevel
+from bevel.sharding.collectives import inspect_step
 
 B, T, D, K, LAYERS = 16, 32, 64, 256, 3
-SIZES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2, "s8": 1, "u8": 1}
-COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 FSDP = {"up": PartitionSpec("data", None), "down": PartitionSpec("data", None)}
 TENSOR_PARALLEL = {"up": PartitionSpec(None, "model"), "down": PartitionSpec("model", None)}
 BOTH = {"up": PartitionSpec("data", "model"), "down": PartitionSpec("model", "data")}
@@ -58,36 +56,10 @@ def on_mesh(specs, length=T):
     return params, jax.device_put(draw(B, length, D), NamedSharding(mesh(), PartitionSpec("data")))
 
 
-def computations(text):
-    """The body of every computation of a compiled module, and the name of its entry."""
-    found, entry = {}, None
-    for match in re.finditer(r"^(ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", text, re.M | re.S):
-        found[match[2]] = match[3]
-        entry = match[2] if match[1] else entry
-    return found, entry
-
-
 def moved(compiled):
     """Bytes that each kind of collective gives one device, conditionals by their likely branch."""
-    bodies, entry = computations(compiled.as_text())
-    total, pending = Counter(), [entry]
-    while pending:
-        for line in bodies[pending.pop()].splitlines():
-            kind = re.search(rf"= (.*?) ({COLLECTIVES})(-start)?\(", line)
-            if kind:
-                shapes = re.findall(r"(\w+)\[([\d,]*)\]", kind[1])
-                sizes = [
-                    SIZES[t] * int(np.prod([int(n) for n in d.split(",") if n])) for t, d in shapes
-                ]
-                total[kind[2]] += sum(sizes)
-            branches = re.search(r"true_computation=%?([\w.\-]+)", line)
-            listed = re.search(r"branch_computations=\{([^}]*)\}", line)
-            if branches:
-                pending.append(branches[1])
-            elif listed:
-                pending.append(listed[1].split(",")[-1].strip().lstrip("%"))
-            pending += re.findall(r"(?:calls|to_apply|body)=%?([\w.\-]+)", line)
-    return total
+    totals = inspect_step(compiled, branch=-1).totals
+    return Counter({kind: total.bytes for kind, total in totals.items()})
 
 
 def compiled_steps(name, length=T, scheduler=None, **options):

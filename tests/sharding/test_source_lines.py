@@ -1,0 +1,52 @@
+import re
+
+import jax
+import jax.numpy as jnp
+from compiled_texts import TABLES
+
+from bevel.sharding.source_lines import OWN, Line, Lines, keep_line, users
+
+USER, LIBRARY = Line("/home/me/train.py", 17, "loss"), Line("/x/site-packages/flax/a.py", 3)
+BEVEL = Line(OWN + "/clipping/batch.py", 5)
+
+
+def test_frames_are_followed_outwards():
+    lines = Lines(TABLES)
+    stack = lines.stack('{op_name="update" stack_frame_id=3}')
+    assert [line.line for line in stack] == [90, 17, 36]
+    assert lines.of("{stack_frame_id=3}") == USER
+
+
+def test_older_texts_name_one_line():
+    assert Lines("").of('{source_file="/home/me/a.py" source_line=4}') == Line("/home/me/a.py", 4)
+    assert Lines("").of('{op_name="x"}') is None
+
+
+def test_the_users_line_is_outside_of_libraries():
+    assert users([BEVEL, LIBRARY, USER]) == USER
+    assert users([BEVEL, LIBRARY]) == LIBRARY
+    assert users([BEVEL]) == BEVEL
+
+
+def line_of_sine(function):
+    text = jax.jit(function).lower(jnp.ones(3)).compile().as_text()
+    return Lines(text).of(re.findall(r"metadata=\{[^}]*sin[^}]*\}", text)[0])
+
+
+def test_what_is_evaluated_again_keeps_its_line():
+    def sine(x):
+        return jnp.sin(x)
+
+    (eqn,) = jax.make_jaxpr(sine)(jnp.ones(3)).eqns
+
+    def again(x):
+        with keep_line(eqn):
+            return eqn.primitive.bind(x, **eqn.params)
+
+    def without(x):
+        return eqn.primitive.bind(x, **eqn.params)
+
+    written = line_of_sine(sine)
+    assert written.function.endswith("sine")
+    assert line_of_sine(again) == written
+    assert line_of_sine(without) != written
