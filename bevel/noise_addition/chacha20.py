@@ -118,7 +118,8 @@ def blocks(
     # A loop needs the type that its values have in the end, from the start.
     axes = frozenset().union(*map(types.varying_axes, words))
     if chacha20_kernel.available() and not jnp.ndim(word) and low.size:
-        start = jnp.stack([*scalars, jnp.zeros((), np.uint32), jnp.zeros((), np.uint32), *nonce])
+        none = jnp.zeros((), np.uint32)
+        start = jnp.stack([jnp.asarray(x) for x in (*scalars, none, none, *nonce)])
         start, high, low = (types.as_varying(x, axes) for x in (start, high, low))
         return chacha20_kernel.blocks(start, high, low, double_round, DOUBLE_ROUNDS)
     return block([types.as_varying(x, axes) for x in words])

@@ -12,6 +12,8 @@ from bevel.sharding.mesh import make_mesh as make_mesh
 from bevel.sharding.place import Placement as Placement
 from bevel.sharding.place import place as place
 from bevel.sharding.place import plan_placement as plan_placement
+from bevel.sharding.processes import join as join
+from bevel.sharding.processes import launch as launch
 from bevel.sharding.rules import Rule as Rule
 from bevel.sharding.rules import fsdp as fsdp
 from bevel.sharding.rules import logical as logical
@@ -21,6 +23,8 @@ from bevel.sharding.scale import scale as scale
 from bevel.sharding.scale_report import ScaleReport as ScaleReport
 from bevel.sharding.scale_report import Speeds as Speeds
 from bevel.sharding.scale_worker import PlacedStep as PlacedStep
+from bevel.sharding.simulate import shard_map_simulate as shard_map_simulate
+from bevel.sharding.simulate import simulate_shard_map as simulate_shard_map
 from bevel.sharding.step_report import Collective as Collective
 from bevel.sharding.step_report import StepReport as StepReport
 from bevel.sharding.visualize import Drawing as Drawing
