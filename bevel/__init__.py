@@ -8,6 +8,7 @@ from bevel import accounting as accounting
 from bevel import batch_selection as batch_selection
 from bevel import clipping as clipping
 from bevel import errors as errors
+from bevel import execution_plan as execution_plan
 from bevel import matrix_factorization as matrix_factorization
 from bevel import noise_addition as noise_addition
 from bevel import optimizers as optimizers
@@ -21,3 +22,25 @@ from bevel.clipping import clipped_grad as clipped_grad
 from bevel.clipping import explain as explain
 
 __version__ = "0.1.0"
+
+PLANS = {
+    "AdaptiveClipping",
+    "BandMFConfig",
+    "BLTConfig",
+    "DPExecutionPlan",
+    "DPSGDConfig",
+    "NonPrivateConfig",
+    "PerformanceFlags",
+    "PlanSecrets",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Plans load dp-accounting and optax, which take seconds: only when they are used.
+    if name not in PLANS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(execution_plan, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *PLANS])

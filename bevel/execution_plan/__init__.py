@@ -1,0 +1,37 @@
+"""One config, one plan: a sampler, clipping, noise and accounting that cannot disagree.
+
+Names are loaded when they are first used, for dp-accounting and optax take seconds to import.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bevel.execution_plan.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
+    from bevel.execution_plan.config import ExecutionPlanConfig as ExecutionPlanConfig
+    from bevel.execution_plan.dpsgd import DPSGDConfig as DPSGDConfig
+    from bevel.execution_plan.performance import PerformanceFlags as PerformanceFlags
+    from bevel.execution_plan.plan import DPExecutionPlan as DPExecutionPlan
+    from bevel.execution_plan.plan_secrets import PlanSecrets as PlanSecrets
+
+PUBLIC = {
+    "adaptive_clipping": ["AdaptiveClipping"],
+    "config": ["ExecutionPlanConfig"],
+    "dpsgd": ["DPSGDConfig"],
+    "performance": ["PerformanceFlags"],
+    "plan": ["DPExecutionPlan"],
+    "plan_secrets": ["PlanSecrets"],
+}
+MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *MODULE_OF])

@@ -1,0 +1,172 @@
+"""What the configs of private mechanisms share: a budget in, a plan out."""
+
+import abc
+import dataclasses
+from typing import Protocol, Self
+
+from dp_accounting import NeighboringRelation
+
+from bevel.accounting import AccountantFn, Budget, MonteCarlo, calibrate_noise_multiplier
+from bevel.accounting.budget import check_budget, relation_of
+from bevel.errors import FixArgumentsError
+from bevel.execution_plan.adaptive_clipping import AdaptiveClipping
+from bevel.execution_plan.clip_options import ClipOptions, positive
+from bevel.execution_plan.fingerprint import fingerprint
+from bevel.execution_plan.mechanism import Mechanism
+from bevel.execution_plan.performance import PerformanceFlags
+from bevel.execution_plan.plan import DPExecutionPlan
+from bevel.execution_plan.plan_secrets import PlanSecrets
+from bevel.execution_plan.units import Unit, UnitName
+
+
+class ExecutionPlanConfig(Protocol):
+    """Anything that makes a plan."""
+
+    def make(self, performance_flags: PerformanceFlags | None = None) -> DPExecutionPlan: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The budget that a noise multiplier was calibrated for, and with which mechanism."""
+
+    epsilon: float
+    delta: float
+    mechanism: str  # its fingerprint
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivateConfig(abc.ABC):
+    """Options of every private mechanism. All of them change the guarantee or the released numbers.
+
+    Attributes:
+      noise_multiplier: standard deviation of the noise over the bound of *one record's*
+        contribution (times the sensitivity of C, for correlated noise), whatever the relation.
+        `calibrate` finds it.
+      l2_clip_norm: bound of one record's gradient; where it begins, if it adapts.
+      rescale_to_unit_norm: divide gradients by the clip norm, so that the learning rate need not
+        change with it.
+      unit: 'example' or 'user': what is protected, sampled, clipped and counted.
+      examples_per_user_per_batch, shuffle_per_user: of `UserSelectionStrategy`, for unit 'user'.
+      neighboring_relation: of `dp_accounting.NeighboringRelation`, or its name. One that is not
+        proven for the sampler is an error.
+      adaptive_clipping: lets the clip norm follow a quantile, privately.
+      target: set by `calibrate`.
+    """
+
+    noise_multiplier: float | None = None
+    l2_clip_norm: float = 1.0
+    rescale_to_unit_norm: bool = True
+    unit: UnitName = "example"
+    examples_per_user_per_batch: int | None = None
+    shuffle_per_user: bool = False
+    neighboring_relation: str | NeighboringRelation = "ADD_OR_REMOVE_ONE"
+    adaptive_clipping: AdaptiveClipping | None = None
+    target: Target | None = None
+
+    @abc.abstractmethod
+    def mechanism(self, noise_multiplier: float) -> Mechanism:
+        """Sampler and noise, with the event that belongs to them."""
+
+    @abc.abstractmethod
+    def divisor(self) -> float:
+        """What the sum is divided by."""
+
+    @abc.abstractmethod
+    def batch_size(self) -> float | None:
+        """Units in a batch on average, where that is known."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "neighboring_relation", relation_of(self.neighboring_relation).name
+        )
+        if self.noise_multiplier is not None:
+            positive("noise_multiplier", self.noise_multiplier, "or use NonPrivateConfig")
+        positive("l2_clip_norm", self.l2_clip_norm, "a length")
+        self.protected()
+        # Raises for a sampler that cannot be, and for a relation that is not proven for it.
+        self.mechanism(self.noise_multiplier or 1.0).event_after(1)
+        if self.adaptive_clipping is not None and self.batch_size() is None:
+            raise FixArgumentsError(
+                "adaptive_clipping reads a share from a count, so the expected batch size must be "
+                "known: give num_examples."
+            )
+
+    def protected(self) -> Unit:
+        """The unit of privacy."""
+        return Unit(self.unit, self.examples_per_user_per_batch, self.shuffle_per_user)
+
+    def calibrate(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        tol: float | None = None,
+        accountant_fn: AccountantFn | None = None,
+        monte_carlo: MonteCarlo | None = None,
+    ) -> Self:
+        """The config with the least noise multiplier that is within the budget.
+
+        Args:
+          epsilon, delta: the budget. A warning is given for a delta above one over the number of
+            units.
+          tol: how far below `epsilon` the result may be, 1e-3 by default.
+          accountant_fn: of dp-accounting; by default the tightest that takes the event.
+          monte_carlo: how to sample, for events that are bounded by sampling.
+        """
+        check_budget(epsilon, delta, self.mechanism(1.0).num_units)
+        noise = calibrate_noise_multiplier(
+            lambda noise: self.mechanism(noise).event_after(self.mechanism(noise).iterations),
+            epsilon=epsilon,
+            delta=delta,
+            neighboring_relation=self.neighboring_relation,
+            accountant_fn=accountant_fn,
+            monte_carlo=monte_carlo,
+            tolerance=1e-3 if tol is None else tol,
+        )
+        target = Target(float(epsilon), float(delta), fingerprint(self.mechanism(noise)))
+        return dataclasses.replace(self, noise_multiplier=noise, target=target)
+
+    def make(
+        self,
+        performance_flags: PerformanceFlags | None = None,
+        *,
+        secrets: PlanSecrets | None = None,
+    ) -> DPExecutionPlan:
+        """The plan. Its sampler, clipping, noise and event are all made from this config.
+
+        Args:
+          performance_flags: what changes speed only.
+          secrets: of a run that goes on; None draws new ones from the operating system.
+        """
+        if self.noise_multiplier is None:
+            raise FixArgumentsError(
+                "the noise multiplier is not known: call calibrate(epsilon=..., delta=...) first, "
+                "or give noise_multiplier."
+            )
+        mechanism = self.mechanism(self.noise_multiplier)
+        return DPExecutionPlan(
+            mechanism,
+            ClipOptions(
+                float(self.l2_clip_norm),
+                bool(self.rescale_to_unit_norm),
+                float(self.divisor()),
+                self.adaptive_clipping,
+            ),
+            self.protected(),
+            self.batch_size(),
+            budget=self.checked_budget(mechanism),
+            flags=performance_flags or PerformanceFlags(),
+            secrets=secrets or PlanSecrets.new(),
+        )
+
+    def checked_budget(self, mechanism: Mechanism) -> Budget | None:
+        """The budget that the mechanism was calibrated for."""
+        if self.target is None:
+            return None
+        if self.target.mechanism != fingerprint(mechanism):
+            raise FixArgumentsError(
+                f"this config was calibrated for epsilon {self.target.epsilon:g} at delta "
+                f"{self.target.delta:g}, and changed since: that budget is no longer its cost. "
+                "Call calibrate again, or pass target=None to go without a budget."
+            )
+        return Budget(self.target.epsilon, self.target.delta)

@@ -1,0 +1,123 @@
+"""A plan as a table: what is protected, how, and what it costs."""
+
+import io
+import math
+from collections.abc import Iterator
+
+from dp_accounting import NeighboringRelation
+from rich.console import Console
+from rich.table import Table
+
+from bevel.accounting import epsilon
+from bevel.errors import FixArgumentsError
+from bevel.execution_plan.plan import DPExecutionPlan
+
+WIDTH = 100
+NOT_DEFINED = "not defined"
+
+
+def described(plan: DPExecutionPlan, delta: float | None = None) -> str:
+    """The table as text. Epsilons are at `delta`, by default at the budget's."""
+    at = delta if delta is not None or plan.budget is None else plan.budget.delta
+    table = Table(show_header=False, width=WIDTH)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for section in (protection(plan), batches(plan), clipping(plan), noise(plan), costs(plan, at)):
+        for name, value in section:
+            table.add_row(name, value)
+        table.add_section()
+    table.add_row("fingerprint", plan.fingerprint())
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+Rows = Iterator[tuple[str, str]]
+
+
+def protection(plan: DPExecutionPlan) -> Rows:
+    yield "unit of privacy", plan.unit.name
+    yield "neighbouring relation", plan.neighboring_relation.name
+    yield "budget", str(plan.budget or "none: not calibrated")
+
+
+def batches(plan: DPExecutionPlan) -> Rows:
+    units = f"{plan.unit.name}s"
+    yield "sampler", str(plan.batch_selection_strategy)
+    yield units, "not given" if plan.num_units is None else str(plan.num_units)
+    yield "steps", str(plan.iterations)
+    if plan.expected_batch_size is None:
+        yield "batch", f"not known: give the number of {units}"
+        return
+    sizes = ", ".join(map(str, plan.padded_sizes().sizes))
+    yield "expected batch", f"{plan.expected_batch_size:g} {units}"
+    yield "padded batches", f"{sizes} {units}"
+
+
+def clipping(plan: DPExecutionPlan) -> Rows:
+    norm = f"{plan.clip.l2_clip_norm:g}"
+    counting = plan.counting
+    if counting is not None:
+        quantile = counting.options.target_quantile
+        norm += (
+            f" at first, then such that a share of {quantile:g} is not clipped, by a count with "
+            f"noise of {counting.count_stddev:g} {plan.unit.name}s"
+        )
+    yield "clip norm", norm
+    scaled = "divided by the clip norm, " if plan.clip.rescale_to_unit_norm else ""
+    yield "sum of gradients", f"{scaled}divided by {plan.clip.normalize_by:g}"
+    yield f"bound of one {plan.unit.name}", f"{plan.l2_norm_bound:.6g}"
+
+
+def noise(plan: DPExecutionPlan) -> Rows:
+    multiplier = plan.mechanism.noise_multiplier
+    if multiplier is None:
+        yield "noise", "none: nothing is protected"
+        return
+    relative = f"the bound of one {plan.unit.name}"
+    if not plan.mechanism.strategy.amplified:
+        relative += f" and the sensitivity of C, {plan.mechanism.sensitivity(plan.iterations):.6g}"
+    elif plan.mechanism.strategy.noising_matrix(plan.iterations) is not None:
+        relative += f" and the column norm of C, {plan.mechanism.sensitivity(plan.iterations):.6g}"
+    twice = plan.neighboring_relation is NeighboringRelation.REPLACE_ONE
+    yield "noise multiplier", f"{multiplier:.6g}, relative to {relative}"
+    yield (
+        "  beside the sensitivity",
+        f"{multiplier / 2:.6g}: replacing one moves a sum by twice the bound"
+        if twice
+        else f"{multiplier:.6g}: the bound is the sensitivity",
+    )
+    if plan.counting is not None:
+        yield "  of the gradients alone", f"{plan.counting.gradient_noise_multiplier:.6g}"
+    yield "standard deviation", f"{plan.noise_stddev:.6g} in each coordinate of z"
+    yield "noise", plan.mechanism.strategy.__class__.__doc__.split("\n")[0]  # type: ignore[union-attr]
+    yield (
+        "error of the mechanism",
+        f"{plan.rmse():.6g}: root mean square over steps, in each coordinate of the summed noise",
+    )
+
+
+def costs(plan: DPExecutionPlan, delta: float | None) -> Rows:
+    if delta is None:
+        yield "epsilon", "give describe(delta=...)"
+        return
+    for relation in NeighboringRelation:
+        mark = " (of this plan)" if relation is plan.neighboring_relation else ""
+        yield f"epsilon, {relation.name}", cost_under(plan, relation, delta) + mark
+
+
+def cost_under(plan: DPExecutionPlan, relation: NeighboringRelation, delta: float) -> str:
+    """The epsilon of the whole run under a relation, where it is proven and can be computed."""
+    if plan.mechanism.noise_multiplier is None:
+        return "infinite"
+    if relation.name not in plan.mechanism.claim().relations:
+        return NOT_DEFINED
+    if plan.mechanism.bounded_by_sampling:
+        if plan.budget is None or plan.budget.delta != delta:
+            return "by sampling: plan.epsilon(delta=...)"
+        return f"at most {plan.budget.epsilon:g} at delta {delta:g}, by sampling"
+    try:
+        value = epsilon(plan.dp_event, delta=delta, neighboring_relation=relation)
+    except FixArgumentsError:
+        return NOT_DEFINED  # proven, and no accountant has it
+    return "infinite" if math.isinf(value) else f"{value:.4f} at delta {delta:g}"

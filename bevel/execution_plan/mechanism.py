@@ -1,0 +1,98 @@
+"""Batches and noise, and the one event that belongs to both."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from dp_accounting import DpEvent, NeighboringRelation, NonPrivateDpEvent
+
+from bevel.accounting import event_of, unamplified_event_of
+from bevel.accounting.budget import checked_count, relation_of
+from bevel.accounting.events import composed
+from bevel.accounting.mixture_events import MixtureDpEvent
+from bevel.accounting.sampler_event import num_bands
+from bevel.batch_selection import Participation, ProvenEvent, RandomAllocationSampling
+from bevel.execution_plan.strategies import Independent, Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """All that an event depends on. The event is made from it, and from nothing else.
+
+    Attributes:
+      sampler: selects units.
+      num_units: how many there are, where that is known.
+      neighboring_relation: its name.
+      noise_multiplier: standard deviation of z over the bound of one record and the sensitivity of
+        C; None for no noise at all.
+      strategy: C.
+    """
+
+    sampler: Any
+    num_units: int | None
+    neighboring_relation: str
+    noise_multiplier: float | None
+    strategy: Strategy = Independent()
+
+    @property
+    def iterations(self) -> int:
+        return self.sampler.iterations
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        return relation_of(self.neighboring_relation)
+
+    def claim(self) -> ProvenEvent:
+        """What is proven for the sampler, with this noise."""
+        if self.strategy.amplified:
+            bands = num_bands(self.strategy.matrix(self.iterations))
+            return self.sampler.proven_event(self.num_units or 1, bands)
+        return self.sampler.unamplified_event()
+
+    def event_after(self, steps: int) -> DpEvent:
+        """The event of the first `steps` steps: of all that they release."""
+        if self.noise_multiplier is None:
+            return NonPrivateDpEvent()
+        steps = min(checked_count("steps", steps), self.iterations)
+        if isinstance(self.sampler, RandomAllocationSampling):
+            steps = self.iterations  # its first steps are no random allocation
+        sampler = dataclasses.replace(self.sampler, iterations=steps)
+        # A matrix that is cut off has shorter columns: beside them there is more noise.
+        noise = self.noise_multiplier * self.sensitivity(self.iterations) / self.sensitivity(steps)
+        if self.strategy.amplified:
+            return event_of(
+                sampler,
+                noise,
+                num_examples=self.num_units or 1,
+                neighboring_relation=self.relation,
+                strategy=self.strategy.matrix(steps),
+            )
+        return unamplified_event_of(sampler, noise, neighboring_relation=self.relation)
+
+    def sensitivity(self, steps: int) -> float:
+        """Of C, over `steps` steps: what the noise multiplier is relative to, for a bound of 1."""
+        participation = Participation(1, 1)
+        if not self.strategy.amplified:
+            participation = dataclasses.replace(self.sampler, iterations=steps).participation()
+        return self.strategy.sensitivity(steps, participation)
+
+    @functools.cached_property
+    def composes_by_step(self) -> bool:
+        """Whether the event of steps 0 to t is that of 0 to s composed with that of s to t."""
+        two = min(2, self.iterations)
+        return self.event_after(two) == composed(self.event_after(1), two)
+
+    @functools.cached_property
+    def bounded_by_sampling(self) -> bool:
+        return isinstance(self.event_after(1), MixtureDpEvent)
+
+    def steps_of_one_event(self, steps: int) -> int:
+        """The most steps that cost no more than the first `steps`."""
+        if self.bounded_by_sampling:
+            return self.iterations
+        if not self.strategy.amplified or self.composes_by_step:
+            return steps
+        separation = self.sampler.participation().min_separation
+        whole_rounds = math.ceil(steps / separation) * separation
+        return min(whole_rounds, self.iterations)
