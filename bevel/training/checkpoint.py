@@ -12,6 +12,7 @@ import dataclasses
 import errno
 import logging
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from bevel.errors import FreeSpaceError, RestoreCheckpointError
+from bevel.training.agreement import together
 from bevel.training.digest import digest
 from bevel.training.state import path_text
 
@@ -107,6 +109,10 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
+    def is_saving(self) -> bool:
+        """Whether what `save` began is not on disk yet."""
+        return self._manager.is_saving_in_progress()
+
     def restore(self, step: int, like: PyTree) -> tuple[PyTree, Meta]:
         """The state of a checkpoint, in the place of `like`: on its mesh, whatever it was saved on.
 
@@ -139,16 +145,19 @@ class Checkpoints:
             )
         return jax.tree.unflatten(jax.tree.structure(like), arrays), meta
 
-    def newest_good(self, like: PyTree, attempt: int) -> tuple[PyTree, Meta] | None:
-        """The newest checkpoint that can be read; None if there never was any.
+    def newest_good(
+        self, like: PyTree, attempt: int, check: Callable[[Meta], None]
+    ) -> tuple[PyTree, Meta] | None:
+        """The newest checkpoint that can be read and passes `check`; None if there never was any.
 
-        Those that cannot are moved to `damaged/`, with a warning. If none is left, that is an
-        error: a run that has released something never begins afresh by itself.
+        The others are moved to `damaged/`, with a warning. If none is left, that is an error: a run
+        that has released something never begins afresh by itself.
         """
         failures = []
         for step in self.steps():
             try:
                 found = self.restore(step, like)
+                check(found[1])
             except RestoreCheckpointError as error:
                 failures.append(str(error))
                 continue
@@ -160,8 +169,8 @@ class Checkpoints:
             return found
         if failures or self.damaged(attempt):
             raise RestoreCheckpointError(
-                f"no checkpoint of {self.folder} can be read: {'; '.join(failures)}. Restore one "
-                "from a copy; the run does not begin afresh, for what it released is spent."
+                f"no checkpoint of {self.folder} is good: {'; '.join(failures)}. Restore one from "
+                "a copy; the run does not begin afresh, for what it released is spent."
             )
         return None
 
@@ -223,14 +232,6 @@ def is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def together(name: str) -> None:
-    """Waits for the other processes of the run."""
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(name)
 
 
 def quiet_orbax() -> None:
