@@ -1,0 +1,212 @@
+"""Put a tree of arrays on a mesh, by rules from the path of a leaf to its PartitionSpec."""
+
+import dataclasses
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bevel.errors import FixArgumentsError
+from bevel.sharding.boxes import axis_names, boxed_like, is_box, unboxed
+from bevel.sharding.rules import Choice, Leaf, Meshes, Rule, Rules, rules_of
+from bevel.sharding.table import shown_shape, shown_spec, text_table
+from bevel.sharding.types import spec_axes
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedLeaf:
+    """Where one leaf goes, by which rule, and why if not as the rule says."""
+
+    path: str
+    shape: tuple[int, ...]
+    spec: P
+    rule: str
+    reason: str = ""
+    fell_back: bool = False  # a dimension does not divide, so the spec is not what the rule says
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where every leaf of a tree goes; nothing is moved yet. Print it for a table.
+
+    `specs` and `shardings` are trees like the one that was placed (prefixes of it, where Flax keeps
+    leaves in boxes): for `in_shardings`, the `in_specs` of a `shard_map`, or the `specs` of noise.
+    """
+
+    rows: tuple[PlacedLeaf, ...]
+    specs: PyTree
+    shardings: PyTree
+
+    def __str__(self) -> str:
+        cells = [
+            [row.path, shown_shape(row.shape), shown_spec(row.spec), row.rule, row.reason]
+            for row in self.rows
+        ]
+        return text_table(["path", "shape", "spec", "rule", "why"], cells)
+
+
+def place(tree: PyTree, mesh: Meshes, rules: Rules = "replicated") -> PyTree:
+    """The tree, on the mesh: each leaf as the first rule that matches its path says.
+
+    Args:
+      tree: arrays (of NumPy too, or on other devices), numbers, or `jax.ShapeDtypeStruct`s, which
+        come back with a sharding. Boxes of Flax Linen and NNX are kept.
+      mesh: from `make_mesh`. An abstract one does for ShapeDtypeStructs.
+      rules: pairs of a pattern and a PartitionSpec, tried in order. A pattern is a glob of the
+        whole path, such as "layers/*/kernel" (`*` matches "/" too), or a compiled regular
+        expression that is searched in it. Instead of a spec, or of all rules: 'replicated',
+        'fsdp', 'tensor', or what `fsdp(...)`, `tensor(...)` and `logical(...)` return.
+
+    A scalar is always replicated. A dimension that does not divide by its axes is split over those
+    of them that do divide, or stays whole; a warning says so. Errors: a rule that matches nothing
+    or whose leaves are all taken by earlier ones, a leaf that no rule matches, an axis that the
+    mesh lacks, a spec that is longer than the shape.
+
+    The values do not change. With several processes, each passes the same values.
+    """
+    placement = plan_placement(tree, mesh, rules)
+    uneven = [f"{row.path} {row.shape}: {row.reason}" for row in placement.rows if row.fell_back]
+    if uneven:
+        warnings.warn("place: " + "; ".join(uneven), stacklevel=2)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_box)
+    shardings = jax.tree.leaves(placement.shardings)
+    placed = [
+        boxed_like(leaf, moved(unboxed(leaf), sharding))
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    ]
+    return jax.tree.unflatten(structure, placed)
+
+
+def moved(leaf: Any, sharding: NamedSharding) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    if not isinstance(sharding.mesh, Mesh):
+        raise FixArgumentsError(
+            "the mesh is abstract, so it holds no arrays: place jax.ShapeDtypeStructs "
+            "(jax.eval_shape gives them), or give a mesh from bevel.sharding.make_mesh."
+        )
+    return jax.device_put(leaf, sharding)
+
+
+def plan_placement(tree: PyTree, mesh: Meshes, rules: Rules = "replicated") -> Placement:
+    """Where `place` would put each leaf, and by which rule. Only shapes are read."""
+    flat, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)
+    leaves = with_neighbours([leaf_of(path, leaf) for path, leaf in flat])
+    known = rules_of(rules)
+    rows = tuple(placed_leaf(leaf, mesh, known) for leaf in leaves)
+    check_every_rule_is_used(known, rows, leaves, mesh)
+    specs = jax.tree.unflatten(structure, [row.spec for row in rows])
+    shardings = jax.tree.unflatten(structure, [NamedSharding(mesh, row.spec) for row in rows])
+    return Placement(rows, specs, shardings)
+
+
+def leaf_of(path: tuple[Any, ...], leaf: Any) -> Leaf:
+    where = jax.tree_util.keystr(path, simple=True, separator="/")
+    value = unboxed(leaf)
+    if not isinstance(value, bool | int | float | complex | np.generic) and not (
+        hasattr(value, "shape") and hasattr(value, "dtype")
+    ):
+        raise FixArgumentsError(
+            f"{where or 'the tree'} is a {type(value).__name__}, not an array: keep apart what is "
+            "not placed, as equinox.partition and flax.nnx.split do."
+        )
+    return Leaf(where, tuple(np.shape(value)), axis_names(leaf))
+
+
+def with_neighbours(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """Leaves that know the others of their layer: whose paths differ in the last part only."""
+    layers = defaultdict[str, list[Leaf]](list)
+    for leaf in leaves:
+        layers[leaf.path.rpartition("/")[0]].append(leaf)
+    return [leaf._replace(beside=tuple(layers[leaf.path.rpartition("/")[0]])) for leaf in leaves]
+
+
+def placed_leaf(leaf: Leaf, mesh: Meshes, rules: Sequence[Rule]) -> PlacedLeaf:
+    """Where one leaf goes."""
+    for rule in rules:
+        choice = rule.choose(leaf, mesh) if rule.matches(leaf.path) else None
+        if choice is None:
+            continue
+        if not leaf.shape:
+            return PlacedLeaf(leaf.path, (), P(), rule.name, "a scalar")
+        spec, uneven = fitted(checked_spec(choice, leaf, mesh, rule), leaf.shape, mesh)
+        reason = "; ".join(filter(None, (choice.reason, uneven)))
+        return PlacedLeaf(leaf.path, leaf.shape, spec, rule.name, reason, bool(uneven))
+    if not leaf.shape:
+        return PlacedLeaf(leaf.path, (), P(), "none", "a scalar")
+    raise FixArgumentsError(
+        f"no rule matches {leaf.path!r} of shape {leaf.shape}. Add one; as the last, "
+        "('*', PartitionSpec()) keeps all the others whole."
+    )
+
+
+def checked_spec(choice: Choice, leaf: Leaf, mesh: Meshes, rule: Rule) -> P:
+    """The spec of a choice; raises if it cannot be one of this leaf on this mesh."""
+    spec = choice.spec
+    shown = f"{leaf.path!r} of shape {leaf.shape} the spec {shown_spec(spec)}"
+    where = f"the rule {rule.name!r} gives {shown}"
+    if len(spec.partitions) > len(leaf.shape):
+        raise FixArgumentsError(
+            f"{where}, which has more dimensions. Put a rule for this leaf before it, or narrow "
+            "its pattern."
+        )
+    used = [axis for entry in spec.partitions for axis in spec_axes(entry)]
+    strange = [axis for axis in used if axis not in mesh.shape]
+    if strange:
+        raise FixArgumentsError(
+            f"{where}, but the mesh has axes {tuple(mesh.axis_names)}. Make it with "
+            f"{','.join(f'{axis}=1' for axis in strange)}, or change the rule."
+        )
+    if len(set(used)) < len(used):
+        raise FixArgumentsError(f"{where}, which names an axis twice.")
+    if any(entry is P.UNCONSTRAINED for entry in spec.partitions):
+        raise FixArgumentsError(f"{where}: an array has a place, so write None or an axis.")
+    return spec
+
+
+def fitted(spec: P, shape: tuple[int, ...], mesh: Meshes) -> tuple[P, str]:
+    """The spec with only axes whose sizes divide, and what was dropped."""
+    entries, dropped = list[Any](), list[str]()
+    for d, entry in enumerate(spec.partitions):
+        axes = spec_axes(entry)
+        kept = axes
+        while shape[d] % math.prod(mesh.shape[axis] for axis in kept):
+            kept = kept[:-1]
+        if kept == axes:
+            entries.append(entry)
+            continue
+        sizes = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
+        over = "is split over " + " x ".join(kept) if kept else "stays whole"
+        dropped.append(f"dimension {d} of {shape[d]} does not divide by {sizes} and {over}")
+        entries.append(None if not kept else kept[0] if len(kept) == 1 else kept)
+    return (P(*entries), "; ".join(dropped)) if dropped else (spec, "")
+
+
+def check_every_rule_is_used(
+    rules: Sequence[Rule], rows: Sequence[PlacedLeaf], leaves: Sequence[Leaf], mesh: Meshes
+) -> None:
+    """Raises for a rule that decides nothing, unless it is one for all that is left."""
+    used = {row.rule for row in rows}
+    for rule in rules:
+        if not rows or rule.name in used:
+            continue
+        paths = [leaf.path for leaf in leaves]
+        matched = [x.path for x in leaves if rule.matches(x.path) and rule.choose(x, mesh)]
+        if not matched:
+            raise FixArgumentsError(
+                f"the rule {rule.name!r} matches none of the {len(paths)} leaves, of which the "
+                f"first are {paths[:5]}: correct it, or remove it."
+            )
+        if len(matched) < len(paths):
+            raise FixArgumentsError(
+                f"the rule {rule.name!r} decides nothing: what it matches ({matched[0]!r}) is "
+                "taken by rules before it. Put it first, or remove it."
+            )

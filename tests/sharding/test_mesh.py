@@ -1,0 +1,191 @@
+"""Meshes from text, and what is wrong with them in words."""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from bevel.errors import FixArgumentsError
+from bevel.sharding import axis_sizes, make_mesh
+from bevel.sharding.mesh import arranged
+
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+SAME = ["data=4,model=2", " data = 4, model: 2 ", {"data": 4, "model": 2}]
+SAME += [(("data", 4), ("model", 2)), [["data", np.int32(4)], ["model", 2]]]
+
+
+@pytest.mark.parametrize("axes", SAME, ids=str)
+def test_however_axes_are_written_the_mesh_is_that_of_jax(axes):
+    expected = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AUTO, AUTO))
+    assert make_mesh(axes) == expected
+
+
+def test_minus_one_takes_the_rest():
+    assert make_mesh("data=-1,model=2").shape == {"data": 4, "model": 2}
+    assert make_mesh("data=-1").shape == {"data": 8}
+    assert axis_sizes("pod=2,data=-1", 64) == {"pod": 2, "data": 32}
+
+
+def test_fewer_devices_than_there_are_may_be_taken():
+    assert list(make_mesh("data=2").devices.flat) == jax.devices()[:2]
+    backwards = jax.devices()[::-1]
+    assert list(make_mesh("data=8", devices=backwards).devices.flat) == backwards
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (AUTO, (AUTO, AUTO)),
+        ("explicit", (EXPLICIT, EXPLICIT)),
+        (EXPLICIT, (EXPLICIT, EXPLICIT)),
+        ({"model": "Explicit"}, (AUTO, EXPLICIT)),
+    ],
+)
+def test_axes_are_of_the_kind_that_is_asked_for(given, expected):
+    assert make_mesh("data=4,model=2", axis_types=given).axis_types == expected
+
+
+@pytest.mark.parametrize(
+    ("axes", "options", "message"),
+    [
+        ("data=4,model", {}, "'model' in axes='data=4,model' is no name=size"),
+        ("", {}, "no axes"),
+        (8, {}, "axes=8 names no axes"),
+        ((8, 2), {}, "names no axes"),
+        ({"data": 2.0}, {}, "size 2.0"),
+        ({"data": True}, {}, "size True"),
+        ({1: 2}, {}, "named 1"),
+        ({"my axis": 2}, {}, "named 'my axis'"),
+        ("data=2,data=4", {}, "two axes named 'data'"),
+        ("data=0", {}, "size 0: give 1 or more, or -1"),
+        ("data=-1,model=-1", {}, "one can take what is left"),
+        ("data=-1,model=3", {}, "8 devices are not a multiple of the 3"),
+        ("data=16", {}, r"needs 16 devices, and there are 8.*jax_num_cpu_devices', 16"),
+        ("data=8", {"axis_types": "manual"}, "Manual axes exist within jax.shard_map"),
+        ("data=8", {"axis_types": {"dta": AUTO}}, r"names \['dta'\], but axes are \('data',\)"),
+        ("data=8", {"between": "data=2"}, "over 1 processes"),
+        ("data=8", {"between": "pod=1"}, "name axes of the mesh"),
+    ],
+)
+def test_what_is_wrong_is_said(axes, options, message):
+    with pytest.raises(FixArgumentsError, match=message):
+        make_mesh(axes, **options)
+
+
+def test_the_rest_of_an_unknown_number_is_refused():
+    with pytest.raises(FixArgumentsError, match="unknown number"):
+        axis_sizes("data=-1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """As much of a device as placing it in a mesh takes."""
+
+    id: int
+    process_index: int
+    slice_index: int | None = None
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+
+
+def processes(count, each):
+    return [Device(i, i // each) for i in range(count * each)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "between", "axis"),
+    [
+        ({"data": 4, "model": 2}, 2, None, 0),
+        ({"data": 4, "model": 2}, 2, {"data": 2}, 0),
+        ({"data": 4, "model": 2}, 2, "model=2", 1),
+        ({"replica": 1, "data": 8}, 4, None, 1),
+    ],
+)
+def test_slow_links_lie_along_the_axis_that_is_asked_for(sizes, count, between, axis):
+    found = arranged(sizes, processes(count, 8 // count), between)
+    owner = np.vectorize(lambda d: d.process_index)(found)
+    blocks = np.split(owner, count, axis=axis)
+    assert [np.unique(block).tolist() for block in blocks] == [[i] for i in range(count)]
+
+
+def test_processes_may_split_two_axes():
+    found = arranged({"data": 4, "model": 3}, processes(6, 2), None)
+    owner = np.vectorize(lambda d: d.process_index)(found)
+    assert owner.tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
+
+
+def test_slices_come_before_processes():
+    two_slices = [Device(i, i // 2, i // 4) for i in range(8)]
+    found = arranged({"data": 2, "model": 4}, two_slices, None)
+    assert [[d.slice_index for d in row] for row in found] == [[0] * 4, [1] * 4]
+    one_slice = [Device(i, i // 4, 0) for i in range(8)]
+    assert [d.id for d in arranged({"x": 8}, one_slice[::-1], None).flat] == [*range(7, -1, -1)]
+
+
+def test_unequal_processes_are_refused():
+    with pytest.raises(FixArgumentsError, match=r"\{0: 4, 1: 2\} devices"):
+        arranged({"data": 6}, processes(2, 4)[:6], None)
+
+
+PROGRAM = """
+import json, sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4)
+jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
+import numpy as np
+from bevel.sharding import make_mesh, place
+from jax.sharding import PartitionSpec as P
+owner = lambda mesh: [d.process_index for d in mesh.devices.flat]
+x = place(np.arange(8.0), make_mesh("data=8"), P("data"))
+print(json.dumps([
+    owner(make_mesh("data=4,model=2")),
+    owner(make_mesh("data=4,model=2", between="model=2")),
+    sorted(float(s.data[0]) for s in x.addressable_shards),
+    float(jax.jit(lambda x: x.sum())(x)),
+]))
+try:
+    make_mesh("data=4")
+except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def test_two_processes_make_one_mesh():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, "-c", PROGRAM, address]
+    running = [
+        subprocess.Popen(
+            [*command, str(i)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for i in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    for i, (out, errors) in enumerate(outputs):
+        lines = [json.loads(line) for line in out.splitlines() if line.startswith(("[[", '"'))]
+        assert len(lines) == 2, errors[-2000:]
+        by_data, by_model, own, total = lines[0]
+        assert by_data == [0] * 4 + [1] * 4
+        assert by_model == [0, 1] * 4
+        assert own == [4.0 * i + k for k in range(4)]
+        assert total == 28.0
+        assert "leaves processes [1] without one" in lines[1]
