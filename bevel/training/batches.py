@@ -79,19 +79,19 @@ class Batches:
       source: the records.
       strategy: the plan's sampler.
       population: what it samples from: the number of examples, or the examples by user.
-      seed: of the sampler. Secret.
       sizes: to which batches are padded. A larger batch goes to a larger size: nothing is dropped.
       layout: where rows lie. Every process reads the rows of its own devices.
       microbatch_size: of the plan, so that padding fills the last microbatches.
+      seed: of the sampler. Secret.
     """
 
     source: Source
     strategy: Any
     population: Any
-    seed: int = dataclasses.field(repr=False)
     sizes: PaddedSizes
     layout: Layout = Layout()
     microbatch_size: int | None = None
+    seed: int = dataclasses.field(default=0, repr=False)
 
     def indices(self, first: int = 0) -> Iterator[np.ndarray]:
         """The padded numbers of the records of each step, from step `first` on."""
@@ -104,6 +104,11 @@ class Batches:
             drawn = itertools.islice(every, first, None)
         for batch in drawn:
             yield pad_to_size(batch, self.sizes.size_for(len(batch)), self.microbatch_size)
+
+    def since(self, first: int) -> Iterator[Batch]:
+        """The batches from step `first` on, on the mesh."""
+        for step, indices in enumerate(self.indices(first), first):
+            yield self.of(step, indices)
 
     def of(self, step: int, indices: np.ndarray) -> Batch:
         """The batch of padded indices, on the mesh."""
@@ -144,9 +149,7 @@ class Batches:
             dtype = jax.dtypes.canonicalize_dtype(dtype)
             return jax.ShapeDtypeStruct(shape, dtype, sharding=self.layout.sharding)
 
-        data = jax.tree.map(
-            lambda x: shaped((size, *inner, *x.shape), x.dtype), self.source.record
-        )
+        data = jax.tree.map(lambda x: shaped((size, *inner, *x.shape), x.dtype), self.source.record)
         missing = shaped((size, *inner), np.bool_) if users else None
         return Batch(0, data, shaped((size,), np.bool_), missing)
 

@@ -12,7 +12,7 @@ import dataclasses
 import errno
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +100,12 @@ class Checkpoints:
             state=ocp.args.StandardSave(detached(named)),
             meta=ocp.args.JsonSave(dataclasses.asdict(meta)),
         )
-        with self._explained(meta.step):
+        with full_disk_explained(self.folder):
             self._manager.save(meta.step, args=args, force=True)
 
     def wait(self) -> None:
         """Waits until what `save` began is on disk under its name. Raises if it failed."""
-        with self._explained(None):
+        with full_disk_explained(self.folder):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
@@ -182,23 +182,6 @@ class Checkpoints:
         together("bevel: damaged checkpoint set aside")
         self._manager.reload()
 
-    @contextlib.contextmanager
-    def _explained(self, step: int | None) -> Any:
-        """Errors of writing, in words; what was written in part is no checkpoint."""
-        try:
-            yield
-        except Exception as error:
-            if not is_full(error):
-                raise
-            last = max(self.steps(), default=None)
-            which = "a checkpoint" if step is None else f"the checkpoint of step {step}"
-            raise FreeSpaceError(
-                f"{which} could not be written to {self.folder}: the disk is full ({error}). The "
-                f"last whole checkpoint is {'none' if last is None else f'that of step {last}'}: "
-                "free some space and start again, the run goes on from there. Nothing that was "
-                "not saved was released."
-            ) from error
-
     def close(self) -> None:
         self._manager.close()
 
@@ -221,6 +204,21 @@ def detached(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
     if jax.default_backend() != "cpu":
         return named
     return jax.tree.map(lambda x: x.copy(), named)
+
+
+@contextlib.contextmanager
+def full_disk_explained(where: Path) -> Iterator[None]:
+    """Errors of a full disk, in words. What was written in part is not relied on."""
+    try:
+        yield
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise FreeSpaceError(
+            f"{where} could not be written: the disk is full ({error}). Nothing was released that "
+            "is not saved and charged. Free some space and start again: the run goes on from its "
+            "last whole checkpoint."
+        ) from error
 
 
 def is_full(error: BaseException | None) -> bool:

@@ -76,9 +76,8 @@ class Records:
     def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
         self.metrics = Lines(folder / METRICS)
         self.raw = Lines(folder / RAW, mode=0o600)
-        self._released = {
-            (line["step"], line.get("attempt", 0)) for line in read_lines(folder / METRICS)
-        }
+        self._released = {place(line) for line in read_lines(folder / METRICS)}
+        self._seen = {place(line) for line in read_lines(folder / RAW)}
         writer = event_writer() if tensorboard else None
         self._events = writer and writer(str(folder / EVENTS))
         self._raw_events = writer and writer(str(folder / RAW_EVENTS))
@@ -88,13 +87,16 @@ class Records:
         return (step, attempt) in self._released
 
     def release(self, metrics: Mapping[str, Any], raw: Iterable[Mapping[str, Any]]) -> None:
-        """Writes the metrics of a checkpoint, and the raw rows of the steps that led to it."""
-        rows = list(raw)
+        """Writes the metrics of a checkpoint, and the raw rows of the steps that led to it.
+
+        Steps that were run again to the same bits are not written twice.
+        """
+        rows = [row for row in raw if place(row) not in self._seen]
         self.raw.add(*rows)
-        place = (metrics["step"], metrics.get("attempt", 0))
-        if place not in self._released:
+        self._seen.update(map(place, rows))
+        if place(metrics) not in self._released:
             self.metrics.add(metrics)
-            self._released.add(place)
+            self._released.add(place(metrics))
         for events, lines in ((self._events, [metrics]), (self._raw_events, rows)):
             if events:
                 for line in lines:
@@ -107,6 +109,11 @@ class Records:
         for events in (self._events, self._raw_events):
             if events:
                 events.close()
+
+
+def place(line: Mapping[str, Any]) -> tuple[int, int]:
+    """Step and attempt: there is one line for each."""
+    return line["step"], line.get("attempt", 0)
 
 
 def event_writer() -> Any:

@@ -26,7 +26,7 @@ from bevel.accounting.ledger import Ledger, LedgerRun
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training.agreement import agreed, is_first, together
-from bevel.training.checkpoint import Checkpoints, Meta
+from bevel.training.checkpoint import Checkpoints, Meta, full_disk_explained
 from bevel.training.records import METRICS, Records, plain, read_lines
 from bevel.training.resume import attempt_to_take, differences
 from bevel.training.secrets import FILE as SECRETS
@@ -266,8 +266,9 @@ class FolderRun:
         planned = self._planned(stop)
         if planned is None:
             return
-        if self._in_ledger:
-            self._in_ledger.charge(*planned, attempt=self.attempt)
+        if self._ledger and self._in_ledger:
+            with full_disk_explained(self._ledger.path):
+                self._in_ledger.charge(*planned, attempt=self.attempt)
         together("bevel: charged")
         self._charged = planned.stop
 
@@ -297,7 +298,8 @@ class FolderRun:
         self.checkpoints.wait()
         released, self._pending = self._pending, None
         if self._records:
-            self._records.release(released.metrics, released.raw)
+            with full_disk_explained(self.folder):
+                self._records.release(released.metrics, released.raw)
 
     def needs_metrics(self, step: int) -> bool:
         """Whether a checkpoint was saved and its metrics were not: the run ended in between."""

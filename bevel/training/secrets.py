@@ -25,7 +25,9 @@ def write_secrets(path: Path, secrets: PlanSecrets) -> None:
             os.fsync(file.fileno())
         os.link(beside, path)  # unlike a rename, it never replaces the keys of a run
     except FileExistsError:
-        raise FixArgumentsError(f"{path} is there already: keys of a run are never replaced.") from None
+        raise FixArgumentsError(
+            f"{path} is there already: keys of a run are never replaced."
+        ) from None
     finally:
         beside.unlink(missing_ok=True)
     sync_folder(path.parent)
