@@ -78,6 +78,7 @@ class Loop:
             interrupts() as wish,
         ):
             state, status = self.steps(state, step, programs, words, selected, progress, wish)
+            run.finish_release()
         run.write_record(
             finished=now(),
             status=status,
@@ -135,9 +136,7 @@ class Loop:
             if stop:
                 return state, "ended by the callback"
             if any_of(bool(wish)):
-                run.finish_release()
                 return state, "interrupted"
-        run.finish_release()
         return state, "complete"
 
     def release(
@@ -160,7 +159,9 @@ class Loop:
             known = {} if speed is None else {"examples_per_second": round(speed, 1)}
             return known | (dict(self.evaluate(shown_params(state))) if self.evaluate else {})
 
-        released = self.run.release(step, saved_part(state, frozen), rows, metrics)
+        released = self.run.release(
+            step, saved_part(state, frozen), rows, metrics, again=step == begun
+        )
         if self.callback is not None or self.evaluate is not None:
             self.run.finish_release()
         progress.released(released, rows[-1] if rows else None)

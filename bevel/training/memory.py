@@ -54,6 +54,8 @@ class MemoryRun:
         state: PyTree,
         raw: list[Metrics],
         metrics: Callable[[], Mapping[str, Any]] = dict,
+        *,
+        again: bool = False,
     ) -> Metrics:
         self._reached[0] = max(self._reached[0], step)
         epsilon = None if self.delta is None else self.plan.epsilon(step, delta=self.delta)

@@ -93,6 +93,7 @@ class FolderRun:
     def __init__(self, folder: Path, plan: DPExecutionPlan, options: RunOptions) -> None:
         self.folder, self.plan, self.options = folder, plan, options
         self.attempt, self.begun, self._charged = 0, 0, 0
+        self._restored = (0, 0)  # step and attempt of the checkpoint that it goes on from
         self._pending: Released | None = None
         self._records: Records | None = None
         self._ledger: Ledger | None = None
@@ -182,6 +183,7 @@ class FolderRun:
             self.checkpoints.wait()
             return like
         state, meta = found
+        self._restored = (meta.step, meta.attempt)
         if self._ledger:
             self._in_ledger = self._ledger_run(
                 checkpoint_step=meta.step, checkpoint_head=meta.ledger
@@ -278,14 +280,18 @@ class FolderRun:
         state: PyTree,
         raw: list[Metrics],
         metrics: Callable[[], Mapping[str, Any]] = dict,
+        *,
+        again: bool = False,
     ) -> Metrics:
         """Charges, begins to save, and computes `metrics` meanwhile: `finish_release` writes them.
 
-        Returns what is released, once `finish_release` has returned.
+        Returns what is released, once `finish_release` has returned. With `again` the checkpoint is
+        there already, and only what comes after it is made up for.
         """
         self.finish_release()
         self.charge(step)
-        self.checkpoints.save(state, self._meta(step))
+        if not again:
+            self.checkpoints.save(state, self._meta(step))
         line = {"step": step, "epsilon": self._epsilon(), "delta": self.delta}
         line |= {"attempt": self.attempt, **metrics()}
         self._pending = Released(line, raw)
@@ -303,7 +309,8 @@ class FolderRun:
 
     def needs_metrics(self, step: int) -> bool:
         """Whether a checkpoint was saved and its metrics were not: the run ended in between."""
-        missing = self._records and step > 0 and not self._records.released(step, self.attempt)
+        same = self._restored == (step, self.attempt)
+        missing = self._records and same and step and not self._records.released(*self._restored)
         return bool(agreed(float(bool(missing)))[0])
 
     def _epsilon(self) -> float | None:

@@ -108,7 +108,7 @@ class Trainer:
 
     def init(self, params: PyTree) -> TrainingState:
         """The state before step 0, on the mesh. The given arrays stay as they are."""
-        params = copied(params)
+        params = jax.tree.map(jnp.asarray, params)
         if self.mesh is not None:
             params = place(params, self.mesh, self.rules)
         trained, _ = split(params, self.trainable)
@@ -117,9 +117,10 @@ class Trainer:
             params=params,
             opt_state=self._optimizer.init(trained),
             noise_state=self.plan.noise_addition_transform.init(trained),
-            average=None if self.ema_decay is None else copied(trained),
+            average=None if self.ema_decay is None else trained,
         )
-        return on_mesh(state, self.mesh)
+        # Copied, for some optimizers begin with one array in two places: each is given away once.
+        return on_mesh(copied(state), self.mesh)
 
     # One step: clip, noise, update.
 
