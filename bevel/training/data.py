@@ -46,7 +46,7 @@ def source_of(data: Any) -> Source:
             "arrays for columns; for records, an object with __len__ and __getitem__, such as "
             "np.asarray(records) or a Grain source."
         )
-    leaves = jax.tree.leaves(data)
+    leaves = jax.tree.leaves(data, is_leaf=holds_records)
     if leaves and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
         return ArraySource(data)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict):
@@ -56,6 +56,12 @@ def source_of(data: Any) -> Source:
         "tuple or dict of them), or an object with __len__ and __getitem__. A stream cannot be "
         "sampled: every record must have its chance in every batch."
     )
+
+
+def holds_records(x: Any) -> bool:
+    """Whether something is an array or a source, not a tree of them."""
+    iterable = hasattr(x, "__getitem__") or hasattr(x, "__iter__")
+    return iterable and not isinstance(x, dict | tuple | list)
 
 
 class ArraySource:

@@ -26,7 +26,7 @@ class MemoryRun:
         self.plan, self._seed, self._reached = plan, sampling_seed, reached
         budget = options.budget or plan.budget
         self.budget = None
-        self.delta = options.delta or (budget and budget.delta)
+        self.delta = options.delta or (budget.delta if budget else None)
         if begin < reached[0] and not plan.secrets.known:
             raise FixArgumentsError(
                 f"this trainer took {reached[0]} steps before, and would take those from {begin} "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from bevel.sharding.table import shown_spec
 from bevel.training.batches import Batches
 from bevel.training.programs import Programs
 from bevel.training.run import now
@@ -29,13 +30,15 @@ def described(
 ) -> dict[str, Any]:
     """The fields of run.json that are known before the first step."""
     plan, budget = trainer.plan, run.budget
-    began = getattr(run, "record", {}).get("started")
+    before = getattr(run, "record", {})
+    began, same_plan = before.get("started"), before.get("plan")
     return {
         "started": began or now(),
         "resumed": now() if began else None,
         "finished": None,
         "status": "running",
-        "plan": {"fingerprint": plan.fingerprint(), "description": str(plan)},
+        # The text takes a second, for it states epsilon under every relation.
+        "plan": same_plan or {"fingerprint": plan.fingerprint(), "description": str(plan)},
         "unit": plan.unit.name,
         "relation": plan.neighboring_relation.name,
         "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta},
@@ -62,12 +65,13 @@ def placement_rows(tree: Any) -> list[dict[str, Any]]:
     rows = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         shard = leaf.sharding.shard_shape(leaf.shape)
+        spec = getattr(leaf.sharding, "spec", None)
         rows.append(
             {
                 "path": path_text(path),
                 "shape": list(leaf.shape),
                 "dtype": leaf.dtype.name,
-                "spec": str(getattr(leaf.sharding, "spec", "one device")),
+                "spec": "one device" if spec is None else shown_spec(spec),
                 "shard_shape": list(shard),
                 "bytes_per_device": int(np.prod(shard)) * leaf.dtype.itemsize,
             }

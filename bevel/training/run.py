@@ -106,7 +106,7 @@ class FolderRun:
                 "leave the name out, or take another folder."
             )
         self.budget = options.budget or plan.budget
-        self.delta = options.delta or (self.budget and self.budget.delta)
+        self.delta = options.delta or (self.budget.delta if self.budget else None)
         if is_first():
             self._ledger = Ledger.open(
                 options.ledger or folder / LEDGER,
@@ -119,7 +119,7 @@ class FolderRun:
                 folder, keep=options.keep, keep_period=options.keep_period
             )
             self.root = self._secrets()
-            self._in_ledger = self._ledger and self._ledger_run()
+            self._in_ledger = self._ledger_run() if self._ledger else None
             if is_first():
                 self._records = Records(folder, tensorboard=options.tensorboard)
         except BaseException:
@@ -241,12 +241,13 @@ class FolderRun:
 
     def affordable(self, step: int, stop: int) -> int:
         """The last step up to `stop` that the budget allows to go to from `step`."""
-        return int(agreed(self._affordable(step, stop) if self._in_ledger else 0)[0])
+        mine = self._affordable(self._in_ledger, step, stop) if self._in_ledger else 0
+        return int(agreed(mine)[0])
 
-    def _affordable(self, step: int, stop: int) -> int:
+    def _affordable(self, run: LedgerRun, step: int, stop: int) -> int:
         def affords(to: int) -> bool:
             planned = self._planned(to)
-            return planned is None or self._in_ledger.affords(*planned, attempt=self.attempt)
+            return planned is None or run.affords(*planned, attempt=self.attempt)
 
         if affords(stop):
             return stop

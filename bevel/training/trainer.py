@@ -5,7 +5,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from bevel.training.run import FolderRun, RunOptions
 from bevel.training.state import Trainable, TrainingState, copied, joined, on_mesh, split
 
 PyTree = Any
-Optimizer = AugmentedGradientTransformation | optax.GradientTransformation
+Optimizer: TypeAlias = AugmentedGradientTransformation | optax.GradientTransformation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -45,7 +45,10 @@ def test_a_run_is_the_loop_that_a_reader_would_write(unbroken):
 
 
 def test_the_mesh_does_not_matter(unbroken):
-    for mesh, rules in [("data=8", "replicated"), ("data=4,model=2", [("w", P(None, "model")), ("*", P())])]:
+    for mesh, rules in [
+        ("data=8", "replicated"),
+        ("data=4,model=2", [("w", P(None, "model")), ("*", P())]),
+    ]:
         state = runs.fit(of=runs.trainer(mesh=make_mesh(mesh), rules=rules))
         for name in ("w", "b"):
             np.testing.assert_allclose(state.params[name], unbroken.params[name], atol=1e-6)
@@ -98,9 +101,7 @@ def test_the_average_follows_the_parameters():
         average = decay * average + (1 - decay) * w
     np.testing.assert_allclose(state.average["w"], average, atol=1e-6)
     evaluated = []
-    runs.fit(
-        of=runs.trainer(ema_decay=0.5), evaluate=lambda p: {"w": evaluated.append(p) or 0.0}
-    )
+    runs.fit(of=runs.trainer(ema_decay=0.5), evaluate=lambda p: {"w": evaluated.append(p) or 0.0})
     np.testing.assert_array_equal(evaluated[-1]["w"], state.average["w"])
 
 
@@ -140,7 +141,9 @@ def test_users_are_one_contribution_and_missing_examples_have_no_part():
     trainer = runs.trainer(config=plan)
     state, data = trainer.init(runs.params()), runs.data()
     rows = np.array([[0, 12, 24, 36], [runs.N - 1, -1, -1, -1]])
-    batch = jax.tree.map(lambda x: np.where((rows >= 0).reshape(2, 4, *(1,) * (x.ndim - 1)), x[rows], 0), data)
+    batch = jax.tree.map(
+        lambda x: np.where((rows >= 0).reshape(2, 4, *(1,) * (x.ndim - 1)), x[rows], 0), data
+    )
     sums, _ = trainer._clip(
         state, (batch, jnp.asarray(rows < 0)), jnp.zeros(2, bool), jax.random.key(0)
     )
@@ -200,7 +203,7 @@ def test_what_is_wrong_is_said():
         runs.trainer(config=3)
     with pytest.raises(FixArgumentsError, match="performance_flags beside a plan"):
         runs.trainer(performance_flags=bevel.PerformanceFlags())
-    with pytest.raises(FixLossError, match="returns.*loss, aux"):
+    with pytest.raises(FixLossError, match=r"returns.*loss, aux"):
         runs.fit(of=runs.trainer(loss_fn=lambda p, d, k: runs.loss(p, d, k)[0]))
     with pytest.raises(FixArgumentsError, match="not a state"):
         runs.fit("nowhere", begin=runs.trainer().init(runs.params()))
@@ -215,9 +218,7 @@ def test_batches_of_another_seed_are_other_batches(unbroken):
 
 def test_names_and_fields_are_those_of_the_compatibility_page():
     names = {field.name for field in dataclasses.fields(DPTrainer)}
-    assert names >= {
-        "config", "performance_flags", "loss_fn", "optimizer", "compilation_strategy"
-    }
+    assert names >= {"config", "performance_flags", "loss_fn", "optimizer", "compilation_strategy"}
     fields = [field.name for field in dataclasses.fields(TrainingState)]
     assert fields[:4] == ["step", "params", "opt_state", "noise_state"]
     made = DPTrainer(
@@ -227,4 +228,3 @@ def test_names_and_fields_are_those_of_the_compatibility_page():
     )
     assert made.plan is made.plan and not made.plan.secrets.known
     assert PlanSecrets.for_tests(3) == runs.plan().secrets
-
