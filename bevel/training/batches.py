@@ -98,7 +98,9 @@ class Batches:
         base = getattr(self.strategy, "base_strategy", self.strategy)
         if isinstance(base, RandomAccessStrategy):
             steps = range(first, self.strategy.iterations)
-            drawn = (self.strategy.batch(step, self.population, self.seed) for step in steps)
+            drawn: Iterator[np.ndarray] = (
+                self.strategy.batch(step, self.population, self.seed) for step in steps
+            )
         else:  # a step depends on those before it: they are drawn again, which reads no record
             every = self.strategy.batch_iterator(self.population, self.seed)
             drawn = itertools.islice(every, first, None)
@@ -127,9 +129,10 @@ class Batches:
             return read[place]
 
         def placed(leaf: int, shape: tuple[int, ...]) -> jax.Array:
-            return jax.make_array_from_callback(
-                shape, self.layout.sharding, lambda index: shard_rows(index[0])[leaf]
-            )
+            def part(index: Any) -> np.ndarray:
+                return shard_rows(index[0])[leaf]
+
+            return jax.make_array_from_callback(shape, self.layout.sharding, part)
 
         records = jax.tree.leaves(self.source.record)
         data = [placed(k + 2, (*indices.shape, *x.shape)) for k, x in enumerate(records)]

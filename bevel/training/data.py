@@ -114,11 +114,11 @@ class RecordSource:
                 raise FixDataError(f"asked for {len(wanted)} records, the source gave {len(read)}.")
         else:
             read = list(self._pool.map(self._record, wanted))
-        structure = jax.tree.structure(self.record)
+        structure: Any = jax.tree.structure(self.record)
         columns = [np.empty((len(wanted), *x.shape), x.dtype) for x in jax.tree.leaves(self.record)]
         for row, (number, record) in enumerate(zip(wanted, read, strict=True)):
             values = [np.asarray(x) for x in jax.tree.leaves(record)]
-            same = jax.tree.structure(record) == structure and all(
+            same = structure == jax.tree.structure(record) and all(
                 (x.shape, x.dtype) == (column.shape[1:], column.dtype)
                 for x, column in zip(values, columns, strict=True)
             )

@@ -5,7 +5,10 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -333,3 +336,65 @@ def test_a_run_keeps_its_name_when_its_folder_moves(unbroken, half, tmp_path):
     assert runs.same_bits(again, unbroken[0])
     with pytest.raises(FixArgumentsError, match="holds the run 'run'"):
         runs.fit(tmp_path / "moved", options=runs.options(name="other"))
+
+
+def test_frozen_parameters_are_not_saved_and_must_be_the_same(tmp_path):
+    params = {"base": {"w": np.ones((runs.D, 2), np.float32)}, "lora": {"b": np.zeros(2, "f4")}}
+
+    def loss(p, batch, prng):
+        return runs.loss({"w": p["base"]["w"], "b": p["lora"]["b"]}, batch, prng)
+
+    def go(begin, **changed):
+        trainer = runs.trainer(loss_fn=loss, trainable="lora/*", ema_decay=0.5)
+        return runs.fit(tmp_path / "run", of=trainer, begin=begin, **changed)
+
+    go(params, callback=runs.at_step(2))
+    saved = (tmp_path / "run" / "checkpoints" / "2" / "state" / "_METADATA").read_text()
+    assert "lora" in saved and "base" not in saved
+    other = {**params, "base": {"w": params["base"]["w"] * 2}}
+    with pytest.raises(RestoreCheckpointError, match="other frozen parameters"):
+        go(other)
+    seen = []
+    state = go(params, evaluate=lambda p: {"b": seen.append(p) or 0})
+    assert int(state.step) == runs.STEPS
+    assert np.array_equal(seen[-1]["base"]["w"], params["base"]["w"])
+    assert np.array_equal(seen[-1]["lora"]["b"], state.average["lora"]["b"])
+
+
+FULL = """
+import resource, signal, sys, warnings
+import jax
+jax.config.update("jax_platforms", "cpu")
+import training_runs as runs
+from bevel.errors import FreeSpaceError
+
+folder, bytes_ = sys.argv[1], int(sys.argv[2])
+warnings.simplefilter("ignore")
+trainer = runs.trainer()
+trainer.init(runs.params())
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+def fill(state, metrics):
+    if metrics["step"] == 4:  # from here on no file can grow beyond this
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))
+try:
+    runs.fit(folder, of=trainer, callback=fill)
+except FreeSpaceError as error:
+    print(error)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 300])
+def test_a_full_disk_is_an_error_and_the_last_checkpoint_stays(unbroken, tmp_path, limit):
+    folder = tmp_path / "run"
+    tests = Path(__file__).resolve().parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{tests.parent}:{tests}"}
+    command = [sys.executable, "-c", FULL, str(folder), str(limit)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert run.returncode == 7, run.stderr[-3000:]
+    assert "the disk is full" in run.stdout and "goes on from its last whole" in run.stdout
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not a whole line")  # of the ledger
+        again = runs.fit(folder)
+    assert runs.same_bits(again, unbroken[0])
+    assert charges(folder) == charges(unbroken[1])
