@@ -18,6 +18,7 @@ OUTSIDE = {
     "__init__",
     "demo",
     "execution_plan",
+    "experimental",
     "training",
     "report",
     "cli",

@@ -11,6 +11,7 @@ twice the bound, and dp-accounting's accountants differ:
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import dp_accounting
@@ -27,6 +28,8 @@ REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 # Rounding of privacy losses: dp-accounting's default. It always rounds up, so it is never unsafe.
 INTERVAL = 1e-4
+# dp-accounting takes the exponential of it.
+LARGEST_INTERVAL = 500.0
 # Orders that need no infinite series: enough to find roughly what an epsilon will be.
 FEW_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256, 512)
 
@@ -132,7 +135,8 @@ def interval_for(event: DpEvent, relation: NeighboringRelation) -> float:
     PLD takes time and memory in (range of losses) / interval: with next to no noise, minutes.
     """
     noise, loss = noise_and_loss(event, relation)
-    return INTERVAL * max(1.0, (0.5 / noise) ** 2 if noise > 0 else 1.0, loss / 50)
+    wanted = INTERVAL * max(1.0, (0.5 / noise) ** 2 if noise > 0 else 1.0, loss / 50)
+    return min(wanted, LARGEST_INTERVAL)
 
 
 def noise_and_loss(event: DpEvent, relation: NeighboringRelation) -> tuple[float, float]:
@@ -140,7 +144,8 @@ def noise_and_loss(event: DpEvent, relation: NeighboringRelation) -> tuple[float
     alike = like_for_rdp(event, relation)
     rdp = RdpAccountant(orders=(2.0,))
     loss = float(rdp.compose(alike).rdp[0]) if rdp.supports(alike) else 0.0
-    return least_noise(alike), min(loss, 1e9)
+    # A part without privacy makes all of it infinite, however the other parts are rounded.
+    return least_noise(alike), loss if math.isfinite(loss) else 0.0
 
 
 def least_noise(event: DpEvent, count: int = 1) -> float:

@@ -17,6 +17,7 @@ from bevel.sharding.types import varying_axes
 LARGEST = 2.0**120
 
 
+@jax.jit  # traced once for norms, bounds and both ways of taking them
 def total_norm(norms: Sequence[jax.Array]) -> jax.Array:
     """The norm of a tree from the norms (B,) of its leaves, without overflow or underflow."""
     dtype = precision.accumulation_dtype(*(n.dtype for n in norms))

@@ -205,15 +205,14 @@ class Source:
     ) -> dict[int, Any]:
         """The weighted sums. `clean`: all numbers are finite, so a coefficient 0 removes them."""
         result = {}
+        if clean:
+            factors, keep = [chosen(keep, factor) for factor in factors], None
         for leaf in leaves:
-            factor = factors[self.shares.groups.of_leaf[leaf]]
-            if clean and keep is not None:
-                factor = jnp.where(keep, factor, jnp.zeros_like(factor))
-            tap, kept = self.tap(leaf), None if clean else keep
+            factor, tap = factors[self.shares.groups.of_leaf[leaf]], self.tap(leaf)
             if tap is None:
-                result[leaf] = kept_sum(self.task, self.gradients[leaf], factor, kept)
+                result[leaf] = kept_sum(self.task, self.gradients[leaf], factor, keep)
             else:
-                result[leaf] = tap.weighted_sum(self.made[leaf], factor, kept)
+                result[leaf] = tap.weighted_sum(self.made[leaf], factor, keep)
         return result
 
 

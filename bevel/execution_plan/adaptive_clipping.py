@@ -15,15 +15,14 @@ The clip norm is moved by the noised count, and by nothing else.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from bevel.clipping import Aux, BoundedSensitivityCallable
 from bevel.errors import FixArgumentsError
+from bevel.noise_addition.privatizer import Privatizer
 
 PyTree = Any
 # Clip norms stay within these, so that a long run of noise cannot make them 0 or infinite.
@@ -49,6 +48,9 @@ class AdaptiveClipping:
     count_stddev: float | None = None
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            object.__setattr__(self, field.name, None if value is None else float(value))
         if not 0 <= self.target_quantile <= 1:
             raise FixArgumentsError(
                 f"target_quantile={self.target_quantile}: give a share of the records, from 0 to 1."
@@ -69,7 +71,7 @@ class CountedGradient(NamedTuple):
     """A sum of clipped gradients, and the scaled and centred count of the unclipped."""
 
     gradient: PyTree
-    count: jax.Array
+    unclipped: jax.Array
 
 
 class AdaptiveNoiseState(NamedTuple):
@@ -152,9 +154,7 @@ class Counting:
             task=clipped.task,
         )
 
-    def transform(
-        self, noise: optax.GradientTransformationExtraArgs, dtype: Any
-    ) -> "AdaptiveNoise":
+    def transform(self, noise: Privatizer, dtype: Any) -> Privatizer:
         """Noise for counted gradients, which moves the clip norm by what comes out."""
 
         def init(params: PyTree) -> AdaptiveNoiseState:
@@ -181,9 +181,9 @@ class Counting:
                 return scaled if dtype is None else scaled.astype(dtype)
 
             gradient = jax.tree.map(released, noised.gradient)
-            return gradient, AdaptiveNoiseState(inner, self.moved(clip_norm, noised.count))
+            return gradient, AdaptiveNoiseState(inner, self.moved(clip_norm, noised.unclipped))
 
-        return AdaptiveNoise(init, update)
+        return Privatizer(init, update, noise.record)
 
     def moved(self, clip_norm: jax.Array, noised_count: jax.Array) -> jax.Array:
         """The clip norm of the next step."""
@@ -192,9 +192,3 @@ class Counting:
         error = share - jnp.float32(self.options.target_quantile)
         factor = jnp.exp(jnp.float32(-self.options.learning_rate) * error)
         return jnp.clip(clip_norm * factor, LEAST_NORM, MOST_NORM)
-
-
-class AdaptiveNoise(optax.GradientTransformationExtraArgs):
-    """Adds noise to a `CountedGradient`, gives the gradient, and moves the clip norm."""
-
-    init: Callable[..., AdaptiveNoiseState]

@@ -19,7 +19,7 @@ class ClipOptions:
 
     def __post_init__(self) -> None:
         positive("normalize_by", self.normalize_by, "as the expected batch size is")
-        if not math.isinf(self.l2_clip_norm):
+        if self.l2_clip_norm != math.inf:
             positive("l2_clip_norm", self.l2_clip_norm, "a length")
 
     @property

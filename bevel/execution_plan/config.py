@@ -85,7 +85,12 @@ class PrivateConfig(abc.ABC):
         self.protected()
         # Raises for a sampler that cannot be, and for a relation that is not proven for it.
         self.mechanism(self.noise_multiplier or 1.0).event_after(1)
-        if self.adaptive_clipping is not None and self.batch_size() is None:
+        adaptive = self.adaptive_clipping
+        if not isinstance(adaptive, AdaptiveClipping | None):
+            raise FixArgumentsError(
+                f"adaptive_clipping={adaptive!r}: give AdaptiveClipping(...), or None."
+            )
+        if adaptive is not None and self.batch_size() is None:
             raise FixArgumentsError(
                 "adaptive_clipping reads a share from a count, so the expected batch size must be "
                 "known: give num_examples."
@@ -143,7 +148,8 @@ class PrivateConfig(abc.ABC):
                 "the noise multiplier is not known: call calibrate(epsilon=..., delta=...) first, "
                 "or give noise_multiplier."
             )
-        mechanism = self.mechanism(self.noise_multiplier)
+        mechanism = self.mechanism(float(self.noise_multiplier))
+        size = self.batch_size()
         return DPExecutionPlan(
             mechanism,
             ClipOptions(
@@ -153,7 +159,7 @@ class PrivateConfig(abc.ABC):
                 self.adaptive_clipping,
             ),
             self.protected(),
-            self.batch_size(),
+            None if size is None else float(size),
             budget=self.checked_budget(mechanism),
             flags=performance_flags or PerformanceFlags(),
             secrets=secrets or PlanSecrets.new(),

@@ -39,6 +39,8 @@ def protection(plan: DPExecutionPlan) -> Rows:
     yield "unit of privacy", plan.unit.name
     yield "neighbouring relation", plan.neighboring_relation.name
     yield "budget", str(plan.budget or "none: not calibrated")
+    if plan.secrets.known:
+        yield "secrets", "known: made for tests, nothing is protected by them"
 
 
 def batches(plan: DPExecutionPlan) -> Rows:
@@ -46,6 +48,10 @@ def batches(plan: DPExecutionPlan) -> Rows:
     yield "sampler", str(plan.batch_selection_strategy)
     yield units, "not given" if plan.num_units is None else str(plan.num_units)
     yield "steps", str(plan.iterations)
+    if not plan.mechanism.strategy.amplified:
+        uses = plan.mechanism.sampler.participation()
+        times, apart = uses.max_participations, uses.min_separation
+        yield f"uses of one {plan.unit.name}", f"at most {times}, at least {apart} steps apart"
     if plan.expected_batch_size is None:
         yield "batch", f"not known: give the number of {units}"
         return
@@ -90,10 +96,10 @@ def noise(plan: DPExecutionPlan) -> Rows:
     if plan.counting is not None:
         yield "  of the gradients alone", f"{plan.counting.gradient_noise_multiplier:.6g}"
     yield "standard deviation", f"{plan.noise_stddev:.6g} in each coordinate of z"
-    yield "noise", plan.mechanism.strategy.__class__.__doc__.split("\n")[0]  # type: ignore[union-attr]
+    yield "noise", str(plan.mechanism.strategy)
     yield (
         "error of the mechanism",
-        f"{plan.rmse():.6g}: root mean square over steps, in each coordinate of the summed noise",
+        f"{plan.rmse:.6g}: root mean square over steps, in each coordinate of the summed noise",
     )
 
 

@@ -27,13 +27,13 @@ class DPSGDConfig(PrivateConfig):
             .calibrate(epsilon=3, delta=1e-5)
             .make()
 
-    | sampling            | batches                                | relations with a proof          |
-    | ------------------- | -------------------------------------- | ------------------------------- |
-    | `poisson`           | every unit by itself, by chance        | all three                       |
-    | same, truncated     | the same, with a cap on the batch size | replace-special, replace-one    |
-    | `fixed`             | of one size, drawn afresh              | replace-one                     |
-    | `balls_in_bins`     | once per epoch, at a place of its own  | add-or-remove, replace-special  |
-    | `random_allocation` | at exactly so many steps, by chance    | add-or-remove, replace-special  |
+    | sampling            | batches                                | relations with a proof        |
+    | ------------------- | -------------------------------------- | ----------------------------- |
+    | `poisson`           | every unit by itself, by chance        | all three                     |
+    | the same, truncated | the same, with a cap on the batch size | replace-special, replace-one  |
+    | `fixed`             | of one size, drawn afresh              | replace-one                   |
+    | `balls_in_bins`     | once per epoch, at a place of its own  | add-or-remove, -special       |
+    | `random_allocation` | at exactly so many steps, by chance    | add-or-remove, -special       |
 
     The last two are accounted for by sampling, which takes minutes for small deltas.
 
@@ -83,12 +83,12 @@ class DPSGDConfig(PrivateConfig):
             case "poisson":
                 return CyclicPoissonSampling(size / units, steps, self.truncated_batch_size)
             case "fixed":
-                return FixedBatchSampling(as_whole("expected_batch_size", size, size), steps)
+                return FixedBatchSampling(as_whole("expected_batch_size", size), steps)
             case "balls_in_bins":
-                cycle = as_whole("num_examples / expected_batch_size", units / size, size)
+                cycle = as_whole("num_examples / expected_batch_size", units / size)
                 return BallsInBinsSampling(steps, cycle)
             case "random_allocation":
-                times = as_whole("participations", steps * size / units, size)
+                times = as_whole("the participations of a unit", steps * size / units)
                 return RandomAllocationSampling(times, steps)
         raise FixArgumentsError(
             f"sampling={self.sampling!r}: write 'poisson', 'fixed', 'balls_in_bins' or "
@@ -107,12 +107,12 @@ class DPSGDConfig(PrivateConfig):
         return self.expected_batch_size
 
 
-def as_whole(name: str, value: float, expected_batch_size: float) -> int:
+def as_whole(name: str, value: float) -> int:
     """`value` as an int, if it is one but for rounding."""
     nearest = round(value)
     if nearest < 1 or abs(value - nearest) > 1e-9 * nearest:
         raise FixArgumentsError(
-            f"expected_batch_size={expected_batch_size} gives {name} = {value:g}, and this way of "
-            "sampling needs a whole number there: change the batch size or the iterations."
+            f"{name} = {value:g}, and this way of sampling needs a whole number there: change the "
+            "batch size, the epochs or the iterations."
         )
     return nearest

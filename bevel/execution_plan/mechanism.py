@@ -33,7 +33,7 @@ class Mechanism:
     num_units: int | None
     neighboring_relation: str
     noise_multiplier: float | None
-    strategy: Strategy = Independent()
+    strategy: Strategy = dataclasses.field(default_factory=Independent)
 
     @property
     def iterations(self) -> int:
@@ -59,7 +59,8 @@ class Mechanism:
             steps = self.iterations  # its first steps are no random allocation
         sampler = dataclasses.replace(self.sampler, iterations=steps)
         # A matrix that is cut off has shorter columns: beside them there is more noise.
-        noise = self.noise_multiplier * self.sensitivity(self.iterations) / self.sensitivity(steps)
+        longer = self.sensitivity(self.iterations) / self.sensitivity(steps)
+        noise = self.noise_multiplier * longer
         if self.strategy.amplified:
             return event_of(
                 sampler,
@@ -77,6 +78,14 @@ class Mechanism:
             participation = dataclasses.replace(self.sampler, iterations=steps).participation()
         return self.strategy.sensitivity(steps, participation)
 
+    def rmse(self, stddev: float) -> float:
+        """Root mean square, over steps, of the noise in the sum of all gradients so far.
+
+        `stddev` is that of z for a sensitivity of C of 1: noise multiplier times bound.
+        """
+        error = self.strategy.mean_error(self.iterations)
+        return stddev * self.sensitivity(self.iterations) * math.sqrt(error)
+
     @functools.cached_property
     def composes_by_step(self) -> bool:
         """Whether the event of steps 0 to t is that of 0 to s composed with that of s to t."""
@@ -87,8 +96,11 @@ class Mechanism:
     def bounded_by_sampling(self) -> bool:
         return isinstance(self.event_after(1), MixtureDpEvent)
 
-    def steps_of_one_event(self, steps: int) -> int:
-        """The most steps that cost no more than the first `steps`."""
+    def end_of_round(self, steps: int) -> int:
+        """Where a charge for `steps` steps had best end: a round costs as much as one of its steps.
+
+        All of the run, if it is bounded by sampling: to bound its parts would take as long.
+        """
         if self.bounded_by_sampling:
             return self.iterations
         if not self.strategy.amplified or self.composes_by_step:

@@ -1,6 +1,7 @@
 """Options of a plan that change speed and memory, and nothing that is promised."""
 
 import dataclasses
+from typing import Literal
 
 import jax
 
@@ -17,6 +18,7 @@ class PerformanceFlags:
         float32 or wider in any case, and so is the result if None. The one option here that is in
         the plan's fingerprint: it changes the released numbers.
       intermediate_strategy: where noise and its buffers lie, see `SupportedStrategies`.
+      buffers_in: 'host' keeps the buffers of correlated noise in the host's memory between steps.
       microbatch_size: so many examples (or users) at a time.
       spmd_axis_name: accepted for compatibility; not needed.
       keep_batch_dim: follows from the unit of privacy: True for examples, False for users. Leave
@@ -26,6 +28,7 @@ class PerformanceFlags:
 
     dtype: jax.typing.DTypeLike | None = None
     intermediate_strategy: SupportedStrategies = SupportedStrategies.DEFAULT
+    buffers_in: Literal["device", "host"] = "device"
     microbatch_size: int | None = None
     spmd_axis_name: str | None = None
     keep_batch_dim: bool | None = None

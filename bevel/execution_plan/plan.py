@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import optax
@@ -14,10 +15,13 @@ from bevel import noise_addition
 from bevel.accounting import Budget, epsilon_after_each_step
 from bevel.accounting import epsilon as epsilon_of
 from bevel.accounting.budget import checked_count
-from bevel.batch_selection import FixedBatchSampling, PaddedSizes, padded_sizes
+from bevel.batch_selection import ExamplesByUser, PaddedSizes
+from bevel.batch_selection.strategy import RandomAccessStrategy
 from bevel.clipping import BoundedSensitivityCallable, clipped_grad
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.adaptive_clipping import AdaptiveNoiseState, Counting
+from bevel.execution_plan.batch_sizes import sizes_for
+from bevel.execution_plan.charges import PlannedCharge, planned_charge
 from bevel.execution_plan.clip_options import ClipOptions
 from bevel.execution_plan.fingerprint import fingerprint
 from bevel.execution_plan.mechanism import Mechanism
@@ -38,14 +42,6 @@ DECIDED = {
     "automatic_gamma",
     "spmd_axis_name",
 }
-
-
-class PlannedCharge(NamedTuple):
-    """What `LedgerRun.charge(*planned)` takes, before steps `first` to `stop - 1` are released."""
-
-    first: int
-    stop: int
-    event: DpEvent
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,11 +113,28 @@ class DPExecutionPlan:
         seed = self.secrets.of_attempt(attempt).sampling_seed
         return self.batch_selection_strategy.batch(step, population, seed, **process)
 
+    def batches(self, population: Any, *, first: int = 0, attempt: int = 0) -> Iterator[np.ndarray]:
+        """The batches of steps `first`, `first + 1`, ...: each as `batch` gives it.
+
+        Samplers that rest their units replay the steps before `first` once; others need not.
+        """
+        self.check_population(population)
+        seed = self.secrets.of_attempt(attempt).sampling_seed
+        if isinstance(self.mechanism.sampler, RandomAccessStrategy):
+            steps = range(first, self.iterations)
+            return (self.batch_selection_strategy.batch(k, population, seed) for k in steps)
+        replayed = self.batch_selection_strategy.batch_iterator(population, seed)
+        return itertools.islice(replayed, first, None)
+
     def check_population(self, population: Any) -> None:
         """Raises unless there are as many units as the plan was made for."""
-        if self.unit.name == "example" and self.num_units not in (None, population):
+        if self.num_units is None:
+            return
+        users = self.unit.name == "user"
+        found = len(ExamplesByUser.of(population)) if users else population
+        if found != self.num_units:
             raise FixArgumentsError(
-                f"the data set has {population} examples, and the plan was made for "
+                f"the data set has {found} {self.unit.name}s, and the plan was made for "
                 f"{self.num_units}: its sampling probability and delta are for that number."
             )
 
@@ -131,20 +144,12 @@ class DPExecutionPlan:
         Args:
           multiple: of the devices that share a batch.
         """
-        size = self.expected_batch_size
-        if size is None:
+        if self.expected_batch_size is None:
             raise FixArgumentsError(
                 "the expected batch size is not known: give the config num_examples."
             )
         multiple = math.lcm(multiple, self.flags.microbatch_size or 1)
-        fixed = isinstance(self.mechanism.sampler, FixedBatchSampling)
-        sizes = padded_sizes(size, multiple=multiple, count=count, spread=0 if fixed else None)
-        most = getattr(self.mechanism.sampler, "truncated_batch_size", None)
-        if most is None:
-            return sizes
-        largest = -(-most // multiple) * multiple
-        kept = {s for s in sizes.sizes if s < largest} | {largest}
-        return PaddedSizes(tuple(sorted(kept)), multiple)
+        return sizes_for(self.mechanism.sampler, self.expected_batch_size, multiple, count)
 
     # How one unit is bounded.
 
@@ -205,7 +210,7 @@ class DPExecutionPlan:
                 f"the plan decides {', '.join(decided)}: its noise and its event belong to that. "
                 "Change the config, and make another plan."
             )
-        shared = {
+        options |= {
             "normalize_by": self.clip.normalize_by,
             "keep_batch_dim": self.unit.keep_batch_dim(self.flags.keep_batch_dim),
             "microbatch_size": self.flags.microbatch_size,
@@ -218,7 +223,6 @@ class DPExecutionPlan:
                 has_aux,
                 l2_clip_norm=self.clip.l2_clip_norm,
                 rescale_to_unit_norm=self.clip.rescale_to_unit_norm,
-                **shared,
                 **options,
             )
         if clip_norm is None:
@@ -233,7 +237,6 @@ class DPExecutionPlan:
             l2_clip_norm=clip_norm,
             rescale_to_unit_norm=True,
             return_grad_norms=True,
-            **shared,
             **options,
         )
         wants_aux = has_aux or keep_norms or bool(options.get("return_values"))
@@ -252,19 +255,20 @@ class DPExecutionPlan:
             return 0.0
         exact = noise * self.mechanism.sensitivity(self.iterations) * self.l2_norm_bound
         single = np.float32(exact)
-        return float(single if single >= exact else np.nextafter(single, np.float32(np.inf)))
+        above = np.nextafter(single, np.float32(np.inf))
+        return float(single) if float(single) >= exact else float(above)
 
     def noise_row_norms(self) -> np.ndarray | None:
         """Norms of the rows of C^-1, for optimizers that know of noise; None where all are 1."""
         return self.mechanism.strategy.row_norms(self.iterations)
 
+    @property
     def rmse(self) -> float:
         """Root mean square, over steps, of the noise in a coordinate of the sum of all gradients.
 
         What correlated noise makes small: parameters follow the sums of gradients.
         """
-        errors = self.mechanism.strategy.prefix_errors(self.iterations)
-        return self.noise_stddev * float(np.sqrt(np.mean(errors)))
+        return self.mechanism.rmse((self.mechanism.noise_multiplier or 0.0) * self.l2_norm_bound)
 
     def _noise(self) -> optax.GradientTransformationExtraArgs:
         if self.mechanism.noise_multiplier is None:
@@ -280,7 +284,9 @@ class DPExecutionPlan:
         if matrix is None:
             noise = noise_addition.gaussian_privatizer(**options)
         else:
-            noise = noise_addition.matrix_factorization_privatizer(matrix, **options)
+            noise = noise_addition.matrix_factorization_privatizer(
+                matrix, buffers_in=self.flags.buffers_in, **options
+            )
         return noise if counting is None else counting.transform(noise, self.flags.dtype)
 
     # What it costs.
@@ -304,29 +310,8 @@ class DPExecutionPlan:
         return self.mechanism.composes_by_step
 
     def charge(self, first: int, stop: int, begun: int = 0) -> PlannedCharge:
-        """What a ledger is charged before steps `first` to `stop - 1` are released.
-
-        | event                     | charged                                                    |
-        | ------------------------- | ---------------------------------------------------------- |
-        | composes step by step     | these steps                                                |
-        | ties steps together       | all steps from `begun` on, anew, to the end of a round     |
-        | is bounded by sampling    | the whole run, once: there is no charge for later steps    |
-
-        Args:
-          begun: the step with which the present attempt began. Where steps are tied together, an
-            attempt begins afresh: its batches are those of steps 0, 1, ... with the attempt's
-            secrets, and its noise starts with a new `init`.
-        """
-        if not 0 <= begun <= first < stop <= self.iterations:
-            raise FixArgumentsError(
-                f"steps {first} to {stop} of an attempt that began at {begun}: give 0 <= begun <= "
-                f"first < stop <= {self.iterations}."
-            )
-        if self.composes_by_step:
-            return PlannedCharge(first, stop, self.event_after(stop - first))
-        steps = self.mechanism.steps_of_one_event(stop - begun)
-        end = min(begun + steps, self.iterations)
-        return PlannedCharge(begun, end, self.event_after(end - begun))
+        """What a ledger is charged before steps `first` to `stop - 1` are released: charges.py."""
+        return planned_charge(self.mechanism, first, stop, begun)
 
     def epsilon(self, step: int | None = None, *, delta: float | None = None) -> float:
         """What the first `step` steps cost, by default all of them, at the budget's delta."""

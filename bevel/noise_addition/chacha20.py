@@ -44,8 +44,12 @@ class Purpose(enum.IntEnum):
     DISCRETE = 4
 
 
+@jax.jit
 def block(words: Sequence[jax.Array]) -> list[jax.Array]:
-    """The block function: from 16 words to 16 words, for arrays of any one shape."""
+    """The block function: from 16 words to 16 words, for arrays of any one shape.
+
+    Under `jit`, so that leaves of one shape share its trace: it has more than a thousand equations.
+    """
     rounds = rolled_rounds if jax.default_backend() == "cpu" else unrolled_rounds
     return [a + b for a, b in zip(words, rounds(words), strict=True)]
 

@@ -7,6 +7,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hockey_stick import either_way, outputs
@@ -223,3 +224,17 @@ def test_epsilon_after_each_step_with_a_given_accountant():
     )
     alone = [RdpAccountant().compose(make(t)).get_epsilon(1e-5) for t in range(1, 5)]
     assert curve == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("bare", [dp_accounting.NonPrivateDpEvent(), gaussian_event(0.0)])
+@pytest.mark.parametrize("relation", NeighboringRelation)
+def test_a_part_without_privacy_makes_all_of_it_infinite(bare, relation):
+    event = dp_accounting.ComposedDpEvent([bare, gaussian_event(1.0, 3)])
+    assert epsilon(event, delta=1e-5, neighboring_relation=relation) == math.inf
+    assert delta(event, epsilon=1.0, neighboring_relation=relation) == 1.0
+
+
+def test_next_to_no_noise_beside_much_of_it():
+    event = dp_accounting.ComposedDpEvent([gaussian_event(1e-4), gaussian_event(1.0)])
+    found = epsilon(event, delta=1e-5, neighboring_relation="ADD_OR_REMOVE_ONE")
+    assert 5e7 < found < 5.2e7  # about 1 / (2 noise^2)

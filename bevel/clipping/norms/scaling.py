@@ -1,5 +1,9 @@
-"""Exact scaling by powers of two, so that no square overflows or underflows."""
+"""Exact scaling by powers of two, so that no square overflows or underflows.
 
+Functions of a number per example are traced once for all parameters: hence `jit`.
+"""
+
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -20,9 +24,8 @@ def scale_to_one(x: jax.Array, axes: Sequence[int] | None = None) -> tuple[jax.A
     """
     x = x.astype(precision.accumulation_dtype(x.dtype))
     axes = tuple(range(1, x.ndim)) if axes is None else tuple(axes)
-    top = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
-    e = exponent(top)
-    return x * power_of_two(-e, x.dtype), jnp.squeeze(e, axes)
+    e = exponent(jnp.max(jnp.abs(x), axis=axes))
+    return x * jnp.expand_dims(power_of_two(-e, x.dtype), axes), e
 
 
 def top_exponent(x: jax.Array) -> jax.Array:
@@ -31,6 +34,7 @@ def top_exponent(x: jax.Array) -> jax.Array:
     return exponent(top.astype(precision.accumulation_dtype(x.dtype)))
 
 
+@jax.jit
 def exponent(x: jax.Array) -> jax.Array:
     """e with |x| in [2^e, 2^(e+1)), within the range in which 2^e and 2^-e are normal numbers."""
     info = jnp.finfo(x.dtype)
@@ -39,6 +43,7 @@ def exponent(x: jax.Array) -> jax.Array:
     return jnp.clip((bits >> info.nmant) - info.maxexp + 1, -limit, limit).astype(np.int32)
 
 
+@functools.partial(jax.jit, static_argnames="dtype")
 def power_of_two(e: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     """2^e, exactly, for an e that `exponent` may give."""
     info = jnp.finfo(dtype)
@@ -46,19 +51,20 @@ def power_of_two(e: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, np.dtype(dtype))
 
 
+@jax.jit
 @jax.custom_jvp
 def root(x: jax.Array) -> jax.Array:
     """The square root, with derivative 0 at 0, for whoever differentiates through the clipping."""
     return jnp.sqrt(x)
 
 
-@root.defjvp
+@root.__wrapped__.defjvp
 def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     y = root(*primals)
     return y, tangents[0] * jnp.where(y == 0, 0, 0.5 / jnp.where(y == 0, 1, y))
 
 
-@jax.jit  # traced once, for it is called often
+@jax.jit
 def scale_back(x: jax.Array, e: jax.Array) -> jax.Array:
     """`x` times 2^e, for e up to twice what one float holds."""
     half = e // 2

@@ -17,6 +17,11 @@ def chosen(keep: jax.Array | None, x: jax.Array) -> jax.Array:
     """`x` with unwanted examples replaced by zeros: selected, for 0 times inf is NaN."""
     if keep is None or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
+    return selected(keep, x)
+
+
+@jax.jit  # traced once for all arrays of one shape
+def selected(keep: jax.Array, x: jax.Array) -> jax.Array:
     keep = jnp.expand_dims(keep, tuple(range(1, x.ndim)))
     return jnp.where(keep, x, jnp.zeros_like(x))
 
@@ -46,6 +51,7 @@ def weighted(
     return jnp.where(tiny, jnp.zeros_like(narrow), narrow), other
 
 
+@jax.jit
 def weighted_rows(factor: jax.Array, x: jax.Array) -> jax.Array:
     """`sum_b factor[b] * x[b]`, the products exact or rounded once, in float32 or wider."""
     dtype = precision.accumulation_dtype(x.dtype, factor.dtype)

@@ -1,0 +1,1 @@
+"""Names of JAX Privacy that it counts as experimental, where it has them."""

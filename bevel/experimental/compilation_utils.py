@@ -1,0 +1,43 @@
+"""Few sizes for batches of many sizes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bevel.batch_selection.checks import whole
+from bevel.errors import FixArgumentsError
+
+
+def optimal_physical_batch_sizes(batch_sizes: Sequence[int], num_compilations: int) -> set[int]:
+    """At most `num_compilations` padded sizes that waste the fewest rows on these batches.
+
+    Every batch is padded to the smallest of them that holds it. The sizes of drawn batches are
+    themselves not private: draw them from the law of the sampler with another seed, or use
+    `bevel.batch_selection.padded_sizes`, which needs no draw.
+
+    O(different sizes squared times `num_compilations`).
+    """
+    count = whole("num_compilations", num_compilations, 1)
+    if not len(batch_sizes):
+        raise FixArgumentsError("batch_sizes is empty: give the sizes of some batches.")
+    sizes, counts = np.unique([whole("batch size", n, 0) for n in batch_sizes], return_counts=True)
+    # waste[k][j]: the least for the j smallest sizes with k padded ones, the largest being one.
+    batches = np.concatenate([[0], np.cumsum(counts)])
+    rows = np.concatenate([[0], np.cumsum(counts * sizes)])
+    waste = np.full(len(sizes) + 1, np.inf)
+    waste[0] = 0
+    begins = []
+    for _ in range(min(count, len(sizes))):
+        # The last padded size is sizes[j - 1], and holds the sizes from i on.
+        padded = sizes[:, None] * (batches[1:, None] - batches[None, :-1])
+        added = padded - (rows[1:, None] - rows[None, :-1])
+        total = np.where(np.tri(len(sizes), dtype=bool), waste[None, :-1] + added, np.inf)
+        begins.append(np.argmin(total, axis=1))
+        waste = np.concatenate([[np.inf], np.min(total, axis=1)])
+    chosen, end = set(), len(sizes)
+    for begin in reversed(begins):
+        chosen.add(int(sizes[end - 1]))
+        end = int(begin[end - 1])
+        if end == 0:
+            break
+    return chosen

@@ -1,0 +1,146 @@
+"""Samples of the pair of laws that bounds a run, and their privacy losses.
+
+| sampler                 | an output of the pair                                                |
+| ----------------------- | -------------------------------------------------------------------- |
+| `BallsInBinsSampling`   | all steps: noise, and the shifts of a random bin                     |
+| `CyclicPoissonSampling` | all rounds of the cycle: noise, and a shift of 1 with a probability  |
+
+Noise is `noise_multiplier` times a standard normal, and shifts are in units of the largest column
+norm of C, for a record whose contributions have norm 1. docs/accounting.md has the proofs.
+"""
+
+import dataclasses
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.special
+
+from bevel.accounting import balls_in_bins_event
+from bevel.accounting.budget import checked_count
+from bevel.batch_selection import BallsInBinsSampling, CyclicPoissonSampling
+from bevel.batch_selection.checks import whole
+from bevel.errors import FixArgumentsError
+from bevel.execution_plan.clip_options import positive
+
+SupportedStrategies: TypeAlias = BallsInBinsSampling | CyclicPoissonSampling
+Seed: TypeAlias = np.random.Generator | int | None
+
+
+def generate_sample(
+    strategy: SupportedStrategies,
+    noise_multiplier: float,
+    c_col: np.ndarray,
+    seed: Seed = None,
+    positive_sample: bool = True,
+    num_samples: int = 1,
+    dataset_size: int | None = None,
+) -> np.ndarray:
+    """Draws (num_samples, steps or rounds) outputs: with the record if positive, or without.
+
+    Args:
+      c_col: first column of a Toeplitz C.
+      dataset_size: accepted for compatibility; the pairs of these samplers do not depend on it.
+    """
+    del dataset_size
+    pair = pair_of(strategy, noise_multiplier, c_col)
+    count = checked_count("num_samples", num_samples)
+    rng = np.random.default_rng(seed)
+    noise = noise_multiplier * rng.standard_normal((count, pair.width))
+    return noise + pair.shifts_of(count, rng) if positive_sample else noise
+
+
+def compute_privacy_loss(
+    strategy: SupportedStrategies,
+    sample: np.ndarray,
+    noise_multiplier: float,
+    c_col: np.ndarray,
+    aux: np.ndarray | None = None,
+) -> np.ndarray:
+    """log of (law with the record / law without) at each sample. `aux` is not used."""
+    del aux
+    pair = pair_of(strategy, noise_multiplier, c_col)
+    outputs = np.asarray(sample, float)
+    if outputs.ndim != 2 or outputs.shape[1] != pair.width:
+        raise FixArgumentsError(
+            f"sample has shape {outputs.shape}: give what generate_sample gave, (samples, "
+            f"{pair.width})."
+        )
+    return pair.log_ratio(outputs, noise_multiplier)
+
+
+def get_privacy_loss_sample(
+    strategy: SupportedStrategies,
+    noise_multiplier: float,
+    c_col: np.ndarray,
+    seed: Seed = None,
+    positive_sample: bool = True,
+    num_samples: int = 1,
+    dataset_size: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """`(losses, sample)`: losses of the direction that was drawn, as a delta takes them."""
+    sample = generate_sample(
+        strategy, noise_multiplier, c_col, seed, positive_sample, num_samples, dataset_size
+    )
+    ratio = compute_privacy_loss(strategy, sample, noise_multiplier, c_col)
+    return (ratio if positive_sample else -ratio), sample
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BinShifts:
+    """One of several shifts of all steps, at random."""
+
+    shifts: np.ndarray  # (bins, steps)
+
+    @property
+    def width(self) -> int:
+        return self.shifts.shape[1]
+
+    def shifts_of(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        return self.shifts[rng.integers(len(self.shifts), size=count)]
+
+    def log_ratio(self, outputs: np.ndarray, noise: float) -> np.ndarray:
+        products = outputs @ self.shifts.T - np.sum(self.shifts**2, axis=1) / 2
+        return scipy.special.logsumexp(products / noise**2, axis=1) - math.log(len(self.shifts))
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundShifts:
+    """A shift of 1 in each round, with a probability."""
+
+    width: int
+    chance: float
+
+    def shifts_of(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        return (rng.random((count, self.width)) < self.chance).astype(float)
+
+    def log_ratio(self, outputs: np.ndarray, noise: float) -> np.ndarray:
+        if self.chance == 0:
+            return np.zeros(len(outputs))
+        exponent = (outputs - 0.5) / noise**2 + math.log(self.chance)
+        absent = math.log1p(-self.chance) if self.chance < 1 else -math.inf
+        return np.sum(np.logaddexp(exponent, absent), axis=1)
+
+
+def pair_of(
+    strategy: SupportedStrategies, noise_multiplier: float, c_col: np.ndarray
+) -> BinShifts | RoundShifts:
+    """The pair of a sampler and a matrix, if one is proven."""
+    positive("noise_multiplier", noise_multiplier, "without noise there is no loss to sample")
+    column = np.asarray(c_col, float)
+    if isinstance(strategy, BallsInBinsSampling):
+        event: Any = balls_in_bins_event(
+            noise_multiplier,
+            strategy.iterations,
+            cycle_length=strategy.cycle_length,
+            strategy=column,
+        )
+        return BinShifts(event.shifts())
+    if isinstance(strategy, CyclicPoissonSampling) and strategy.truncated_batch_size is None:
+        strategy.check_bands(whole("bands of c_col", len(np.trim_zeros(column, "b")), 1))
+        rounds = strategy.participation().max_participations
+        return RoundShifts(rounds, strategy.sampling_prob)
+    raise FixArgumentsError(
+        f"{strategy}: give BallsInBinsSampling, or CyclicPoissonSampling without truncation. For "
+        "other samplers no pair of laws is known here: see bevel.accounting.event_of."
+    )
