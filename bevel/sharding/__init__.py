@@ -1,5 +1,7 @@
 """The mesh: make it, place trees on it, and see where everything lies."""
 
+from bevel.sharding.describe import Description as Description
+from bevel.sharding.describe import describe as describe
 from bevel.sharding.devices import check_devices as check_devices
 from bevel.sharding.mesh import axis_sizes as axis_sizes
 from bevel.sharding.mesh import make_mesh as make_mesh
@@ -11,3 +13,5 @@ from bevel.sharding.rules import fsdp as fsdp
 from bevel.sharding.rules import logical as logical
 from bevel.sharding.rules import replicated as replicated
 from bevel.sharding.rules import tensor as tensor
+from bevel.sharding.visualize import Drawing as Drawing
+from bevel.sharding.visualize import visualize as visualize

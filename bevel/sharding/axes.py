@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from bevel.errors import FixArgumentsError
 from bevel.sharding import types
+from bevel.sharding.devices import check_devices
 
 SHARDING_PARAMS = ("sharding", "out_sharding", "dst_sharding")
 
@@ -23,6 +24,8 @@ class Seen:
 
     @classmethod
     def on(cls, params: Iterable[Any], batch: Iterable[Any]) -> "Seen":
+        params, batch = list(params), list(batch)
+        check_devices(parameters=params, batch=batch)
         return cls(axes_of_arguments(batch), tuple(map(placement, params)))
 
 

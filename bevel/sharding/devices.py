@@ -1,7 +1,6 @@
 """Whether arrays lie on the same devices, in the same order: JAX computes with no others."""
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,50 +12,57 @@ from bevel.sharding.types import explicit_axes
 FIX = "place all of them on one mesh: bevel.sharding.place(tree, mesh, rules)"
 
 
-def check_devices(*trees: Any, mesh: Mesh | None = None) -> None:
+def check_devices(*trees: Any, mesh: Mesh | None = None, **named: Any) -> None:
     """Raises if arrays that go into one computation disagree on devices, order or Explicit mesh.
 
     JAX moves arrays that nobody placed (uncommitted ones), and these are passed over, as are
     values inside `jit`. The error names the first two that disagree, and the fix.
 
     Args:
-      trees: the arguments of the computation. Paths in the error start with their position.
+      trees, named: the arguments of the computation. In the error they have their position or
+        name.
       mesh: if given, all must lie on the devices of this mesh.
     """
-    placed = placed_leaves(trees)
-    if mesh is None:
-        first = next(placed, None)
-        if first is None:
-            return
-        name, sharding = first
-    else:
-        name = "the mesh"
-        sharding = NamedSharding(mesh, jax.sharding.PartitionSpec())
-    for other_name, other in placed:
-        why = disagreement(sharding, other)
-        if why:
-            raise FixArgumentsError(
-                f"{name} and {other_name} lie on {why}: {shown(sharding)} and {shown(other)}. "
-                f"One computation cannot take both; {FIX}."
-            )
+    arguments = {f"argument {i}": tree for i, tree in enumerate(trees)} | named
+    first: tuple[str, Sharding] | None = None
+    if mesh is not None:
+        first = "the mesh", NamedSharding(mesh, jax.sharding.PartitionSpec())
+    for name, tree in arguments.items():
+        for number, leaf in enumerate(jax.tree.leaves(tree)):
+            sharding = chosen_sharding(leaf)
+            if sharding is None:
+                continue
+            if first is None:
+                first = name_of(name, tree, number), sharding
+            why = disagreement(first[1], sharding)
+            if why:
+                raise FixArgumentsError(
+                    f"{first[0]} and {name_of(name, tree, number)} lie on {why}: "
+                    f"{shown(first[1])} and {shown(sharding)}. One computation cannot take both; "
+                    f"{FIX}."
+                )
 
 
-def placed_leaves(trees: tuple[Any, ...]) -> Iterator[tuple[str, Sharding]]:
-    """Path and sharding of every array that was placed on purpose."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            placed = leaf.sharding is not None
-        else:
-            traced = isinstance(leaf, jax.core.Tracer)
-            placed = isinstance(leaf, jax.Array) and not traced and leaf.committed
-        if placed:
-            where = jax.tree_util.keystr(path[1:], simple=True, separator="/")
-            name = f"argument {path[0].idx}" + (f" at {where!r}" if where else "")
-            yield f"{name} of shape {tuple(leaf.shape)}", leaf.sharding
+def name_of(argument: str, tree: Any, number: int) -> str:
+    """A leaf by argument, path and shape."""
+    path, leaf = jax.tree_util.tree_leaves_with_path(tree)[number]
+    where = jax.tree_util.keystr(path, simple=True, separator="/")
+    return argument + (f" at {where!r}" if where else "") + f" of shape {tuple(leaf.shape)}"
+
+
+def chosen_sharding(leaf: Any) -> Sharding | None:
+    """The sharding of an array that was placed on purpose, or of a shape that says one."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.sharding
+    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+        return None
+    return leaf.sharding if leaf.committed else None
 
 
 def disagreement(one: Sharding, other: Sharding) -> str:
     """Why JAX cannot compute with both, or nothing."""
+    if one is other or getattr(one, "mesh", one) is getattr(other, "mesh", other):
+        return ""
     first, second = device_ids(one), device_ids(other)
     if first and second and set(first) != set(second):
         return "different devices"
@@ -73,7 +79,8 @@ def disagreement(one: Sharding, other: Sharding) -> str:
 def device_ids(sharding: Sharding) -> list[int]:
     """Devices in the order of the mesh, or without one of their numbers. None: an abstract mesh."""
     if not isinstance(sharding, NamedSharding):
-        return sorted(d.id for d in sharding.device_set)
+        found: Any = sharding.device_set
+        return sorted(d.id for d in found)
     devices: Any = sharding.mesh.devices.flat if isinstance(sharding.mesh, Mesh) else ()
     return [d.id for d in devices]
 

@@ -116,7 +116,7 @@ def types_of_axes(axis_types: AxisTypes, sizes: Mapping[str, int]) -> dict[str, 
 
 def axis_type(given: Any) -> AxisType:
     names = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-    known = names.get(given.lower()) if isinstance(given, str) else given
+    known: Any = names.get(given.lower()) if isinstance(given, str) else given
     if known not in names.values():
         raise FixArgumentsError(
             f"axis_types={given!r}: give AxisType.Auto or AxisType.Explicit (or 'auto', "

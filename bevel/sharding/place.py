@@ -16,7 +16,7 @@ from bevel.errors import FixArgumentsError
 from bevel.sharding.boxes import axis_names, boxed_like, is_box, unboxed
 from bevel.sharding.rules import Choice, Leaf, Meshes, Rule, Rules, rules_of
 from bevel.sharding.table import shown_shape, shown_spec, text_table
-from bevel.sharding.types import spec_axes
+from bevel.sharding.types import explicit_axes, manual_axes, spec_axes
 
 PyTree = Any
 
@@ -70,7 +70,9 @@ def place(tree: PyTree, mesh: Meshes, rules: Rules = "replicated") -> PyTree:
     or whose leaves are all taken by earlier ones, a leaf that no rule matches, an axis that the
     mesh lacks, a spec that is longer than the shape.
 
-    The values do not change. With several processes, each passes the same values.
+    The values do not change. Inside `jit`, this is `with_sharding_constraint` for each leaf, or
+    `reshard` on Explicit axes, and specs are taken as they are, even or not. With several
+    processes, each passes the same values.
     """
     placement = plan_placement(tree, mesh, rules)
     uneven = [f"{row.path} {row.shape}: {row.reason}" for row in placement.rows if row.fell_back]
@@ -93,7 +95,27 @@ def moved(leaf: Any, sharding: NamedSharding) -> Any:
             "the mesh is abstract, so it holds no arrays: place jax.ShapeDtypeStructs "
             "(jax.eval_shape gives them), or give a mesh from bevel.sharding.make_mesh."
         )
+    if isinstance(leaf, jax.core.Tracer):
+        return constrained(leaf, sharding)
     return jax.device_put(leaf, sharding)
+
+
+def constrained(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """A value inside `jit`, where `device_put` does nothing on Auto axes."""
+    explicit = explicit_axes(sharding.mesh)
+    if manual_axes():
+        raise FixArgumentsError(
+            "place was called inside shard_map, where a value is the shard of one device. Place "
+            "the arguments of the shard_map, or use the collectives of jax.lax."
+        )
+    if not explicit:
+        return jax.lax.with_sharding_constraint(x, sharding)
+    if len(explicit) == len(sharding.mesh.axis_names):
+        return jax.sharding.reshard(x, sharding)
+    raise FixArgumentsError(
+        f"place was called inside jit on a mesh with Explicit axes {explicit} and Auto ones: write "
+        "jax.sharding.reshard for the first and jax.lax.with_sharding_constraint for the others."
+    )
 
 
 def plan_placement(tree: PyTree, mesh: Meshes, rules: Rules = "replicated") -> Placement:
@@ -118,7 +140,8 @@ def leaf_of(path: tuple[Any, ...], leaf: Any) -> Leaf:
             f"{where or 'the tree'} is a {type(value).__name__}, not an array: keep apart what is "
             "not placed, as equinox.partition and flax.nnx.split do."
         )
-    return Leaf(where, tuple(np.shape(value)), axis_names(leaf))
+    traced = isinstance(value, jax.core.Tracer)
+    return Leaf(where, tuple(np.shape(value)), axis_names(leaf), traced=traced)
 
 
 def with_neighbours(leaves: Sequence[Leaf]) -> list[Leaf]:
@@ -137,7 +160,10 @@ def placed_leaf(leaf: Leaf, mesh: Meshes, rules: Sequence[Rule]) -> PlacedLeaf:
             continue
         if not leaf.shape:
             return PlacedLeaf(leaf.path, (), P(), rule.name, "a scalar")
-        spec, uneven = fitted(checked_spec(choice, leaf, mesh, rule), leaf.shape, mesh)
+        spec, uneven = checked_spec(choice, leaf, mesh, rule), ""
+        if not leaf.traced:
+            # In a loss that is traced for one example, the batch is yet to come.
+            spec, uneven = fitted(spec, leaf.shape, mesh)
         reason = "; ".join(filter(None, (choice.reason, uneven)))
         return PlacedLeaf(leaf.path, leaf.shape, spec, rule.name, reason, bool(uneven))
     if not leaf.shape:

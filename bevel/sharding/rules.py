@@ -22,6 +22,7 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]
     names: tuple[Any, ...] | None = None  # of its axes, where Flax keeps them
     beside: tuple["Leaf", ...] = ()  # the other leaves of the same layer
+    traced: bool = False  # a value inside jit
 
 
 class Choice(NamedTuple):

@@ -1,29 +1,43 @@
-"""How specs and tables are written."""
+"""How specs, sizes and tables are written."""
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 from jax.sharding import PartitionSpec
+
+
+def rich_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> Any:
+    """A table for rich; columns in `right` are numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for i, name in enumerate(head):
+        table.add_column(name, justify="right" if i in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def text_of(renderable: Any) -> str:
+    """What rich draws, as plain text, as wide as it needs to be."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=10_000, color_system=None, legacy_windows=False)
+    console.print(renderable)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def text_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> str:
-    """A table in which no cell is cut; columns in `right` are numbers."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for i, name in enumerate(head):
-        table.add_column(name, justify="right" if i in right else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
-    width = sum(max(len(line[i]) for line in (head, *rows)) + 3 for i in range(len(head)))
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
-    console.print(table)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in lines if line.strip())
+    """A table as plain text in which no cell is cut."""
+    return text_of(rich_table(head, rows, right))
 
 
 def shown_spec(spec: PartitionSpec) -> str:
@@ -33,3 +47,12 @@ def shown_spec(spec: PartitionSpec) -> str:
 
 def shown_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
+
+
+def shown_bytes(count: float) -> str:
+    """Bytes in three digits and a unit of 1024s."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.3g} PiB"

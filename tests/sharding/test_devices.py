@@ -6,6 +6,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import bevel
 from bevel.errors import FixArgumentsError
 from bevel.sharding import check_devices, make_mesh, place
 
@@ -69,3 +70,16 @@ def test_one_device_is_not_the_mesh():
     struct = jax.ShapeDtypeStruct((8,), np.float32, sharding=NamedSharding(mesh, P("data")))
     with pytest.raises(FixArgumentsError, match="different devices"):
         check_devices(struct, one)
+
+
+def test_clipping_says_it_of_its_parameters_and_batch():
+    params = {"w": place(X, make_mesh("data=4"), P())}
+    batch = place(X, make_mesh("data=8"), P("data"))
+
+    def loss(params, x):
+        return jax.numpy.mean((x @ params["w"]) ** 2)
+
+    fn = bevel.clipped_grad(loss, l2_clip_norm=1.0)
+    with pytest.raises(FixArgumentsError, match=r"parameters at '0' of shape \(8, 8\) and batch"):
+        fn(params, batch)
+    fn(place(params, make_mesh("data=8")), batch)

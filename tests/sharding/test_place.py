@@ -11,8 +11,9 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import bevel
 from bevel.errors import FixArgumentsError
-from bevel.sharding import logical, make_mesh, place, plan_placement
+from bevel.sharding import describe, logical, make_mesh, place, plan_placement
 
 MESH = make_mesh("data=4,model=2")
 RULES = [("*/b", P()), (re.compile(r"layers/0"), P(None, "model")), ("*", P("data"))]
@@ -45,6 +46,44 @@ def test_arrays_on_other_devices_are_moved():
     other = jax.device_put(np.arange(8.0), NamedSharding(make_mesh("x=8"), P("x")))
     placed = place([x, other], MESH, P("data"))
     assert {leaf.sharding for leaf in placed} == {NamedSharding(MESH, P("data"))}
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("spec", [P("model", "data"), P()])
+def test_inside_jit_values_are_placed_too(kind, spec):
+    mesh = make_mesh("data=4,model=2", axis_types=kind)
+    x = place(np.arange(64.0, dtype=np.float32).reshape(8, 8), mesh, P("data", "model"))
+    result = jax.jit(lambda x: place(x + 1, mesh, spec))(x)
+    assert result.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
+    np.testing.assert_array_equal(result, x + 1)
+
+
+def test_a_place_in_a_clipped_loss_stays():
+    """Losses are traced for one example, which is smaller than the mesh."""
+    x = place(np.arange(64.0, dtype=np.float32).reshape(8, 8) / 64, MESH, P("data"))
+    w = place(np.ones((8, 4), np.float32), MESH, P(None, "model"))
+    seen = []
+
+    def loss(w, x):
+        h = place({"h": x @ w}, MESH, [("h", P("model", "data"))])["h"]
+        describe(h, seen.append)
+        return jnp.mean(h**2)
+
+    fn = bevel.clipped_grad(loss, l2_clip_norm=1.0, batch_axes="model")
+    expected = bevel.clipped_grad(lambda w, x: jnp.mean((x @ w) ** 2), l2_clip_norm=1.0)
+    np.testing.assert_allclose(fn(w, x), expected(w, x), rtol=1e-5)
+    assert {d.rows[0].spec for d in seen} == {"P('model', None, 'data')"}
+
+
+def test_what_cannot_be_placed_inside_a_program_is_refused():
+    x = np.ones((8, 8), np.float32)
+    with pytest.raises(FixArgumentsError, match="inside shard_map, where a value is the shard"):
+        jax.shard_map(
+            lambda x: place(x, MESH, P("data")), mesh=MESH, in_specs=P(), out_specs=P("data")
+        )(x)
+    mixed = make_mesh("data=4,model=2", axis_types={"data": "explicit"})
+    with pytest.raises(FixArgumentsError, match=r"Explicit axes \('data',\) and Auto ones"):
+        jax.jit(lambda x: place(x, mixed, P("data")))(place(x, mixed, P("data")))
 
 
 def test_only_shapes_are_needed():
