@@ -1,18 +1,16 @@
 """What run.json says: all that a reader of a report needs, and nothing that is secret."""
 
+import dataclasses
 import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
-
-from bevel.sharding.table import shown_spec
+from bevel import sharding
 from bevel.training.batches import Batches
 from bevel.training.programs import Programs
 from bevel.training.run import now
-from bevel.training.state import TrainingState, path_text
+from bevel.training.state import TrainingState
 
 if TYPE_CHECKING:
     from bevel.training.trainer import Trainer
@@ -56,27 +54,22 @@ def described(
         "surroundings": {k: v for k, v in exactly.items() if k not in ("program", "data")},
         "program": exactly["program"],
         "programs_compiled_ahead": programs.compiled,
-        "arrays": placement_rows(state),
+        "arrays": [dataclasses.asdict(row) for row in sharding.describe(state).rows],
+        "collectives": collectives(programs, batches.sizes.sizes),
     }
 
 
-def placement_rows(tree: Any) -> list[dict[str, Any]]:
-    """Where each array lies: one row per leaf."""
-    rows = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        shard = leaf.sharding.shard_shape(leaf.shape)
-        spec = getattr(leaf.sharding, "spec", None)
-        rows.append(
-            {
-                "path": path_text(path),
-                "shape": list(leaf.shape),
-                "dtype": leaf.dtype.name,
-                "spec": "one device" if spec is None else shown_spec(spec),
-                "shard_shape": list(shard),
-                "bytes_per_device": int(np.prod(shard)) * leaf.dtype.itemsize,
-            }
-        )
-    return rows
+def collectives(programs: Programs, sizes: tuple[int, ...]) -> list[dict[str, Any]] | None:
+    """What the first of the compiled steps moves between devices; None where that is not known."""
+    inspect_step = getattr(sharding, "inspect_step", None)
+    if inspect_step is None or not programs.compiled:
+        return None
+    try:
+        report = inspect_step(programs.of_size(sizes[0]))
+    except Exception:  # a report that cannot be made is no reason not to train
+        return None
+    shown = ("kind", "dtype", "bytes", "axes", "times", "operation")
+    return [{name: getattr(found, name) for name in shown} for found in report.collectives]
 
 
 def version_of(package: str) -> str | None:

@@ -11,8 +11,15 @@ import training_runs as runs
 from jax.sharding import PartitionSpec as P
 
 import bevel
+from bevel.accounting import Ledger
 from bevel.errors import FixArgumentsError, FixDataError, FixLossError
-from bevel.execution_plan import AdaptiveClipping, DPSGDConfig, PlanSecrets
+from bevel.execution_plan import (
+    AdaptiveClipping,
+    BandMFConfig,
+    DPSGDConfig,
+    NonPrivateConfig,
+    PlanSecrets,
+)
 from bevel.optimizers import dp_adam, scale_then_privatize
 from bevel.sharding import make_mesh
 from bevel.training import Augmentation, DPTrainer, Trainer, TrainingState
@@ -164,6 +171,7 @@ def test_optimizers_of_the_plan_schedules_and_adaptive_clipping_run():
         {"optimizer": lambda plan: dp_adam(0.1, noise_stddev=plan.noise_stddev)},
         {"optimizer": optax.sgd(optax.linear_schedule(0.5, 0.0, runs.STEPS))},
         {"optimizer": scale_then_privatize(optax.sgd(0.1), 1.0, 0.0, lambda s: runs.params())},
+        {"config": NonPrivateConfig(runs.STEPS, 8)},
         {"config": runs.plan(adaptive_clipping=AdaptiveClipping())},
     ]
     for fields in changed:
@@ -228,3 +236,18 @@ def test_names_and_fields_are_those_of_the_compatibility_page():
     )
     assert made.plan is made.plan and not made.plan.secrets.known
     assert PlanSecrets.for_tests(3) == runs.plan().secrets
+
+
+def test_correlated_noise_goes_on_from_its_buffers(tmp_path):
+    config = BandMFConfig.default(
+        2, runs.STEPS, 2.0, strategy_optimization_steps=5, num_examples=runs.N, noise_multiplier=1.0
+    )
+    plan = config.make(secrets=PlanSecrets.for_tests(3))
+    unbroken = runs.fit(of=runs.trainer(config=plan))
+    for stop in (4, runs.STEPS):
+        state = runs.fit(
+            tmp_path / "run", of=runs.trainer(config=plan), callback=runs.at_step(stop)
+        )
+    assert runs.same_bits(state, unbroken)
+    spent = Ledger.read(tmp_path / "run" / "ledger.jsonl").spent(1e-5)
+    assert spent.epsilon == pytest.approx(plan.epsilon(delta=1e-5), rel=1e-3)
