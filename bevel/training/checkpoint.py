@@ -10,7 +10,6 @@ before its steps are run again. Keys and seeds are not in it, nor are frozen par
 import contextlib
 import dataclasses
 import errno
-import logging
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from bevel.errors import FreeSpaceError, RestoreCheckpointError
-from bevel.training.agreement import together
+from bevel.training.agreement import any_of, together
 from bevel.training.digest import digest
 from bevel.training.state import path_text
 
@@ -75,7 +74,6 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
-        quiet_orbax()
         self._manager = ocp.CheckpointManager(self.folder, options=options)
 
     def steps(self) -> list[int]:
@@ -155,11 +153,14 @@ class Checkpoints:
         """
         failures = []
         for step in self.steps():
+            found, failure = None, ""
             try:
                 found = self.restore(step, like)
                 check(found[1])
             except RestoreCheckpointError as error:
-                failures.append(str(error))
+                failure = str(error)
+            if any_of(bool(failure)):  # one state for all processes
+                failures.append(failure or f"checkpoint {step} fails in another process")
                 continue
             for failure in failures:
                 warnings.warn(f"{failure}. Going on from step {step} instead.", stacklevel=3)
@@ -230,8 +231,3 @@ def is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def quiet_orbax() -> None:
-    """Its warnings about checkpoints that are no problem, and its progress, are not for users."""
-    logging.getLogger("absl").setLevel(logging.ERROR)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import bevel.training.data as data
-from bevel.errors import FixDataError
+from bevel.errors import FixDataError, StopRunError
 from bevel.training.agreement import agreed, any_of, is_first
 from bevel.training.batches import Batches
 from bevel.training.digest import digest
@@ -53,7 +53,7 @@ class Loop:
         programs = Programs(self.trainer._measured_step, begin, words, self.batches)
         show = self.options.progress is not False and is_first()
         notes = Progress(plan.iterations, show=show)
-        exactly = self.exactly(programs)
+        exactly = self.exactly(programs) if run.keeps else {}
         _, frozen = split(begin.params, self.trainer.trainable)
         kept = run.resume(saved_part(begin, frozen), digest(frozen), exactly)
         state = with_saved(kept, frozen)
@@ -65,13 +65,14 @@ class Loop:
         self.batches = dataclasses.replace(self.batches, seed=self.sampling_seed())
         if precompile:
             programs.compile_ahead(self.batches.sizes.sizes)
-        run.write_record(**described(self.trainer, self.batches, state, programs, exactly, run))
+        if run.keeps:
+            run.write_record(**described(self.trainer, self.batches, state, programs, exactly, run))
         notes.note(
             f"{programs.compiled} programs compiled ahead in {programs.seconds:.1f} s, for batches "
             f"padded to {', '.join(map(str, self.batches.sizes.sizes))}; step {step} of "
             f"{plan.iterations}" + (f", attempt {run.attempt}" if run.attempt else "")
         )
-        budget = run.budget and run.budget.epsilon
+        budget, begun = run.budget and run.budget.epsilon, time.perf_counter()
         with (
             Progress(plan.iterations, step, show=show, budget=budget) as progress,
             Prefetched(lambda: self.batches.since(step), self.options.ahead) as selected,
@@ -84,7 +85,8 @@ class Loop:
             status=status,
             steps_taken=int(state.step),
             programs_compiled=programs.compiled,
-            waited_for_data=round(selected.waited, 3),
+            seconds=round(time.perf_counter() - begun, 3),
+            seconds_waiting_for_data=round(selected.waited, 3),
         )
         if wish.number is not None and status == "interrupted":
             raise RunInterrupted(
@@ -111,10 +113,15 @@ class Loop:
         if run.needs_metrics(step):
             self.release(state, step, step, seen, progress, 0.0)
         while step < end:
-            begun, since = step, time.perf_counter()
             goal = run.affordable(step, min((step // every + 1) * every, end))
+            if goal == 0:
+                raise StopRunError(
+                    f"the budget ({run.budget}) does not allow a single step: other runs of the "
+                    "ledger have spent it, or the noise is too small for it. Nothing was charged."
+                )
             if goal == step:
                 return state, "ended by the budget"
+            begun, since = step, time.perf_counter()
             trouble: FixDataError | None = None
             while step < goal and not (wish and jax.process_count() == 1):
                 try:
@@ -165,8 +172,11 @@ class Loop:
         if self.callback is not None or self.evaluate is not None:
             self.run.finish_release()
         progress.released(released, rows[-1] if rows else None)
-        stop = self.callback is not None and self.callback(state, released)
-        return bool(agreed(float(stop is True))[0]) if self.callback else False
+        if self.callback is None:
+            return False
+        answer = self.callback(state, released)
+        wants_end = isinstance(answer, bool | np.bool_) and bool(answer)
+        return bool(agreed(float(wants_end))[0])
 
     def words(self) -> PyTree:
         """The keys of a step, on the mesh, as words."""

@@ -5,6 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bevel.sharding.types import explicit_sharding
 
 PyTree = Any
 QUANTILES = (0.1, 0.5, 0.9)
@@ -43,7 +46,7 @@ def measures(
         "not_finite": (real & ~jnp.isfinite(norms)).sum(),
         "clip_norm": clip_norm,
         "norm_quantiles": jnp.nanquantile(
-            jnp.where(finite, norms, jnp.nan), jnp.asarray(QUANTILES, jnp.float32)
+            whole(jnp.where(finite, norms, jnp.nan)), jnp.asarray(QUANTILES, jnp.float32)
         ),
         "signal_to_noise": norm_of(sums) / expected,
     }
@@ -60,6 +63,14 @@ def mean(values: jax.Array, counted: jax.Array) -> jax.Array:
     counted = counted & jnp.isfinite(values)
     total = jnp.where(counted, values, 0).sum()
     return total / counted.sum().astype(jnp.float32)
+
+
+def whole(values: jax.Array) -> jax.Array:
+    """One number per example, on every device: Explicit axes do not sort what is split."""
+    sharding = explicit_sharding(values)
+    if sharding is None:
+        return values
+    return jax.sharding.reshard(values, NamedSharding(sharding.mesh, PartitionSpec()))
 
 
 def norm_of(tree: PyTree) -> jax.Array:

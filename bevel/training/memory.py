@@ -13,7 +13,7 @@ PyTree = Any
 class MemoryRun:
     """What `FolderRun` is, without a folder: what is released, and charged, is up to the caller."""
 
-    attempt = 0
+    keeps, attempt = False, 0
 
     def __init__(
         self,

@@ -90,6 +90,8 @@ class Released:
 class FolderRun:
     """A run in a folder. Use it as a context manager: it holds the ledger's lock."""
 
+    keeps = True
+
     def __init__(self, folder: Path, plan: DPExecutionPlan, options: RunOptions) -> None:
         self.folder, self.plan, self.options = folder, plan, options
         self.attempt, self.begun, self._charged = 0, 0, 0

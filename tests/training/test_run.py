@@ -21,6 +21,7 @@ from bevel.errors import (
     FixDataError,
     RestoreCheckpointError,
     RestoreLedgerError,
+    StopRunError,
 )
 from bevel.sharding import make_mesh
 from bevel.training import RunInterrupted
@@ -234,6 +235,8 @@ def test_a_run_ends_before_it_would_exceed_its_budget(tmp_path):
     assert Ledger.read(folder / "ledger.jsonl").spent().epsilon <= budget.epsilon
     assert metrics(folder)[-1]["epsilon"] == pytest.approx(plan.epsilon(5, delta=1e-5), rel=1e-6)
     assert int(runs.fit(folder, options=runs.options(budget=budget)).step) == 5
+    with pytest.raises(StopRunError, match="does not allow a single step"):
+        runs.fit(tmp_path / "none", options=runs.options(budget=Budget(0.01, 1e-5)))
 
 
 def test_runs_share_a_ledger_and_no_two_have_one_key(tmp_path):

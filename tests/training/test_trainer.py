@@ -62,6 +62,12 @@ def test_the_mesh_does_not_matter(unbroken):
     assert state.params["w"].sharding.spec == P(None, "model")
 
 
+def test_explicit_axes_will_do_too(unbroken):
+    mesh = make_mesh("data=8", axis_types="explicit")
+    state = runs.fit(of=runs.trainer(mesh=mesh))
+    np.testing.assert_allclose(state.params["w"], unbroken.params["w"], atol=1e-6)
+
+
 def test_train_step_by_hand_is_the_step_of_fit(unbroken):
     trainer = runs.trainer()
     state, data = trainer.init(runs.params()), runs.data()
