@@ -85,7 +85,10 @@ class ArraySource:
         return self._length
 
     def read(self, numbers: np.ndarray) -> PyTree:
-        return jax.tree.map(lambda column: np.asarray(column[numbers]), self.columns)
+        def copied() -> PyTree:
+            return jax.tree.map(lambda column: np.asarray(column[numbers]), self.columns)
+
+        return reading(copied, numbers.tolist())
 
 
 class RecordSource:

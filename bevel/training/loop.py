@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import bevel.training.data as data
-from bevel.errors import FixDataError, StopRunError
+from bevel.errors import StopRunError
 from bevel.training.agreement import agreed, any_of, is_first
 from bevel.training.batches import Batches
 from bevel.training.digest import digest
@@ -122,11 +122,11 @@ class Loop:
             if goal == step:
                 return state, "ended by the budget"
             begun, since = step, time.perf_counter()
-            trouble: FixDataError | None = None
+            trouble: Exception | None = None
             while step < goal and not (wish and jax.process_count() == 1):
                 try:
                     batch = next(selected)  # select
-                except FixDataError as error:
+                except Exception as error:  # of reading: the steps before it are saved first
                     trouble = error
                     break
                 state, measured = programs(state, batch, words)  # clip, noise, update
