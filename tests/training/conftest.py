@@ -5,7 +5,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def compiled_once(tmp_path_factory):
     settings = {
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
