@@ -58,12 +58,9 @@ class Loop:
         kept = run.resume(saved_part(begin, frozen), digest(frozen), exactly)
         state = with_saved(kept, frozen)
         step = int(state.step)
-        if step >= plan.iterations:
-            notes.note(f"the run is complete: {step} steps were taken before")
-            return state
         words = self.words()  # of the attempt that goes on
         self.batches = dataclasses.replace(self.batches, seed=self.sampling_seed())
-        if precompile:
+        if precompile and step < plan.iterations:
             programs.compile_ahead(self.batches.sizes.sizes)
         if run.keeps:
             run.write_record(**described(self.trainer, self.batches, state, programs, exactly, run))
@@ -166,14 +163,14 @@ class Loop:
             known = {} if speed is None else {"examples_per_second": round(speed, 1)}
             return known | (dict(self.evaluate(shown_params(state))) if self.evaluate else {})
 
-        released = self.run.release(
-            step, saved_part(state, frozen), rows, metrics, again=step == begun
-        )
-        if self.callback is not None or self.evaluate is not None:
-            self.run.finish_release()
-        progress.released(released, rows[-1] if rows else None)
+        def show(released: Metrics) -> None:
+            progress.released(released, rows[-1] if rows else None)
+
+        saved = saved_part(state, frozen)
+        released = self.run.release(step, saved, rows, metrics, show, again=step == begun)
         if self.callback is None:
             return False
+        self.run.finish_release()  # what the callback sees must be on disk
         answer = self.callback(state, released)
         wants_end = isinstance(answer, bool | np.bool_) and bool(answer)
         return bool(agreed(float(wants_end))[0])

@@ -53,14 +53,17 @@ class MemoryRun:
         step: int,
         state: PyTree,
         raw: list[Metrics],
-        metrics: Callable[[], Mapping[str, Any]] = dict,
+        metrics: Callable[[], Mapping[str, Any]],
+        show: Callable[[Metrics], None],
         *,
         again: bool = False,
     ) -> Metrics:
         self._reached[0] = max(self._reached[0], step)
         epsilon = None if self.delta is None else self.plan.epsilon(step, delta=self.delta)
         line = {"step": step, "epsilon": epsilon, "delta": self.delta, "attempt": 0}
-        return line | dict(metrics())
+        line |= metrics()
+        show(line)
+        return line
 
     def finish_release(self, *, if_ready: bool = False) -> None:
         pass

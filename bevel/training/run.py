@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bevel.accounting import Budget
 from bevel.accounting.ledger import Ledger, LedgerRun
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
@@ -85,6 +87,7 @@ class Released:
 
     metrics: Metrics
     raw: list[Metrics]
+    show: Callable[[Metrics], None]
 
 
 class FolderRun:
@@ -282,13 +285,15 @@ class FolderRun:
         step: int,
         state: PyTree,
         raw: list[Metrics],
-        metrics: Callable[[], Mapping[str, Any]] = dict,
+        metrics: Callable[[], Mapping[str, Any]],
+        show: Callable[[Metrics], None],
         *,
         again: bool = False,
     ) -> Metrics:
-        """Charges, begins to save, and computes `metrics` meanwhile: `finish_release` writes them.
+        """Charges, begins to save, and computes `metrics` meanwhile.
 
-        Returns what is released, once `finish_release` has returned. With `again` the checkpoint is
+        When the checkpoint is there, `finish_release` writes them and shows them; what is returned
+        may be seen then, and not before. With `again` the checkpoint is
         there already, and only what comes after it is made up for.
         """
         self.finish_release()
@@ -297,18 +302,25 @@ class FolderRun:
             self.checkpoints.save(state, self._meta(step))
         line = {"step": step, "epsilon": self._epsilon(), "delta": self.delta}
         line |= {"attempt": self.attempt, **metrics()}
-        self._pending = Released(line, raw)
+        self._pending = Released(line, raw, show)
         return line
 
     def finish_release(self, *, if_ready: bool = False) -> None:
-        """Waits for the checkpoint (`if_ready`: unless it takes time), then writes the records."""
-        if self._pending is None or (if_ready and self.checkpoints.is_saving()):
+        """Waits for the checkpoint, then writes and shows what was released with it.
+
+        With `if_ready`, only if nobody has to wait. Several processes wait together, so they do it
+        at the next release.
+        """
+        if self._pending is None:
+            return
+        if if_ready and (jax.process_count() > 1 or self.checkpoints.is_saving()):
             return
         self.checkpoints.wait()
         released, self._pending = self._pending, None
         if self._records:
             with full_disk_explained(self.folder):
                 self._records.release(released.metrics, released.raw)
+        released.show(released.metrics)
 
     def needs_metrics(self, step: int) -> bool:
         """Whether a checkpoint was saved and its metrics were not: the run ended in between."""

@@ -408,3 +408,25 @@ def test_a_full_disk_is_an_error_and_the_last_checkpoint_stays(unbroken, tmp_pat
     again = run(-1)
     assert again.returncode == 0 and "steps 8" in again.stdout, again.stderr[-3000:]
     assert charges(folder) == charges(unbroken[1])
+
+
+def test_the_terminal_shows_nothing_before_the_checkpoint_is_there(tmp_path, monkeypatch):
+    folder, shown = tmp_path / "run", []
+
+    def released(self, metrics, raw):
+        shown.append(metrics["step"])
+        assert (folder / "checkpoints" / str(metrics["step"])).is_dir()
+
+    monkeypatch.setattr("bevel.training.progress.Progress.released", released)
+    runs.fit(folder, evaluate=lambda params: {"seen": len(shown)})
+    assert shown == [2, 4, 6, 8]
+
+
+def test_the_last_metrics_are_made_up_for_too(unbroken, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken[1], folder)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:-1]))
+    called = []
+    runs.fit(folder, callback=lambda s, m: called.append(m["step"]))
+    assert called == [8] and [line["step"] for line in metrics(folder)] == [2, 4, 6, 8]
