@@ -16,6 +16,7 @@ from bevel import noise_addition as noise_addition
 from bevel import optimizers as optimizers
 from bevel import precision as precision
 from bevel import sharding as sharding
+from bevel import training as training
 from bevel.clipping import AuxiliaryOutput as AuxiliaryOutput
 from bevel.clipping import BoundedSensitivityCallable as BoundedSensitivityCallable
 from bevel.clipping import clip_and_round_to_grid as clip_and_round_to_grid

@@ -30,3 +30,15 @@ class RestoreLedgerError(BevelError):
 
 class StopRunError(BevelError):
     """Going on would exceed the privacy budget: stop here, nothing was charged."""
+
+
+class FixDataError(BevelError):
+    """The data cannot be read, or is not what the plan was made for: the message says what."""
+
+
+class RestoreCheckpointError(BevelError):
+    """A run cannot go on from what is in its folder: restore what the message names."""
+
+
+class FreeSpaceError(BevelError):
+    """The disk is full: free space and start again; the run goes on from its last checkpoint."""

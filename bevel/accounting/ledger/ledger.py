@@ -12,7 +12,7 @@ from bevel.accounting.ledger.event_json import event_to_json
 from bevel.accounting.ledger.hash_chain import START, line_of, links, split_torn
 from bevel.accounting.ledger.locked_file import LockedFile
 from bevel.accounting.ledger.terms import Budget, Terms
-from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.errors import FixArgumentsError, RestoreLedgerError, StopRunError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent, NeighboringRelation
@@ -156,6 +156,14 @@ class Ledger:
             raise FixArgumentsError(
                 f"{self.path} is not open for writing: use `with Ledger.open(...)`."
             )
+        self._check(charge)
+        text, digest = line_of(charge.entry(), len(self._hashes), self.head)
+        self._file.append(text)
+        self._books.add(charge)
+        self._hashes.append(digest)
+
+    def _check(self, charge: Charge) -> None:
+        """Raises unless a charge may come next and is within the budget."""
         self._books.check(charge)
         if self.terms.budget is not None:
             if self._allowance is None:
@@ -163,10 +171,6 @@ class Ledger:
 
                 self._allowance = Allowance(self.terms.budget, self.terms.relation)
             self._allowance.check(self._books, charge)
-        text, digest = line_of(charge.entry(), len(self._hashes), self.head)
-        self._file.append(text)
-        self._books.add(charge)
-        self._hashes.append(digest)
 
     def close(self) -> None:
         """Gives the lock back. Reading goes on working."""
@@ -199,6 +203,30 @@ class LedgerRun:
         books = self.ledger._books.runs.get(self.name)
         return 0 if books is None else books.last.attempt
 
+    @property
+    def attempt_charged(self) -> tuple[int, int]:
+        """The first step of the present attempt, and the step after the last one that it charged.
+
+        Both 0 before any charge.
+        """
+        books = self.ledger._books.runs.get(self.name)
+        return (0, 0) if books is None else (books.begun, books.last.stop)
+
+    def affords(
+        self,
+        first: int,
+        stop: int,
+        event: "DpEvent | Mapping[str, Any]",
+        *,
+        attempt: int | None = None,
+    ) -> bool:
+        """Whether `charge` with these arguments is within the budget. Writes nothing."""
+        try:
+            self.ledger._check(self._charge(first, stop, event, attempt))
+        except StopRunError:
+            return False
+        return True
+
     def charge(
         self,
         first: int,
@@ -220,10 +248,12 @@ class LedgerRun:
         Which charge may follow which is in books.py. Raises `StopRunError` if the budget would be
         exceeded; nothing is written then.
         """
+        self.ledger._append(self._charge(first, stop, event, attempt))
+
+    def _charge(self, first: int, stop: int, event: Any, attempt: int | None) -> Charge:
         number = self.attempt if attempt is None else attempt
         steps = (_whole("first", first), _whole("stop", stop))
-        written = event_to_json(event)
-        self.ledger._append(Charge(self.name, self.plan, self.key, number, *steps, written))
+        return Charge(self.name, self.plan, self.key, number, *steps, event_to_json(event))
 
 
 def _read(lines: bytes, path: Path) -> tuple[Terms, Books, list[str]]:

@@ -278,3 +278,24 @@ def test_opening_takes_time_in_proportion_to_the_file(tmp_path, monkeypatch):
     begin = time.process_time()
     assert charged_until(tmp_path / "l") == 5_000
     assert time.process_time() - begin < 3
+
+
+def test_a_run_can_ask_what_it_affords_and_nothing_is_written(tmp_path):
+    path, event = tmp_path / "ledger.jsonl", dp_accounting.GaussianDpEvent(10.0)
+    with Ledger.open(path, **TERMS, budget=Budget(0.8, 1e-5)) as ledger:
+        run = ledger.run("run", **RUN)
+        before = path.read_bytes()
+        assert run.affords(0, 1, event) and run.affords(0, 1, event)
+        assert not run.affords(0, 1, dp_accounting.GaussianDpEvent(1.0))
+        with pytest.raises(FixArgumentsError, match="begin at step 0"):
+            run.affords(1, 2, event)
+        assert path.read_bytes() == before
+
+
+def test_a_run_knows_what_its_attempt_has_charged(path):
+    with Ledger.open(path, **TERMS) as ledger:
+        run = ledger.run("run", **RUN)
+        assert run.attempt_charged == (0, 4)
+        run.charge(2, 3, EVENT, attempt=1)
+        assert (run.attempt_charged, run.charged_until) == ((2, 3), 4)
+        assert ledger.run("other", plan="plan", key="b" * 64).attempt_charged == (0, 0)

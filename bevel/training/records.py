@@ -1,0 +1,131 @@
+"""What a run writes down, in two files that are never mixed.
+
+`metrics.jsonl` is what may be released: numbers that come from the noised parameters, from public
+or held-out data and from the plan. `raw.jsonl` is *not private*: it is computed from the training
+data without noise (loss, accuracy, norms, clipped fraction, signal to noise, batch sizes), is
+covered by no epsilon, and must not leave the hands of those who may see the data.
+"""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+METRICS, RAW = "metrics.jsonl", "raw.jsonl"
+EVENTS, RAW_EVENTS = "tensorboard", "tensorboard_raw_not_private"
+
+
+class Lines:
+    """A file of JSON lines. A line is on disk, whole, when `add` returns.
+
+    A torn last line is what a killed process leaves: it is cut off when the file is opened.
+    """
+
+    def __init__(self, path: Path, mode: int = 0o644) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+        whole = path.read_bytes().rfind(b"\n") + 1
+        os.ftruncate(self._file, whole)
+
+    def add(self, *records: Mapping[str, Any]) -> None:
+        text = "".join(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
+        data = memoryview(text.encode())
+        while data:
+            data = data[os.write(self._file, data) :]
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file of JSON lines, a torn last line left out. None if there is no file."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        yield json.loads(line)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: what is not finite becomes null, arrays become lists."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return plain(np.asarray(value).tolist())
+
+
+class Records:
+    """Both files of a run, and TensorBoard events where tensorboardX is installed.
+
+    Nothing is written before it may be released: raw rows wait in memory until `release`.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
+        self.metrics = Lines(folder / METRICS)
+        self.raw = Lines(folder / RAW, mode=0o600)
+        self._released = {place(line) for line in read_lines(folder / METRICS)}
+        self._seen = {place(line) for line in read_lines(folder / RAW)}
+        writer = event_writer() if tensorboard else None
+        self._events = writer and writer(str(folder / EVENTS))
+        self._raw_events = writer and writer(str(folder / RAW_EVENTS))
+
+    def released(self, step: int, attempt: int) -> bool:
+        """Whether the metrics of a step were written before."""
+        return (step, attempt) in self._released
+
+    def release(self, metrics: Mapping[str, Any], raw: Iterable[Mapping[str, Any]]) -> None:
+        """Writes the metrics of a checkpoint, and the raw rows of the steps that led to it.
+
+        Steps that were run again to the same bits are not written twice.
+        """
+        rows = [row for row in raw if place(row) not in self._seen]
+        self.raw.add(*rows)
+        self._seen.update(map(place, rows))
+        if place(metrics) not in self._released:
+            self.metrics.add(metrics)
+            self._released.add(place(metrics))
+        for events, lines in ((self._events, [metrics]), (self._raw_events, rows)):
+            if events:
+                for line in lines:
+                    add_events(events, line)
+                events.flush()
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.raw.close()
+        for events in (self._events, self._raw_events):
+            if events:
+                events.close()
+
+
+def place(line: Mapping[str, Any]) -> tuple[int, int]:
+    """Step and attempt: there is one line for each."""
+    return line["step"], line.get("attempt", 0)
+
+
+def event_writer() -> Any:
+    """TensorBoard's writer, or None where it is not installed."""
+    with contextlib.suppress(ImportError):
+        from tensorboardX import SummaryWriter
+
+        return SummaryWriter
+    return None
+
+
+def add_events(events: Any, record: Mapping[str, Any]) -> None:
+    for name, value in plain(record).items():
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+            events.add_scalar(name, value, record["step"])

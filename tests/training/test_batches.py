@@ -1,0 +1,105 @@
+"""Batches: those of the plan, on any mesh, each row read by those who hold it."""
+
+import jax
+import numpy as np
+import pytest
+import training_runs as runs
+from jax.sharding import PartitionSpec as P
+
+from bevel.batch_selection import (
+    BMinSepSampling,
+    ExamplesByUser,
+    PaddedSizes,
+    UserSelectionStrategy,
+)
+from bevel.errors import FixArgumentsError
+from bevel.sharding import make_mesh
+from bevel.training.batches import Batches, Layout, batch_layout
+from bevel.training.data import rows, source_of
+
+
+def batches(layout=None, sizes=(8, 16), **changed):
+    fields = {"strategy": runs.plan().batch_selection_strategy, "population": runs.N, "seed": 11}
+    return Batches(
+        source_of(runs.data()),
+        sizes=PaddedSizes(sizes, 8),
+        layout=layout or Layout(),
+        **fields | changed,
+    )
+
+
+@pytest.mark.parametrize("mesh", ["data=8", "data=4,model=2", "replica=2,data=2,model=2"])
+def test_a_batch_is_the_same_on_every_mesh(mesh):
+    layout = batch_layout(make_mesh(mesh))
+    here, there = batches().since(2), batches(layout).since(2)
+    for _ in range(3):
+        one, other = next(here), next(there)
+        assert one.step == other.step
+        for a, b in zip(jax.tree.leaves(one[1:]), jax.tree.leaves(other[1:]), strict=True):
+            assert np.array_equal(a, b)
+            assert b.sharding.spec == P(layout.axes)
+
+
+def test_batches_are_those_of_the_sampler_from_any_step_on():
+    strategy = runs.plan().batch_selection_strategy
+    every = list(strategy.batch_iterator(runs.N, 11))
+    for step, batch in enumerate(batches().since(3), 3):
+        numbers = every[step]
+        assert int((~np.asarray(batch.is_padding)).sum()) == len(numbers)
+        expected = rows(batches().source, numbers)
+        assert np.array_equal(batch.data["x"][: len(numbers)], expected["x"])
+        assert not np.asarray(batch.data["x"])[len(numbers) :].any()
+    assert step == runs.STEPS - 1
+
+
+def test_an_empty_batch_is_padding_and_a_large_one_goes_to_a_larger_size():
+    made = batches(sizes=(8,))
+    empty = made.of(0, np.full(8, -1))
+    assert np.asarray(empty.is_padding).all() and not np.asarray(empty.data["x"]).any()
+    sizes = [len(batch) for batch in batches(sizes=(8,)).indices()]
+    assert set(sizes) - {8}, "the draw has no batch above 8 rows: choose another seed"
+    assert all(size % 8 == 0 for size in sizes)
+
+
+def test_samplers_without_random_access_go_on_where_they_were():
+    sampler = BMinSepSampling(0.2, runs.STEPS, min_sep=3)
+    every = list(sampler.batch_iterator(runs.N, 11))
+    later = list(batches(strategy=sampler).indices(5))
+    for found, expected in zip(later, every[5:], strict=True):
+        assert np.array_equal(found[found >= 0], expected)
+
+
+def test_users_bring_their_examples_and_a_mask_of_the_missing():
+    users = ExamplesByUser.of(np.arange(runs.N) // 3)
+    strategy = UserSelectionStrategy(runs.plan(num_examples=16).mechanism.sampler, 4)
+    made = batches(strategy=strategy, population=users)
+    batch = next(made.since(0))
+    missing = np.asarray(batch.is_missing)
+    assert missing.shape == (len(batch.is_padding), 4)
+    assert np.array_equal(missing.all(axis=1), batch.is_padding)
+    assert not np.asarray(batch.data["x"])[missing].any()
+    shapes = made.shapes(len(batch.is_padding))
+    for found, said in zip(jax.tree.leaves(batch[1:]), jax.tree.leaves(shapes[1:]), strict=True):
+        assert (found.shape, found.dtype, found.sharding) == (said.shape, said.dtype, said.sharding)
+
+
+def test_a_process_reads_only_the_rows_of_its_devices(monkeypatch):
+    layout = batch_layout(make_mesh("data=4,model=2"))
+    asked = []
+    made = batches(layout)
+    read = made.source.read
+    monkeypatch.setattr(made.source, "read", lambda n: asked.append(n.tolist()) or read(n))
+    made.of(0, np.arange(8))
+    # Each part is read once, although two devices hold it.
+    assert sorted(asked) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_the_axes_of_a_batch_are_found_or_said():
+    mesh = make_mesh("data=4,model=2")
+    assert batch_layout(mesh).axes == ("data",) and batch_layout(mesh).parts == 4
+    assert batch_layout(mesh, ("data", "model")).parts == 8
+    assert batch_layout(None).parts == 1
+    with pytest.raises(FixArgumentsError, match="batch_axes="):
+        batch_layout(make_mesh("x=8"))
+    with pytest.raises(FixArgumentsError, match="the mesh has the axes"):
+        batch_layout(mesh, "rows")

@@ -1,0 +1,139 @@
+"""Sources: only what is asked for is read, and padding is no record."""
+
+import jax
+import numpy as np
+import pytest
+import training_runs as runs
+
+from bevel.errors import FixArgumentsError, FixDataError
+from bevel.training import data
+from bevel.training.data import ArraySource, RecordSource, check_length, rows, source_of
+
+
+class Records:
+    """Notes what is read."""
+
+    def __init__(self, columns, change=lambda number, record: record):
+        self.columns, self.change, self.read = columns, change, []
+
+    def __len__(self):
+        return len(jax.tree.leaves(self.columns)[0])
+
+    def __getitem__(self, number):
+        self.read.append(number)
+        return self.change(number, jax.tree.map(lambda x: x[number], self.columns))
+
+
+class Batched(Records):
+    def __getitems__(self, numbers):
+        return [self[number] for number in numbers]
+
+
+def sources(tmp_path):
+    import grain
+
+    columns = runs.data()
+    saved = np.memmap(tmp_path / "x", np.float32, "w+", shape=columns["x"].shape)
+    saved[:] = columns["x"]
+    mapped = np.memmap(tmp_path / "x", np.float32, "r", shape=columns["x"].shape)
+    records = [jax.tree.map(lambda x, i=i: x[i], columns) for i in range(runs.N)]
+    return {
+        "arrays": columns,
+        "memmap": columns | {"x": mapped},
+        "records": Records(columns),
+        "records in one call": Batched(columns),
+        "grain": grain.MapDataset.source(records),
+    }
+
+
+def test_every_kind_of_source_gives_the_same_rows(tmp_path):
+    indices = np.array([5, 0, 47, -1, 5, -1])
+    expected = rows(source_of(runs.data()), indices)
+    assert np.array_equal(expected["x"][:3], runs.data()["x"][[5, 0, 47]])
+    for name, given in sources(tmp_path).items():
+        source = source_of(given)
+        assert len(source) == runs.N, name
+        found = rows(source, indices)
+        for leaf in ("x", "y"):
+            assert np.array_equal(found[leaf], expected[leaf]), name
+            assert found[leaf].dtype == expected[leaf].dtype, name
+
+
+def test_padding_is_zeros_and_no_record_is_read_for_it():
+    for kind in (Records, Batched):
+        given = kind(runs.data())
+        source = source_of(given)
+        given.read.clear()
+        found = rows(source, np.array([[3, -1], [-1, -1]]))
+        assert given.read == [3]
+        assert found["x"].shape == (2, 2, runs.D)
+        assert not found["x"][0, 1].any() and not found["x"][1].any()
+    empty = rows(source_of(runs.data()), np.full(4, -1))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(empty))
+
+
+def test_a_memmap_is_not_read_as_a_whole(tmp_path):
+    mapped = sources(tmp_path)["memmap"]["x"]
+    assert isinstance(ArraySource(mapped).columns, np.memmap)
+
+
+def test_what_cannot_be_sampled_is_refused():
+    with pytest.raises(FixArgumentsError, match="records or columns"):
+        source_of([np.zeros(3)])
+    with pytest.raises(FixArgumentsError, match="A stream cannot be sampled"):
+        source_of(iter([1]))
+    with pytest.raises(FixArgumentsError, match="one row per record"):
+        source_of({"x": np.zeros(3), "y": np.zeros(4)})
+    with pytest.raises(FixArgumentsError, match="one row per record"):
+        source_of(np.float32(1))
+    with pytest.raises(FixDataError, match="empty"):
+        RecordSource(Records(runs.data(0)))
+
+
+def test_records_that_differ_or_fail_are_named():
+    def wider(number, record):
+        return record | {"x": np.zeros(9, np.float32)} if number == 2 else record
+
+    with pytest.raises(FixDataError, match=r"record 2 is not like record 0.*float32\[9\]"):
+        source_of(Records(runs.data(), wider)).read(np.array([1, 2]))
+
+    def fails(number, record):
+        if number == 2:
+            raise OSError("bad sector")
+        return record
+
+    with pytest.raises(FixDataError, match=r"record 2 could not be read \(OSError: bad sector\)"):
+        source_of(Records(runs.data(), fails)).read(np.array([1, 2]))
+    with pytest.raises(FixDataError, match="one of 2 records could not be read"):
+        source_of(Batched(runs.data(), fails)).read(np.array([1, 2]))
+    short = Batched(runs.data())
+    short.__class__ = type("Short", (Batched,), {"__getitems__": lambda self, numbers: []})
+    with pytest.raises(FixDataError, match="asked for 1 records, the source gave 0"):
+        source_of(short).read(np.array([1]))
+
+
+def test_the_length_is_that_of_the_plan():
+    source = source_of(runs.data(40))
+    check_length(source, None)
+    check_length(source, 40)
+    for expected in (39, 48):
+        with pytest.raises(FixDataError, match=f"40 users, and the plan was made for {expected}"):
+            check_length(source, expected, "user")
+
+
+def test_a_fingerprint_tells_data_apart_and_nothing_without_its_key():
+    one = data.fingerprint(source_of(runs.data()), b"key")
+    assert one == data.fingerprint(source_of(Records(runs.data())), b"key")
+    assert one != data.fingerprint(source_of(runs.data()), b"other key")
+    changed = runs.data()
+    changed["y"][-1] ^= 1
+    assert one != data.fingerprint(source_of(changed), b"key")
+    assert one != data.fingerprint(source_of(runs.data(40)), b"key")
+
+
+def test_of_a_large_data_set_a_sample_is_read():
+    given = Records(runs.data())
+    source = source_of(given)
+    given.read.clear()
+    data.fingerprint(source, b"key", data.Fingerprinting(most_bytes=10, sample=5))
+    assert sorted(given.read) == [0, 12, 24, 35, 47]

@@ -1,0 +1,50 @@
+"""The checksum: the same on every mesh, another for any other bits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bevel.sharding import make_mesh
+from bevel.training.digest import digest
+
+X = np.arange(16 * 8, dtype=np.float32).reshape(16, 8) / 7
+
+
+def test_it_is_the_same_on_every_mesh():
+    expected = digest({"x": jnp.asarray(X)})
+    for axes, spec in [
+        ("data=8", P("data")),
+        ("data=4,model=2", P("model", "data")),
+        ("data=4,model=2", P()),
+    ]:
+        placed = jax.device_put(X, NamedSharding(make_mesh(axes), spec))
+        assert digest({"x": placed}) == expected
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "int8", "uint16", "bool", "complex64"]
+)
+def test_a_flipped_bit_or_an_exchanged_pair_changes_it(dtype):
+    x = jnp.asarray(X, dtype) if dtype != "bool" else jnp.asarray(X) % 2 > 1
+    one = digest(x)
+    assert len(one) == 1 and len(one[0]) == 16
+    values = np.array(x)
+    flat = values.reshape(-1).view(np.uint8)
+    flat[len(flat) // 2] ^= 1
+    assert digest(jnp.asarray(values)) != one
+    exchanged = np.array(x)
+    exchanged[[0, 9]] = exchanged[[9, 0]]
+    if (exchanged != np.array(x)).any():
+        assert digest(jnp.asarray(exchanged)) != one
+
+
+def test_zeros_of_different_lengths_and_trees_differ():
+    assert digest(jnp.zeros(4)) != digest(jnp.zeros(5))
+    assert digest({"a": jnp.zeros(2), "b": jnp.ones(2)}) != digest(
+        {"a": jnp.ones(2), "b": jnp.zeros(2)}
+    )
+    assert digest({}) == [] and digest({"a": None}) == []
+    assert digest(jnp.float32(0.0)) != digest(jnp.float32(-0.0))

@@ -1,0 +1,43 @@
+"""Signals: the first is a wish, the second is what it always is."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from bevel.training.interrupts import RunInterrupted, interrupts
+
+
+def test_the_first_signal_is_a_wish_and_the_second_is_not():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts() as wish:
+        assert not wish
+        os.kill(os.getpid(), signal.SIGINT)
+        assert wish and wish.number == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with interrupts():
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_in_another_thread_signals_stay_as_they_are():
+    seen = []
+
+    def work():
+        with interrupts() as wish:
+            seen.append((bool(wish), signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(False, signal.getsignal(signal.SIGINT))]
+
+
+def test_the_exit_code_is_that_of_the_signal():
+    assert RunInterrupted("saved", signal.SIGINT).exit_code == 130

@@ -1,0 +1,41 @@
+"""The loop: batches of any size, and measures that nobody waits for. More in test_run.py."""
+
+import jax.numpy as jnp
+import numpy as np
+import training_runs as runs
+
+from bevel.batch_selection import PaddedSizes
+from bevel.training.loop import Seen, loss_words
+from bevel.training.records import read_lines
+
+
+def test_empty_batches_still_add_noise_and_larger_ones_are_not_cut(tmp_path):
+    plan = runs.plan(expected_batch_size=1, iterations=8)
+    sizes = [len(plan.batch(step, runs.N)) for step in range(8)]
+    assert 0 in sizes and max(sizes) > 1
+    trainer = runs.trainer(config=plan, compilation_strategy=PaddedSizes((1,)))
+    seen = []
+    runs.fit(
+        tmp_path / "run",
+        of=trainer,
+        options=runs.options(checkpoint_every=1),
+        callback=lambda s, m: seen.append(np.asarray(s.params["w"])),
+    )
+    raw = list(read_lines(tmp_path / "run" / "raw.jsonl"))
+    assert [row["batch_size"] for row in raw] == sizes
+    assert raw[sizes.index(0)]["loss"] is None
+    moved = [np.abs(a - b).max() for a, b in zip([0 * seen[0], *seen], seen, strict=False)]
+    assert min(moved) > 1e-4  # with momentum and noise, every step moves
+
+
+def test_measures_come_in_order_and_once():
+    seen = Seen()
+    for step in range(5):
+        seen.add(step, 0, {"loss": jnp.float32(step)})
+    assert [row["step"] for row in seen.taken()] == list(range(5))
+    assert seen.taken() == []
+
+
+def test_keys_of_losses_belong_to_the_seed():
+    assert loss_words(3).tolist() == loss_words(3).tolist() != loss_words(4).tolist()
+    assert loss_words(2**128 - 1).shape == (2,)

@@ -1,0 +1,56 @@
+"""The state, and the part of the parameters that is trained."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from bevel.errors import FixArgumentsError
+from bevel.sharding import make_mesh
+from bevel.training.state import TrainingState, copied, joined, on_mesh, split
+
+PARAMS = {"base": {"w": jnp.ones(3)}, "lora": [{"a": jnp.zeros(2)}, {"b": jnp.ones(1)}]}
+
+
+@pytest.mark.parametrize(
+    "trainable, expected",
+    [
+        (None, 3),
+        ("lora/*", 2),
+        (("lora/0/*", "base/*"), 2),
+        (lambda path: path.endswith("b"), 1),
+    ],
+)
+def test_parameters_are_split_by_path_and_joined_again(trainable, expected):
+    chosen, frozen = split(PARAMS, trainable)
+    assert len(jax.tree.leaves(chosen)) == expected
+    assert len(jax.tree.leaves(frozen)) == 3 - expected
+    again = joined(chosen, frozen)
+    assert jax.tree.structure(again) == jax.tree.structure(PARAMS)
+    assert all(a is b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(PARAMS), strict=True))
+
+
+def test_a_pattern_that_matches_nothing_is_an_error():
+    with pytest.raises(FixArgumentsError, match="matches none of the parameters: base/w, lora/0/a"):
+        split(PARAMS, "adapter/*")
+
+
+def test_the_state_is_a_tree_with_keywords_only():
+    state = TrainingState(step=0, params=PARAMS, opt_state=(), noise_state=())
+    assert len(jax.tree.leaves(state)) == 4 and state.average is None
+    with pytest.raises(TypeError):
+        TrainingState(0, PARAMS, (), ())
+    with pytest.raises(AttributeError):
+        state.step = 1
+
+
+def test_copies_are_other_memory_and_lie_where_the_original_lies():
+    mesh = make_mesh("data=8")
+    x = on_mesh(jnp.arange(8.0), mesh)
+    assert x.sharding.spec == P() and len(x.devices()) == 8
+    (y,) = copied([x])
+    assert y.sharding == x.sharding
+    x.delete()
+    assert np.array_equal(y, np.arange(8.0))
+    assert on_mesh(y, mesh) is y and on_mesh(y, None) is y

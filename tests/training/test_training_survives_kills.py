@@ -1,0 +1,24 @@
+"""`kill -9` at random moments: the same model, and no privacy spent twice.
+
+Five kills in the usual suite; BEVEL_KILLS=100 asks for more (`make test-slow`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+KILLS = int(os.environ.get("BEVEL_KILLS", 5))
+
+
+def test_a_run_that_is_killed_again_and_again_is_the_unbroken_run(tmp_path):
+    command = [sys.executable, str(TESTS / "training_kills.py"), str(tmp_path / "runs"), str(KILLS)]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    seen = json.loads(run.stdout.splitlines()[-1])
+    assert seen["kills"] >= KILLS and seen["runs"] >= 2, seen
+    if KILLS >= 100:  # all the moments that matter came up
+        assert min(seen[moment] for moment in ("in a ledger line", "while saving")) >= 5, seen
