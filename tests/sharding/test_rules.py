@@ -26,7 +26,7 @@ def chosen(rules, path, shape, **more):
         P("model"),
         [("*kernel", logical({"in": "model"})), P("model")],
     ],
-    ids=str,
+    ids=["pairs", "mapping", "expression", "one for all", "preset by path"],
 )
 def test_rules_may_be_written_in_several_ways(rules):
     assert chosen(rules, "layers/0/kernel", (8, 8)).spec == P("model")
