@@ -78,7 +78,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints, newest first."""
-        return sorted(self._manager.all_steps(read=True), reverse=True)
+        self._manager.reload()
+        return sorted(self._manager.all_steps(), reverse=True)
 
     def damaged(self, attempt: int) -> list[int]:
         """Steps of checkpoints that an attempt released and that could not be read since."""
