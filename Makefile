@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix lint bench clean
+.PHONY: help demo test test-slow test-matrix lint bench clean
 SHELL := bash
 
 BIN := .venv/bin
@@ -41,6 +41,11 @@ demo: .venv/.stamp ## Run the demonstration
 
 test: .venv/.stamp ## Run the tests
 	$(BIN)/python $(PYTEST)
+
+# Runs compile the same programs again and again: a cache on disk, for this target alone.
+test-slow: .venv/.stamp ## Kill 100 training runs at random moments, and take them up again
+	BEVEL_KILLS=100 JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/compiled \
+	  $(BIN)/python -m pytest tests/training/test_training_survives_kills.py
 
 test-matrix: $(MATRIX:%=.venv-matrix-%/.stamp) ## Run the tests on every supported Python and jax
 	@set -e; for pair in $(MATRIX); do \
