@@ -93,8 +93,8 @@ def meaning(run: RunFiles, spent: "Spent | None") -> tuple[str, ...]:
         factor += f" = {rounded_up(math.exp(spent.epsilon), 3)}"
     return (
         f"Take {unit}. Whatever anyone concludes from what was released (all checkpoints and all "
-        f"metrics, together), they would have concluded with almost the same probability {otherwise}"
-        f": probabilities differ by at most a factor of {factor}, but for a probability of "
+        "metrics, together), they would have concluded with almost the same probability "
+        f"{otherwise}: probabilities differ by at most a factor of {factor}, but for a probability of "
         f"δ = {spent.delta:g}. That holds also for someone who knows all other data.",
         "It holds if what ran, and when it ended, was chosen without looking at results. Where "
         "what ran next depended on the data, the guarantee is the budget that was fixed "

@@ -7,13 +7,15 @@ reader's light or dark theme through the page's style sheet, and they stay reada
 import dataclasses
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 14, 46
 COLOURS = 4  # classes s1 to s4 of the style sheet
 
 Number = float | None
+Point = tuple[float, float]
+At = Callable[[Point], Point]  # from values to places in the drawing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +29,9 @@ class Series:
     dashed: bool = False
     marked: bool = False  # a dot at each point, for there are few
 
-    def points(self) -> list[list[tuple[float, float]]]:
+    def points(self) -> list[list[Point]]:
         """The stretches between gaps."""
-        stretches: list[list[tuple[float, float]]] = [[]]
+        stretches: list[list[Point]] = [[]]
         for x, y in zip(self.x, self.y, strict=True):
             if y is None or not math.isfinite(y):
                 stretches.append([])
@@ -94,7 +96,7 @@ def axis_of(
 def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     """An SVG of its own; `title` is what a screen reader says."""
 
-    def at(point: tuple[float, float]) -> tuple[float, float]:
+    def at(point: Point) -> Point:
         across = LEFT + x.share(point[0]) * (WIDTH - LEFT - RIGHT)
         down = HEIGHT - BOTTOM - y.share(point[1]) * (HEIGHT - TOP - BOTTOM)
         return across, down
@@ -106,7 +108,7 @@ def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     )
 
 
-def lines(series: Series, at: "At") -> list[str]:
+def lines(series: Series, at: At) -> list[str]:
     look = f"line s{series.colour}" + (" dashed" if series.dashed else "")
     found = []
     for stretch in series.points():
