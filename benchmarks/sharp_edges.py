@@ -11,7 +11,7 @@ import sys
 import jax
 
 import bevel
-from bevel import demo
+from bevel.cli import sharp_edges as demo
 
 COLUMNS = (
     "where the sharding request is",

@@ -15,6 +15,7 @@ from bevel import matrix_factorization as matrix_factorization
 from bevel import noise_addition as noise_addition
 from bevel import optimizers as optimizers
 from bevel import precision as precision
+from bevel import report as report
 from bevel import sharding as sharding
 from bevel import training as training
 from bevel.clipping import AuxiliaryOutput as AuxiliaryOutput

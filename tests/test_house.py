@@ -16,7 +16,6 @@ ROOMS = {"batch_selection", "clipping", "noise_addition", "optimizers", "account
 FOUNDATIONS = {"sharding", "precision", "errors", "matrix_factorization"}
 OUTSIDE = {
     "__init__",
-    "demo",
     "execution_plan",
     "experimental",
     "training",

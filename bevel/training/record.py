@@ -1,6 +1,7 @@
 """What run.json says: all that a reader of a report needs, and nothing that is secret."""
 
 import dataclasses
+import os
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bevel import sharding
 from bevel.training.batches import Batches
 from bevel.training.programs import Programs
-from bevel.training.run import now
+from bevel.training.run import LEDGER, now
 from bevel.training.state import TrainingState
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def described(
         "relation": plan.neighboring_relation.name,
         "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta},
         "delta": run.delta,
+        # As it is found from the folder, so that both can be moved together.
+        "ledger": os.path.relpath(run.options.ledger or run.folder / LEDGER, run.folder),
         "steps": plan.iterations,
         "data": {
             "records": len(batches.source),
@@ -68,8 +71,9 @@ def collectives(programs: Programs, sizes: tuple[int, ...]) -> list[dict[str, An
         report = inspect_step(programs.of_size(sizes[0]))
     except Exception:  # a report that cannot be made is no reason not to train
         return None
-    shown = ("kind", "dtype", "bytes", "axes", "times", "operation")
-    return [{name: getattr(found, name) for name in shown} for found in report.collectives]
+    shown = ("kind", "dtype", "shapes", "bytes", "group_size", "axes", "times", "sent", "line")
+    shown += ("operation",)
+    return [{name: row[name] for name in shown} for row in report.to_dict()["collectives"]]
 
 
 def version_of(package: str) -> str | None:

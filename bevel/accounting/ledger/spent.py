@@ -21,12 +21,17 @@ from bevel.errors import FixArgumentsError
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """Epsilon so far, over all runs of a ledger. `print(spent.describe())` says what it means."""
+    """Epsilon so far, over all runs of a ledger. `print(spent.describe())` says what it means.
+
+    `events` are all charges, as few as can each be accounted for. Where there are several, no
+    accountant has them together: their epsilons and deltas add up. Without noise there are none.
+    """
 
     epsilon: float
     delta: float
     terms: Terms
     runs: tuple[str, ...]  # a line of text for each
+    events: tuple[DpEvent, ...] = ()
 
     def describe(self) -> str:
         """The cost, the budget, the runs, and what may be claimed where choices saw results."""
@@ -55,7 +60,10 @@ def spent_by(books: Books, terms: Terms, delta: float | None) -> Spent:
         f"plan {run.last.plan}"
         for name, run in books.runs.items()
     )
-    return Spent(epsilon_of(books.events(), delta, terms.relation), delta, terms, runs)
+    counts = books.events()
+    cost = epsilon_of(counts, delta, terms.relation)
+    events = parts_of(counts, terms.relation) if math.isfinite(cost) else []
+    return Spent(cost, delta, terms, runs, tuple(events))
 
 
 def epsilon_of(
@@ -69,8 +77,7 @@ def epsilon_of(
     """
     if any(not is_noisy(event_of_text(text)) for text in counts):
         return math.inf  # accountants lose their way in a composition with it
-    events = [(event_from_json(event_of_text(text)), count) for text, count in counts.items()]
-    parts = separate_parts(events, relation)
+    parts = parts_of(counts, relation)
 
     def cost(part: DpEvent) -> float:
         rough = coarse and not isinstance(part, MixtureDpEvent)
@@ -95,6 +102,11 @@ def is_noisy(event: dict[str, Any]) -> bool:
         and event.get("noise_multiplier") != 0
         and all(map(is_noisy, inner))
     )
+
+
+def parts_of(counts: collections.Counter[str], relation: str) -> list[DpEvent]:
+    events = [(event_from_json(event_of_text(text)), count) for text, count in counts.items()]
+    return separate_parts(events, relation)
 
 
 def separate_parts(events: list[tuple[DpEvent, int]], relation: str) -> list[DpEvent]:

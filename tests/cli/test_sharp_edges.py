@@ -3,14 +3,18 @@
 import jax
 import pytest
 
-from bevel import demo
+from bevel.cli import sharp_edges
 
 
 @pytest.fixture(scope="module", name="rows")
 def fixture_rows():
     # The demo is written for a user's defaults, not for the suite's strict ones.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return {edge.name: demo.run_edge(edge) for edge in demo.EDGES if edge.name in CHECKED}
+        return {
+            edge.name: sharp_edges.run_edge(edge)
+            for edge in sharp_edges.EDGES
+            if edge.name in CHECKED
+        }
 
 
 CHECKED = ("on (B, T, d) activations", "Explicit mesh, reshard", "inside shard_map")
@@ -33,4 +37,4 @@ def test_a_step_that_raises_is_a_finding():
     def broken(x):
         raise KeyError("no")
 
-    assert demo.measure(broken, (1.0,), []) == ("KeyError", "", "")
+    assert sharp_edges.measure(broken, (1.0,), []) == ("KeyError", "", "")

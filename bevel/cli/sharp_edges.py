@@ -1,4 +1,4 @@
-"""The sharp edges of per-example clipping on a mesh, live: `python -m bevel.demo`.
+"""The sharp edges of per-example clipping on a mesh, live: `bevel demo --edges`.
 
 Each row is a loss with a sharding request somewhere in it, clipped per example on 8 virtual
 devices: by bevel, and by plain `jax.vmap(jax.grad(...))`. Errors are relative to a float64 oracle

@@ -1,0 +1,3 @@
+"""The `bevel` command. Commands are loaded when they are called."""
+
+from bevel.cli.dispatch import main as main

@@ -1,0 +1,89 @@
+"""The data of a config: scikit-learn's digits, or a file of arrays."""
+
+import dataclasses
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from bevel.cli.config import Data
+from bevel.cli.dispatch import nearest
+from bevel.errors import FixDataError
+
+NAMES = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """Records to train on, and others, never trained on, to measure accuracy with.
+
+    x is (examples, ...) of float32, an image having a last axis of channels; y is (examples,) of
+    int32, from 0 to classes - 1.
+    """
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return self.x_train.shape[1:]
+
+
+def data_set(config: Data) -> DataSet:
+    """The data that a config names; with `tune`, without a look at the test set."""
+    arrays = digits() if config.source == "digits" else from_file(Path(config.source))
+    if config.tune:
+        cut = len(arrays["x_train"]) * 4 // 5
+        arrays = {
+            f"{axis}_{part}": arrays[f"{axis}_train"][rows]
+            for part, rows in (("train", slice(cut)), ("test", slice(cut, None)))
+            for axis in "xy"
+        }
+    classes = 1 + int(max(arrays["y_train"].max(), arrays["y_test"].max()))
+    return DataSet(**arrays, classes=classes)
+
+
+def digits() -> dict[str, np.ndarray]:
+    """1,797 images of digits, 8 x 8, in the package of scikit-learn. The last 360 are the test set.
+
+    They lie sorted by writer there, so they are shuffled first, always in the same way.
+    """
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = (x[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1), y[order].astype(np.int32)
+    return {"x_train": x[:-360], "y_train": y[:-360], "x_test": x[-360:], "y_test": y[-360:]}
+
+
+def from_file(path: Path) -> dict[str, np.ndarray]:
+    """The four arrays of an .npz file. Bytes become shares of 255; images get a channel axis."""
+    if not path.exists():
+        near = nearest(str(path), ["digits"])
+        raise FixDataError(f"there is no data at {path}{near} Write 'digits', or an .npz file.")
+    try:
+        with np.load(path) as file:
+            found = {name: file[name] for name in file.files if name in NAMES}
+    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
+        raise FixDataError(f"{path} cannot be read as an .npz file: {error}.") from None
+    missing = [name for name in NAMES if name not in found]
+    if missing:
+        raise FixDataError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(NAMES)}.")
+    for part in ("train", "test"):
+        x, y = found[f"x_{part}"], found[f"y_{part}"]
+        if len(x) != len(y) or len(x) == 0 or y.ndim != 1:
+            raise FixDataError(
+                f"{path}: x_{part} is {x.shape} and y_{part} is {y.shape}; give as many labels, "
+                "(examples,), as examples, and at least one."
+            )
+        if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
+            raise FixDataError(f"{path}: y_{part} must hold classes, whole numbers from 0 on.")
+        if x.dtype == np.uint8:
+            x = x.astype(np.float32) / 255
+        found[f"x_{part}"] = (x[..., None] if x.ndim == 3 else x).astype(np.float32)
+        found[f"y_{part}"] = y.astype(np.int32)
+    return found

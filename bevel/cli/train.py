@@ -1,0 +1,42 @@
+"""`bevel train CONFIG.toml`: a private model from a config file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bevel.cli.config import Config
+from bevel.cli.parsing import config_and_overrides
+
+ABOUT = """Train by a config file, or go on where a run ended.
+
+Kill it at any moment and start it again, on another mesh too: it goes on from its last checkpoint,
+and nothing is spent twice. Ctrl-C saves and ends with code 130.
+
+examples:
+  bevel train examples/digits.toml
+  bevel train examples/digits.toml --plan.epsilon=2 --run.folder=runs/two
+  bevel launch --processes 2 --devices-per-process 4 -- bevel train examples/digits.toml
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    train(config_and_overrides("train", ABOUT, arguments))
+    return 0
+
+
+def train(config: Config) -> Path | None:
+    """Runs a config to its end. The report of the run; None in a process that is not the first."""
+    from bevel.cli.job import Job, use_cpu_devices
+    from bevel.report import write_report
+    from bevel.sharding.processes import join
+
+    me = join()
+    if me.count == 1 and config.mesh.cpu_devices is not None:
+        use_cpu_devices(config.mesh.cpu_devices)
+    job = Job(config)
+    state = job.fit(folder=config.run.folder)
+    accuracy = job.final_accuracy(state)
+    if me.index != 0:
+        return None
+    report = write_report(config.run.folder)
+    print(f"test accuracy {accuracy:.2%} after {int(state.step)} steps; report: {report}")
+    return report

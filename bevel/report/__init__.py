@@ -1,0 +1,3 @@
+"""One page about a run: what it promises, what it cost, how good the model is, where it ran."""
+
+from bevel.report.page import write_report as write_report

@@ -1,0 +1,65 @@
+"""A config file is read to the last key, and what is wrong in it is named."""
+
+from pathlib import Path
+
+import pytest
+
+from bevel.cli.config import Config, read_config
+from bevel.errors import FixArgumentsError
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits.toml"
+PLAN = "[plan]\nbatch_size = 8\nsteps = 3\n"
+
+
+@pytest.fixture(name="read")
+def fixture_read(tmp_path):
+    def read(text):
+        path = tmp_path / "config.toml"
+        path.write_text(text)
+        return read_config(path)
+
+    return read
+
+
+def test_the_example_is_the_demo():
+    from bevel.cli.demo import DIGITS
+
+    read = read_config(EXAMPLE)
+    assert (read.plan, read.model, read.optimizer) == (DIGITS.plan, DIGITS.model, DIGITS.optimizer)
+    assert (read.mesh, read.data) == (DIGITS.mesh, DIGITS.data)
+
+
+def test_what_is_not_said_has_its_default(read):
+    config = read(PLAN)
+    assert config == Config(config.plan)
+    assert config.plan.batch_size == 8.0
+    assert isinstance(config.plan.batch_size, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PLAN + "epslon = 3\n", "no place for 'epslon'. Did you mean 'epsilon'?"),
+        (PLAN + "[optimiser]\n", "no place for 'optimiser'. Did you mean 'optimizer'?"),
+        (PLAN + "zzz = 3\n", "no place for 'zzz'. There are: batch_size, steps"),
+        ("[plan]\nsteps = 3\n", "plan lacks 'batch_size': give a number"),
+        ("", "lacks 'plan'"),
+        ("plan = 3\n", "plan is 3: write a table"),
+        (PLAN + "epsilon = 'three'\n", "epsilon is 'three': give a number"),
+        ("[plan]\nbatch_size = 8\nsteps = 3.5\n", "steps is 3.5: give a whole number"),
+        ("[plan]\nbatch_size = true\nsteps = 3\n", "batch_size is True: give a number"),
+        (PLAN + "mechanism = 'dpsdg'\n", "mechanism is 'dpsdg'. Did you mean 'dpsgd'?"),
+        (PLAN + "[model]\nwidths = [8, 'x']\n", "widths is 'x': give a whole number"),
+        (PLAN + "[model]\nwidths = 8\n", "widths is 8"),
+        ("[plan\n", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(read, text, message):
+    with pytest.raises(FixArgumentsError) as caught:
+        read(text)
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FixArgumentsError, match=r"there is no config at .*none.toml"):
+        read_config(tmp_path / "none.toml")

@@ -1,0 +1,76 @@
+"""Data comes whole, checked, and the test set is never trained on."""
+
+import numpy as np
+import pytest
+
+from bevel.cli.config import Data
+from bevel.cli.data_sets import data_set
+from bevel.errors import FixDataError
+
+ARRAYS = {
+    "x_train": np.arange(48, dtype=np.uint8).reshape(3, 4, 4),
+    "y_train": np.array([0, 1, 2]),
+    "x_test": np.full((2, 4, 4), 255, np.uint8),
+    "y_test": np.array([0, 3]),
+}
+
+
+@pytest.fixture(name="read")
+def fixture_read(tmp_path):
+    def read(**changes):
+        path = tmp_path / "data.npz"
+        arrays = {k: v for k, v in (ARRAYS | changes).items() if v is not None}
+        np.savez(path, **arrays)
+        return data_set(Data(str(path)))
+
+    return read
+
+
+def test_digits_are_split_once_and_for_all():
+    first, again = data_set(Data()), data_set(Data())
+    assert first.x_train.shape == (1437, 8, 8, 1)
+    assert first.x_test.shape == (360, 8, 8, 1)
+    assert first.classes == 10
+    assert first.x_train.max() == 1.0
+    np.testing.assert_array_equal(first.x_test, again.x_test)
+    assert set(first.y_test) == set(range(10))
+
+
+def test_tuning_sees_nothing_of_the_test_set():
+    whole, part = data_set(Data()), data_set(Data(tune=True))
+    joined = np.concatenate([part.x_train, part.x_test])
+    np.testing.assert_array_equal(joined, whole.x_train)
+    np.testing.assert_array_equal(np.concatenate([part.y_train, part.y_test]), whole.y_train)
+
+
+def test_a_file_gives_shares_with_a_channel(read):
+    data = read()
+    assert data.shape == (4, 4, 1)
+    assert data.classes == 4
+    assert data.x_test.max() == 1.0
+    assert data.x_train.dtype == np.float32
+    np.testing.assert_array_equal(data.x_train[0, 0, :, 0], np.float32([0, 1, 2, 3]) / 255)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_test": None}, "lacks y_test"),
+        ({"y_train": np.array([0, 1])}, r"x_train is \(3, 4, 4\) and y_train is \(2,\)"),
+        ({"y_train": np.array([0.0, 1.0, 2.0])}, "y_train must hold classes"),
+        ({"y_train": np.array([0, -1, 2])}, "y_train must hold classes"),
+        ({"x_test": np.zeros((0, 4, 4)), "y_test": np.zeros(0, int)}, "at least one"),
+    ],
+)
+def test_what_is_wrong_is_named(read, changes, message):
+    with pytest.raises(FixDataError, match=message):
+        read(**changes)
+
+
+def test_a_file_that_is_not_there_or_no_archive(tmp_path):
+    with pytest.raises(FixDataError, match="Did you mean 'digits'"):
+        data_set(Data("digit"))
+    path = tmp_path / "data.npz"
+    path.write_text("no archive")
+    with pytest.raises(FixDataError, match="cannot be read"):
+        data_set(Data(str(path)))

@@ -1,0 +1,133 @@
+"""A command line becomes a command; what it raises becomes one message and an exit code."""
+
+import importlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+from bevel.cli import dispatch, main
+from bevel.errors import FixArgumentsError
+from bevel.training.interrupts import RunInterrupted
+
+
+@pytest.fixture(name="command")
+def fixture_command(monkeypatch):
+    """Puts a function in the place of `bevel spent`."""
+
+    def put(function):
+        monkeypatch.setitem(sys.modules, "bevel.cli.spent", types.SimpleNamespace(main=function))
+
+    return put
+
+
+def raising(error):
+    def run(arguments):
+        raise error
+
+    return run
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in dispatch.COMMANDS)
+    assert "examples:" in printed
+
+
+def test_no_command_is_wrong_usage(capsys):
+    assert main([]) == 2
+    assert "usage" in capsys.readouterr().out
+
+
+def test_an_unknown_command_gets_the_nearest_one(capsys):
+    assert main(["trian"]) == 2
+    assert "there is no command 'trian'. Did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("bevel ")
+
+
+@pytest.mark.parametrize("name", dispatch.COMMANDS)
+def test_every_command_has_help_with_examples(name, capsys):
+    assert main([name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "examples:" in printed
+    assert f"bevel {name}" in printed
+
+
+def test_every_command_is_a_module_with_a_main():
+    for name in dispatch.COMMANDS:
+        assert callable(importlib.import_module(f"bevel.cli.{name}").main)
+
+
+def test_a_mistake_is_one_message_without_a_traceback(command, capsys):
+    command(raising(FixArgumentsError("write 3 instead.")))
+    assert main(["spent", "x"]) == 1
+    assert capsys.readouterr().err == "bevel: write 3 instead.\n"
+
+
+def test_debugging_shows_the_traceback(command, capsys, monkeypatch):
+    monkeypatch.setenv("BEVEL_DEBUG", "1")
+    command(raising(FixArgumentsError("write 3 instead.")))
+    assert main(["spent", "x"]) == 1
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    assert printed.endswith("bevel: write 3 instead.\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (RunInterrupted("saved.", 2), 130),
+        (RunInterrupted("saved.", 15), 143),
+        (SystemExit(2), 2),
+        (SystemExit(None), 0),
+        (SystemExit("no"), 1),
+        (PermissionError("not yours"), 1),
+        (ModuleNotFoundError("no", name="tyro.conf"), 1),
+    ],
+    ids=repr,
+)
+def test_exit_codes(error, code, command):
+    command(raising(error))
+    assert main(["spent", "x"]) == code
+
+
+def test_a_missing_extra_says_what_to_install(command, capsys):
+    command(raising(ModuleNotFoundError("no", name="sklearn")))
+    main(["spent"])
+    assert "pip install 'bevel[train]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), ModuleNotFoundError("no", name="mine")])
+def test_a_bug_is_not_dressed_up_as_a_mistake(error, command):
+    command(raising(error))
+    with pytest.raises(type(error)):
+        main(["spent"])
+
+
+def test_a_warning_is_a_line(command, capsys):
+    import warnings
+
+    def warn(arguments):
+        warnings.simplefilter("always")
+        warnings.warn("delta is large", stacklevel=1)
+        return 0
+
+    command(warn)
+    assert main(["spent"]) == 0
+    assert capsys.readouterr().err == "bevel: warning: delta is large\n"
+
+
+def test_the_module_is_the_command():
+    run = subprocess.run(
+        [sys.executable, "-m", "bevel", "spnt"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert "Did you mean 'spent'?" in run.stderr
+    assert "Traceback" not in run.stderr
