@@ -36,8 +36,8 @@ endef
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.stamp ## Run the demonstration
-	@$(BIN)/python -m bevel.demo
+demo: .venv/.stamp ## Train a private model on 8 virtual devices, and write its report
+	@$(BIN)/bevel demo
 
 test: .venv/.stamp ## Run the tests
 	$(BIN)/python $(PYTEST)
@@ -77,7 +77,7 @@ clean: ## Remove environments, caches and build outputs
 	fi; \
 	echo "Setting up .venv ($$("$$python" --version))"; \
 	$(call make_venv,.venv); \
-	$$install -c constraints.txt -e '.[test,lint]'
+	$$install -c constraints.txt -e '.[train,test,lint]'
 	@touch $@
 
 # The stem is PYTHON-JAX; its jax takes the place of the pinned one.
