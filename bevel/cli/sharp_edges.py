@@ -8,7 +8,6 @@ that takes one example at a time; FLOPs are per device and collectives per step,
 import contextlib
 import dataclasses
 import io
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import bevel
+from bevel.sharding import inspect_step
 
 B, T, D, H, CLIP = 64, 16, 64, 128, 0.05
 DEVICES = 8
@@ -161,13 +161,10 @@ def measure(step: Callable[..., Any], arguments: Any, truth: list[np.ndarray]) -
         return type(finding).__name__, "", ""
     distance = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(result, truth, strict=True)))
     error = distance / np.sqrt(sum(np.sum(t**2) for t in truth))
-    text, analysis = compiled.as_text() or "", compiled.cost_analysis() or {}
-    counts = re.findall(
-        r" (all-reduce|all-gather|all-to-all|collective-permute)(?:-start)?\(", text
-    )
+    report = inspect_step(compiled, branch=-1)  # the branch for numbers in the range of a float
     short = {"all-reduce": "reduce", "all-gather": "gather", "all-to-all": "to-all"}
-    named = [f"{counts.count(k)} {short.get(k, 'permute')}" for k in sorted(set(counts))]
-    return f"{error:.0e}", f"{analysis['flops'] / 1e6:.1f}M", ", ".join(named)
+    named = [f"{total.count} {short.get(k, k)}" for k, total in sorted(report.totals.items())]
+    return f"{error:.0e}", f"{report.flops / 1e6:.1f}M", ", ".join(named)
 
 
 def run_edge(edge: Edge) -> tuple[str, ...]:
