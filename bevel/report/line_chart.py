@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 54, 14, 14, 46
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 14, 46
 COLOURS = 4  # classes s1 to s4 of the style sheet
 
 Number = float | None
@@ -139,8 +139,8 @@ def grid(x: Axis, y: Axis) -> list[str]:
     middle = (TOP + bottom) / 2
     found.append(f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>')
     found.append(text(x.label, (LEFT + right) / 2, HEIGHT - 8, "middle", "name"))
-    turned = f' transform="rotate(-90 13 {middle:g})"'
-    found.append(text(y.label, 13, middle, "middle", "name", turned))
+    turned = f' transform="rotate(-90 14 {middle:g})"'
+    found.append(text(y.label, 14, middle, "middle", "name", turned))
     return found
 
 
