@@ -17,7 +17,7 @@ STEPS = 4
 
 
 def loss_fn(params, data, prng):
-    out = data["x"] @ params["w"] + params["b"]
+    out = data["x"] @ params["w"] + params["b"][None]
     loss = optax.softmax_cross_entropy_with_integer_labels(out, data["y"]).mean()
     return loss, {"accuracy": (out.argmax(-1) == data["y"]).mean()}
 

@@ -65,7 +65,15 @@ def test_an_axis_has_room_for_all_values(values, log):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (-0.5, "−0.5"), (1e-5, "10⁻⁵"), (2e6, "2·10⁶"), (0.30000000000000004, "0.3")],
+    [
+        (0.0, "0"),
+        (-0.5, "−0.5"),
+        (1e-5, "10⁻⁵"),
+        (2e6, "2·10⁶"),
+        (123457.0, "123457"),
+        (-1.5e-7, "−1.5·10⁻⁷"),
+        (0.30000000000000004, "0.3"),
+    ],
 )
 def test_numbers_on_an_axis_are_short(value, text):
     assert shown(value) == text
