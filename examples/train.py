@@ -17,6 +17,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 from bevel import DPSGDConfig  # noqa: E402
 from bevel.accounting import Ledger  # noqa: E402
+from bevel.report import write_report  # noqa: E402
 from bevel.sharding import make_mesh  # noqa: E402
 from bevel.training import RunOptions, Trainer  # noqa: E402
 
@@ -61,3 +62,4 @@ state = fit("data=4,model=2")
 last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
 print(f"held-out accuracy {last['held_out_accuracy']:.3f} after {int(state.step)} steps")
 print(Ledger.read(folder / "ledger.jsonl").spent().describe())
+print(f"what to show others: {write_report(folder).name}")

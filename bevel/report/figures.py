@@ -53,7 +53,7 @@ def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> Figure | None:
     series = by_attempt(known, "epsilon", "spent, of all runs in the ledger")
     last = max(float(run.record.get("steps") or 0), *(float(line["step"]) for line in known))
     budget = spent.terms.budget if spent else None
-    values = [value for line in series for value in line.y if value is not None]
+    values = numbers_of(series)
     if budget is not None:
         values.append(budget.epsilon)
         ends = [budget.epsilon] * 2
@@ -64,7 +64,7 @@ def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> Figure | None:
         "Epsilon over steps",
         f"Spent at each checkpoint{delta}, as metrics.jsonl has it.",
         Axis("step", 0, last or 1),
-        axis_of("ε", values, include=[0]),
+        axis_of("epsilon", values, include=[0]),
         series,
     )
 
@@ -142,7 +142,7 @@ def metric_figure(id: str, title: str, run: RunFiles, names: list[str]) -> Figur
     for i, name in enumerate(names):
         known = [line for line in lines if name in line]
         series += by_attempt(known, name, name, colour=1 + i % COLOURS)
-    values = [value for line in series for value in line.y if is_number(value)]
+    values = numbers_of(series)
     caption = "At checkpoints, on public or held-out data."
     if id == "accuracy":
         caption += f" Last: {', '.join(f'{name} {last_value(lines, name):.4g}' for name in names)}."
@@ -197,7 +197,7 @@ def _raw_figures(rows: Sequence[Line]) -> Iterator[Figure]:
 def raw_figure(
     id: str, title: str, label: str, series: list[Series], fixed: tuple[int, ...], log: bool = False
 ) -> Figure:
-    values = [float(v) for line in series for v in line.y if is_number(v)]
+    values = numbers_of(series)
     each = max(math.ceil(len(line.x)) for line in series)
     caption = "At every step." if each < MOST_POINTS else f"Means over steps, {each} points."
     steps = axis_of("step", [step for line in series for step in line.x], include=[0])
@@ -206,8 +206,9 @@ def raw_figure(
 
 def with_quantiles(row: Line) -> Line:
     quantiles = row.get("norm_quantiles")
-    known = isinstance(quantiles, list) and len(quantiles) == 3
-    return {**row, **dict(zip(("0.1", "0.5", "0.9"), quantiles if known else (), strict=False))}
+    if not isinstance(quantiles, list) or len(quantiles) != 3:
+        return row
+    return {**row, **dict(zip(("0.1", "0.5", "0.9"), quantiles, strict=True))}
 
 
 def over_steps(
@@ -259,6 +260,11 @@ def flat(line: Line) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def numbers_of(series: Sequence[Series]) -> list[float]:
+    """All values that are drawn."""
+    return [float(y) for line in series for y in line.y if y is not None and math.isfinite(y)]
 
 
 def is_number(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING
 
 from bevel.report.run_files import RunFiles
@@ -18,10 +19,10 @@ OTHERWISE = {
     "REPLACE_ONE": "had any other one been in its place",
     "REPLACE_SPECIAL": "had one that contributes nothing been in its place",
 }
-RELATIONS = {
-    "ADD_OR_REMOVE_ONE": "one {unit} is added or removed",
-    "REPLACE_ONE": "one {unit} is replaced by any other",
-    "REPLACE_SPECIAL": "one {unit} is replaced by one that contributes nothing",
+CHANGED = {
+    "ADD_OR_REMOVE_ONE": "added or removed",
+    "REPLACE_ONE": "replaced by any other",
+    "REPLACE_SPECIAL": "replaced by one that contributes nothing",
 }
 ENDINGS = {
     "complete": "All steps of the plan were taken.",
@@ -74,28 +75,28 @@ def claim(run: RunFiles, spent: "Spent | None") -> str:
         return f"What this run spent is not known, for {why}. Nothing can be claimed."
     if not math.isfinite(spent.epsilon):
         return "No noise was added: nothing is protected."
-    unit = UNITS.get(spent.terms.unit, spent.terms.unit)
+    unit = UNITS[spent.terms.unit]
     if spent.epsilon == 0:
         return "Nothing was charged so far, so nothing of the data was released."
     return (
         f"What was released is ({shown_epsilon(spent.epsilon)}, {spent.delta:g})-differentially "
-        f"private for {unit}."
+        f"private for {unit}, {CHANGED[spent.terms.relation]}."
     )
 
 
 def meaning(run: RunFiles, spent: "Spent | None") -> tuple[str, ...]:
     if spent is None or not 0 < spent.epsilon < math.inf:
         return ()
-    unit = UNITS.get(spent.terms.unit, spent.terms.unit)
-    otherwise = OTHERWISE.get(spent.terms.relation, "in a neighbouring data set")
+    unit, otherwise = UNITS[spent.terms.unit], OTHERWISE[spent.terms.relation]
     factor = "e^ε"
     if spent.epsilon < 14:
         factor += f" = {rounded_up(math.exp(spent.epsilon), 3)}"
     return (
         f"Take {unit}. Whatever anyone concludes from what was released (all checkpoints and all "
         "metrics, together), they would have concluded with almost the same probability "
-        f"{otherwise}: probabilities differ by at most a factor of {factor}, but for a probability of "
-        f"δ = {spent.delta:g}. That holds also for someone who knows all other data.",
+        f"{otherwise}: probabilities differ by at most a factor of {factor}, but for a "
+        f"probability of δ = {spent.delta:g}. That holds also for someone who knows all other "
+        "data.",
         "It holds if what ran, and when it ended, was chosen without looking at results. Where "
         "what ran next depended on the data, the guarantee is the budget that was fixed "
         f"beforehand: {spent.terms.budget or 'there was none, so there is none'}.",
@@ -107,10 +108,11 @@ def facts(run: RunFiles, spent: "Spent | None") -> tuple[tuple[str, str], ...]:
     terms = run.ledger.terms if run.ledger else None
     unit = str(terms.unit if terms else record.get("unit") or "unit")
     relation = str(terms.relation if terms else record.get("relation") or "not recorded")
-    related = RELATIONS.get(relation, "{unit}").format(unit=unit)
+    changed = CHANGED.get(relation)
+    related = f"one {unit} is {changed} ({relation})" if changed else relation
     rows = [
         ("Unit of privacy", UNITS.get(unit, unit)),
-        ("Neighbouring data sets", f"{related} ({relation})"),
+        ("Neighbouring data sets", related),
     ]
     if spent is not None:
         cost = f"ε = {shown_epsilon(spent.epsilon)} at δ = {spent.delta:g}"
@@ -182,13 +184,13 @@ def ending(run: RunFiles) -> str:
 
 def shown_epsilon(epsilon: float) -> str:
     """Rounded up, for a smaller epsilon would be a claim that does not hold."""
-    return "∞" if math.isinf(epsilon) else rounded_up(epsilon, 4)
+    if math.isinf(epsilon):
+        return "∞"
+    return rounded_up(epsilon, 4) if epsilon else "0"
 
 
 def rounded_up(value: float, digits: int) -> str:
-    if value == 0:
-        return "0"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    scale = 10.0**places
-    up = math.ceil(value * scale) / scale
-    return f"{up:.{max(places, 0)}f}".rstrip("0").rstrip(".") if places > 0 else f"{up:.0f}"
+    exact = Decimal(value)
+    last = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    text = f"{exact.quantize(last, rounding=ROUND_CEILING):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 
 WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 54, 14, 14, 46
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 14, 46
+MOST_LETTERS = 30  # of the name of an axis
 COLOURS = 4  # classes s1 to s4 of the style sheet
 
 Number = float | None
@@ -59,8 +60,8 @@ class Axis:
     def ticks(self) -> list[float]:
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-            step = max(1, math.ceil((last - first + 1) / 6))
-            return [10.0**power for power in range(first, last + 1, step)]
+            every = max(1, math.ceil((last - first + 1) / 6))
+            return [10.0**power for power in range(first, last + 1, every)]
         step = round_step((self.high - self.low) / 5)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
@@ -138,9 +139,9 @@ def grid(x: Axis, y: Axis) -> list[str]:
         found.append(text(shown(tick), across, bottom + 17, "middle"))
     middle = (TOP + bottom) / 2
     found.append(f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>')
-    found.append(text(x.label, (LEFT + right) / 2, HEIGHT - 8, "middle", "name"))
-    turned = f' transform="rotate(-90 13 {middle:g})"'
-    found.append(text(y.label, 13, middle, "middle", "name", turned))
+    found.append(text(shortened(x.label), (LEFT + right) / 2, HEIGHT - 8, "middle", "name"))
+    turned = f' transform="rotate(-90 14 {middle:g})"'
+    found.append(text(shortened(y.label), 14, middle, "middle", "name", turned))
     return found
 
 
@@ -151,10 +152,14 @@ def text(words: str, x: float, y: float, anchor: str, look: str = "tick", turned
 
 def shown(value: float) -> str:
     """A number on an axis."""
-    if value and not 1e-3 <= abs(value) < 1e5:
-        digits, power = f"{value:.0e}".split("e")
-        sign = "−" if int(power) < 0 else ""
-        raised = str(abs(int(power))).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
-        raised = ("⁻" if sign else "") + raised
-        return f"10{raised}" if digits == "1" else f"{digits}·10{raised}"
-    return f"{value:.6g}".replace("-", "−")
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:.6g}".replace("-", "−")
+    digits, power = f"{value:.3e}".split("e")
+    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    factor = f"{float(digits):g}·".replace("-", "−")
+    return ("" if factor == "1·" else factor) + f"10{raised}"
+
+
+def shortened(label: str) -> str:
+    """A name that fits beside an axis."""
+    return label if len(label) <= MOST_LETTERS else label[: MOST_LETTERS - 1] + "…"

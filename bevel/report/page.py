@@ -100,7 +100,9 @@ def content(run: RunFiles) -> dict[str, Any]:
         "collectives": collective_rows(record.get("collectives")),
         "plan": str((record.get("plan") or {}).get("description") or "").strip(),
         "what_ran": what_ran(record),
-        "versions": sorted((record.get("versions") or {}).items()),
+        "versions": [
+            (n, v or "not installed") for n, v in sorted((record.get("versions") or {}).items())
+        ],
         "raw": raw,
         "raw_steps": len(run.raw or ()),
         "bytes": shown_bytes,

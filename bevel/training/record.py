@@ -71,8 +71,8 @@ def collectives(programs: Programs, sizes: tuple[int, ...]) -> list[dict[str, An
         report = inspect_step(programs.of_size(sizes[0]))
     except Exception:  # a report that cannot be made is no reason not to train
         return None
-    shown = ("kind", "dtype", "shapes", "bytes", "group_size", "axes", "times", "sent", "line")
-    shown += ("operation",)
+    shown = ["kind", "dtype", "shapes", "bytes", "group_size", "axes", "times", "sent", "line"]
+    shown += ["operation"]
     return [{name: row[name] for name in shown} for row in report.to_dict()["collectives"]]
 
 

@@ -15,12 +15,13 @@ def test_versions_and_commit_are_none_where_there_are_none(tmp_path, monkeypatch
 
 
 def test_collectives_are_those_of_the_compiled_step_where_they_can_be_read(monkeypatch):
-    fields = {"kind": "all-reduce", "dtype": "f32", "bytes": 8, "axes": ("data",), "times": 1}
-    found = types.SimpleNamespace(**fields, operation="jit(step)/add", name="x")
-    report = types.SimpleNamespace(collectives=[found])
+    fields = {"kind": "all-reduce", "dtype": "f32", "shapes": [[2]], "bytes": 8, "group_size": 4}
+    fields |= {"axes": ["data"], "times": 1, "sent": 12.0, "line": "loss.py:3"}
+    fields |= {"operation": "jit(step)/add"}
+    report = types.SimpleNamespace(to_dict=lambda: {"collectives": [fields | {"name": "x"}]})
     programs = types.SimpleNamespace(compiled=1, of_size=lambda size: size)
     monkeypatch.setattr(sharding, "inspect_step", lambda step: report, raising=False)
-    assert collectives(programs, (8,)) == [{**fields, "operation": "jit(step)/add"}]
+    assert collectives(programs, (8,)) == [fields]
     monkeypatch.setattr(sharding, "inspect_step", lambda step: 1 / 0, raising=False)
     assert collectives(programs, (8,)) is None
     programs.compiled = 0

@@ -1,0 +1,107 @@
+import dp_accounting
+import numpy as np
+import pytest
+
+from bevel.accounting import balls_in_bins_event, dpsgd_event, trade_off_curve
+from bevel.report import figures
+from bevel.report.guarantee import spent_of
+from bevel.report.line_chart import Series
+from bevel.report.run_files import read_run
+
+
+def test_epsilon_has_every_checkpoint_and_the_budget(by_hand, metric_lines):
+    run = read_run(by_hand(metrics=metric_lines))
+    spent, budget = figures.epsilon_over_steps(run, spent_of(run)).series
+    assert list(spent.x) == [2, 4, 6, 8, 10] and list(spent.y) == [0.4, 0.8, 1.2, 1.6, 2.0]
+    assert list(budget.y) == [8, 8]
+
+
+def test_a_second_attempt_is_a_line_of_its_own(by_hand, metric_lines):
+    again = {**metric_lines[2], "attempt": 1, "epsilon": 3.0}
+    run = read_run(by_hand(metrics=[*metric_lines, again]))
+    first, second, _ = figures.epsilon_over_steps(run, spent_of(run)).series
+    assert list(first.x) == [2, 4, 6, 8, 10] and list(second.x) == [6]
+
+
+def test_the_trade_off_curve_is_that_of_what_was_charged(by_hand):
+    run = read_run(by_hand())
+    spent = spent_of(run)
+    drawn, points = figures.trade_off(spent)
+    curve, budget, _ = drawn.series
+    event = dpsgd_event(1.1, 10, sampling_prob=0.01)
+    fpr = np.asarray(curve.x)
+    truth = trade_off_curve(event, neighboring_relation="ADD_OR_REMOVE_ONE", fpr=fpr)[1]
+    np.testing.assert_allclose(curve.y, truth, rtol=1e-6)
+    assert (np.asarray(curve.y) <= np.asarray(budget.y) + 1e-12).all()
+    for rate, shown in points:
+        assert 0 <= float(shown) - np.interp(float(rate), fpr, truth) < 2e-4
+
+
+def test_events_without_a_common_accountant_get_the_bound_of_their_sum(by_hand):
+    kinds = [dp_accounting.ZCDpEvent(0.1), dpsgd_event(2.0, 1, sampling_prob=0.1)]
+    run = read_run(by_hand(events=kinds, relation="ADD_OR_REMOVE_ONE", limited=False))
+    spent = spent_of(run)
+    tpr, exact = figures.attack_bound(spent, np.asarray([0.0, 0.1, 1.0]))
+    assert exact == (len(spent.events) == 1)
+    assert tpr[0] < 1e-3 and tpr[2] == 1
+
+
+def test_the_implied_bound_is_the_largest_that_both_inequalities_allow():
+    epsilon, delta = 1.3, 1e-2
+    fpr = np.linspace(0, 1, 11)
+    bound = figures.implied_bound(epsilon, delta, fpr)
+    candidates = np.linspace(0, 1, 200_001)
+    for rate, found in zip(fpr, bound, strict=True):
+        allowed = (candidates <= np.exp(epsilon) * rate + delta) & (
+            1 - rate <= np.exp(epsilon) * (1 - candidates) + delta
+        )
+        assert found == pytest.approx(candidates[allowed].max(), abs=1e-5)
+
+
+def test_there_is_no_curve_without_a_bound(by_hand):
+    run = read_run(by_hand(events=[dp_accounting.NonPrivateDpEvent()], limited=False))
+    assert figures.trade_off(spent_of(run)) is None and figures.trade_off(None) is None
+
+
+def test_events_that_are_bounded_by_sampling_take_the_bound_of_epsilon_and_delta():
+    from bevel.accounting.ledger.spent import Spent
+    from bevel.accounting.ledger.terms import Terms
+
+    event = balls_in_bins_event(1.0, iterations=4, cycle_length=4)
+    terms = Terms("example", "ADD_OR_REMOVE_ONE")
+    fpr = np.linspace(0, 1, 5)
+    tpr, exact = figures.attack_bound(Spent(1.0, 1e-3, terms, (), (event,)), fpr)
+    np.testing.assert_array_equal(tpr, figures.implied_bound(1.0, 1e-3, fpr))
+    assert not exact
+
+
+def test_accuracies_share_a_figure_and_other_metrics_have_their_own(by_hand, metric_lines):
+    metric_lines[-1] |= {"per_class": {"accuracy": 0.5}, "text": "x", "flag": True, "none": None}
+    run = read_run(by_hand(metrics=metric_lines))
+    accuracy, loss = figures.evaluation(run)
+    assert [s.label for s in accuracy.series] == ["test_accuracy", "per_class/accuracy"]
+    assert loss.title == "test_loss" and len(accuracy.legend) == 2 and not loss.legend
+    last = dict(figures.last_metrics(run))
+    assert last == {"test_accuracy": "1", "test_loss": "0.1", "per_class/accuracy": "0.5"}
+
+
+def test_raw_figures_are_those_of_the_issue(raw_lines):
+    found = {figure.id: figure for figure in figures.raw_figures(raw_lines)}
+    assert set(found) == {"raw-loss", "raw-clipped", "raw-batch", "raw-norms"}
+    labels = [series.label for series in found["raw-norms"].series]
+    assert labels == ["0.9 quantile", "median", "0.1 quantile", "clip norm"]
+    assert list(found["raw-batch"].series[0].y) == [line["batch_size"] for line in raw_lines]
+    assert figures.raw_figures([]) == []
+
+
+def test_what_is_not_finite_is_a_gap(raw_lines):
+    raw_lines[3] |= {"loss": None, "norm_quantiles": [None, None, None]}
+    found = {figure.id: figure for figure in figures.raw_figures(raw_lines)}
+    assert 3 not in found["raw-loss"].series[0].x and len(found["raw-loss"].series[0].x) == 9
+
+
+def test_many_points_become_means_of_neighbours():
+    series = Series("a", list(range(1000)), [float(x) for x in range(1000)])
+    thin = figures.thinned(series, most=10)
+    assert list(thin.x) == list(range(0, 1000, 100))
+    assert list(thin.y) == [x + 49.5 for x in thin.x]
