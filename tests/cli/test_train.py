@@ -45,7 +45,7 @@ def test_ctrl_c_saves_and_the_next_start_goes_on(
     assert f"epsilon {last['epsilon']:.4g} at delta 0.001" in spent
 
 
-def test_another_plan_in_the_same_folder_is_refused(config_file, capsys):
+def test_another_plan_in_the_same_folder_is_refused(config_file, reports, capsys):
     assert main(["train", str(config_file), "--plan.steps=2"]) == 0
     assert main(["train", str(config_file), "--plan.steps=3"]) == 1
     printed = capsys.readouterr().err
