@@ -15,7 +15,6 @@ examples:
 def main(arguments: Sequence[str]) -> int:
     config = config_and_overrides("explain", ABOUT, arguments)
     import jax
-    import jax.numpy as jnp
 
     from bevel.cli.job import Job, example_types
     from bevel.clipping import clipped_grad, explain
@@ -33,7 +32,6 @@ def main(arguments: Sequence[str]) -> int:
     params = jax.eval_shape(job.init)
     key = jax.eval_shape(lambda: jax.random.key(0))
     rows = round(config.plan.batch_size)
-    padding = jax.ShapeDtypeStruct((rows,), jnp.bool_)
     batch = example_types(job.data, rows)
-    print(explain(gradient, params, batch, key, is_padding_example=padding))
+    print(explain(gradient, params, batch, key))
     return 0
