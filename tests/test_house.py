@@ -16,6 +16,7 @@ ROOMS = {"batch_selection", "clipping", "noise_addition", "optimizers", "account
 FOUNDATIONS = {"sharding", "precision", "errors", "matrix_factorization"}
 OUTSIDE = {
     "__init__",
+    "__main__",
     "execution_plan",
     "experimental",
     "training",
