@@ -10,6 +10,8 @@ A user's mistake is one message on the standard error. `BEVEL_DEBUG=1` shows the
 
 import difflib
 import importlib
+import io
+import logging
 import os
 import sys
 import traceback
@@ -67,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(name: str, arguments: list[str]) -> int:
     """Runs a command by name. What it raises becomes a message."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax's notes are for its own developers
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # progress is seen in a pipe, too
     with warnings.catch_warnings():
         warnings.showwarning = show_warning
         try:
