@@ -45,6 +45,7 @@ test: .venv/.stamp ## Run the tests
 # Runs compile the same programs again and again: a cache on disk, for this target alone.
 test-slow: .venv/.stamp ## Kill 100 training runs at random moments, and take them up again
 	BEVEL_KILLS=100 JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/compiled \
+	  JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
 	  $(BIN)/python -m pytest tests/training/test_training_survives_kills.py
 
 test-matrix: $(MATRIX:%=.venv-matrix-%/.stamp) ## Run the tests on every supported Python and jax

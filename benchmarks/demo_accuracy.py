@@ -4,7 +4,7 @@
     python benchmarks/demo_accuracy.py --tune      # on a fifth of the training set
 
 A seed is that of the initial parameters and, since the figures should come out again, of the noise
-and the batches too. `--tune` is what the options were chosen by: it never sees the test set.
+and the batches too. `--tune` is for choosing options: it never sees the test set.
 Epsilon is that of one run, tuning excluded.
 """
 

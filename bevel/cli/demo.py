@@ -14,7 +14,7 @@ EXAMPLES = """examples:
   bevel demo --folder runs/demo      # killed and started again, it goes on
   bevel demo --edges                 # clipping per example on a mesh, where plain JAX goes wrong
 """
-# Chosen on a fifth of the training set (benchmarks/demo_accuracy.py --tune), epsilon excludes that.
+# Chosen on a fifth of the training set, which epsilon excludes.
 DIGITS = Config(
     plan=Plan(batch_size=512, steps=100, epsilon=4.0, delta=1e-4, clip_norm=0.5),
     model=Model(kind="conv", widths=(8, 16)),
