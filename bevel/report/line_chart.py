@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 66, 14, 14, 46
+LEFT, RIGHT, TOP, BOTTOM = 78, 14, 14, 46
 MOST_LETTERS = 30  # of the name of an axis
 COLOURS = 4  # classes s1 to s4 of the style sheet
 
@@ -154,7 +154,7 @@ def shown(value: float) -> str:
     """A number on an axis."""
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         return f"{value:.6g}".replace("-", "−")
-    digits, power = f"{value:.3e}".split("e")
+    digits, power = f"{value:.2e}".split("e")
     raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     factor = f"{float(digits):g}·".replace("-", "−")
     return ("" if factor == "1·" else factor) + f"10{raised}"
