@@ -73,5 +73,4 @@ def show(config: Config, folder: Path) -> None:
 def without_privacy(config: Config) -> Config:
     """The same model and steps, without clipping and noise."""
     plan = Plan(config.plan.batch_size, config.plan.steps, "none")
-    # Gradients are not divided by a clip norm there, and are the smaller for it.
     return dataclasses.replace(config, plan=plan)
