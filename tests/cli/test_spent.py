@@ -2,7 +2,7 @@
 
 import pytest
 
-from bevel.accounting import Budget, Ledger, dpsgd_event
+from bevel.accounting import Budget, Ledger, dpsgd_event, key_commitment
 from bevel.cli import main
 
 
@@ -11,7 +11,8 @@ def fixture_ledger(tmp_path):
     path = tmp_path / "ledger.jsonl"
     terms = {"unit": "example", "relation": "ADD_OR_REMOVE_ONE", "budget": Budget(3, 1e-5)}
     with Ledger.open(path, **terms) as ledger:
-        run = ledger.run("first", plan="p", key="k")
+        key = key_commitment(b"the key of a test", salt=b"0123456789abcdef")
+        run = ledger.run("first", plan="p", key=key)
         run.charge(0, 2, dpsgd_event(1.1, 2, sampling_prob=0.01))
     return path
 
