@@ -13,7 +13,7 @@ PACKAGE = ROOT / "bevel"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 ROOMS = {"batch_selection", "clipping", "noise_addition", "optimizers", "accounting"}
-FOUNDATIONS = {"sharding", "precision", "errors", "matrix_factorization"}
+FOUNDATIONS = {"sharding", "precision", "errors", "lazy", "matrix_factorization"}
 OUTSIDE = {
     "__init__",
     "__main__",

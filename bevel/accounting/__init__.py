@@ -3,8 +3,9 @@
 Names are loaded when they are first used, for dp-accounting and scipy take seconds to import.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bevel.lazy import loaded_when_used
 
 if TYPE_CHECKING:
     from bevel.accounting.accountants import AccountantFn as AccountantFn
@@ -72,14 +73,4 @@ PUBLIC = {
 }
 MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *MODULE_OF])
+__getattr__, __dir__ = loaded_when_used(__name__, MODULE_OF)
