@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.sharding.types import on_one_device
+
 pl: Any
 triton: Any
 try:
@@ -29,11 +31,7 @@ Rounds = Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
 
 def available() -> bool:
     """Whether the kernel can be compiled here: on one GPU, or one shard of a fully manual mesh."""
-    if triton is None or jax.default_backend() != "gpu":
-        return False
-    mesh = jax.sharding.get_abstract_mesh()
-    alone = bool(mesh.axis_names) and set(mesh.manual_axes) == set(mesh.axis_names)
-    return jax.device_count() == 1 or alone  # the compiler cannot cut a kernel
+    return triton is not None and jax.default_backend() == "gpu" and on_one_device()
 
 
 def blocks(

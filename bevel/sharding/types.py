@@ -20,6 +20,17 @@ def manual_axes() -> tuple[str, ...]:
     return tuple(jax.sharding.get_abstract_mesh().manual_axes)
 
 
+def on_one_device() -> bool:
+    """Whether a program here runs on one device, or on one shard of a mesh that is manual all over.
+
+    Elsewhere the compiler may cut it, which it cannot do to a kernel: it would gather what is
+    spread.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    alone = bool(mesh.axis_names) and set(mesh.manual_axes) == set(mesh.axis_names)
+    return jax.device_count() == 1 or alone
+
+
 def varying_axes(x: Any) -> frozenset[str]:
     """The manual axes over which `x` may differ between shards; none where types do not say."""
     aval = x if hasattr(x, "manual_axis_type") else jax.typeof(x)

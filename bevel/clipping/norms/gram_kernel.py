@@ -38,6 +38,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bevel.sharding.types import on_one_device
+
 pl: Any
 triton: Any
 try:
@@ -83,10 +85,8 @@ def available(
         return False
     if jax.default_backend() != "gpu" or not all(takes(d, tf32) for d in (h_dtype, g_dtype)):
         return False
-    mesh = jax.sharding.get_abstract_mesh()
-    alone = bool(mesh.axis_names) and set(mesh.manual_axes) == set(mesh.axis_names)
-    if jax.device_count() > 1 and not alone:
-        return False  # the compiler cannot cut a kernel: it would gather what is spread
+    if not on_one_device():
+        return False
     device = jax.local_devices()[0]
     return getattr(device, "compute_capability", None) == COMPUTE_CAPABILITY
 
