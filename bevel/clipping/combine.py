@@ -16,7 +16,7 @@ from bevel import precision
 from bevel.clipping.coefficients import coefficients, side_by_side, tree_norm, usable
 from bevel.clipping.grid import on_grid, tightened
 from bevel.clipping.norms import Measured, Norm, kept_norm, quick_norm
-from bevel.clipping.norms.weights import chosen, weighted_rows
+from bevel.clipping.norms.weights import chosen, weighted_rows, weighted_rows_of
 from bevel.clipping.options import Clip, Task
 from bevel.clipping.taps import Reading, Tapped
 from bevel.clipping.terms import derivative, terms_of
@@ -24,7 +24,7 @@ from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import Layout
 from bevel.sharding.placed import placed_like
 from bevel.sharding.source_lines import keep_line
-from bevel.sharding.types import varying_axes
+from bevel.sharding.types import on_one_device, varying_axes
 
 # Norms of so many numbers, in the whole batch, are first taken in one pass.
 ONE_PASS = {"cpu": 2**13, "gpu": 2**22, "tpu": 2**22}
@@ -95,7 +95,8 @@ def combine(
     kept |= {t.param: t.formed(made.pop(t.param)) for t in shares.taps if t.way == "form"}
     source = Source(task, shares, rounded_once(kept), made)
     large = [leaf for leaf in source.leaves if source.in_one_pass(leaf)]
-    small = source.norms([leaf for leaf in source.leaves if leaf not in large])
+    others = [leaf for leaf in source.leaves if leaf not in large]
+    small = source.norms(others)
 
     def sums_of(norms: dict[int, Norm], clean: bool) -> tuple[dict[int, Any], list[Any], Any, Any]:
         whole, factors = clip_factors(task.clip, shares.groups, norms, layout, outputs)
@@ -114,7 +115,7 @@ def combine(
         )
     else:
         sums, factors, keep, estimate = sums_of(small, clean=False)
-    sums |= source.sums([leaf for leaf in small if not source.again(leaf)], factors, keep)
+    sums |= source.sums([leaf for leaf in others if not source.again(leaf)], factors, keep)
     sums |= again(factors, keep)
 
     rows = [outputs.value] if task.return_values else []
@@ -179,8 +180,7 @@ class Source:
     def in_one_pass(self, leaf: int) -> bool:
         """Whether the norm of a leaf is first taken without scaling, to read its values once."""
         arrays = jax.tree.leaves(self.made.get(leaf, self.gradients.get(leaf)))
-        least = ONE_PASS.get(jax.default_backend(), ONE_PASS["gpu"])
-        return sum(x.size for x in arrays) >= least and not self.again(leaf)
+        return sum(x.size for x in arrays) >= one_pass() and not self.again(leaf)
 
     def measured(self, leaf: int) -> list[Measured]:
         """Norms without scaling."""
@@ -190,16 +190,35 @@ class Source:
         return tap.norms(self.made[leaf], False)
 
     def norms(self, leaves: Collection[int]) -> dict[int, Norm]:
-        """Norms with scaling."""
+        """Norms with scaling. Leaves that are measured together stand under the first of them."""
         found = {}
-        for leaf in leaves:
-            tap = self.tap(leaf)
-            if tap is None:
-                found[leaf] = kept_norm(self.gradients[leaf])
+        for first, *others in self.together(leaves):
+            tap = self.tap(first)
+            if others:
+                found[first] = kept_norm(in_one_row([self.gradients[i] for i in (first, *others)]))
+            elif tap is None:
+                found[first] = kept_norm(self.gradients[first])
             else:
-                parts = tap.norms(self.made[leaf], True)
-                found[leaf] = side_by_side([m.norm for m in parts])
+                parts = tap.norms(self.made[first], True)
+                found[first] = side_by_side([m.norm for m in parts])
         return found
+
+    def together(self, leaves: Collection[int]) -> list[list[int]]:
+        """Lists of leaves to measure together: many small ones take longer than their sum.
+
+        Only on one device, where putting them side by side moves nothing; only leaves of one group,
+        whose shards are shards of the same axes.
+        """
+        if not on_one_device():
+            return [[leaf] for leaf in leaves]
+        lists = dict[Any, list[int]]()
+        for leaf in leaves:
+            gradient = self.gradients.get(leaf)
+            key: Any = leaf
+            if gradient is not None and gradient.size <= one_pass() // 8:
+                key = "small", self.shares.groups.of_leaf[leaf], varying_axes(gradient)
+            lists.setdefault(key, []).append(leaf)
+        return list(lists.values())
 
     def sums(
         self, leaves: Collection[int], factors: Sequence[Any], keep: Any, clean: bool = False
@@ -216,6 +235,16 @@ class Source:
                 with keep_line(tap.uses[0].eqn):
                     result[leaf] = tap.weighted_sum(self.made[leaf], factor, keep)
         return result
+
+
+def one_pass() -> int:
+    return ONE_PASS.get(jax.default_backend(), ONE_PASS["gpu"])
+
+
+def in_one_row(gradients: Sequence[jax.Array]) -> jax.Array:
+    """The numbers of several gradients (B, ...) side by side: (B, N)."""
+    dtype = precision.accumulation_dtype(*(g.dtype for g in gradients))
+    return jnp.concatenate([g.reshape(g.shape[0], -1).astype(dtype) for g in gradients], axis=1)
 
 
 def agreed(sound: jax.Array, batch_axes: Collection[str]) -> jax.Array:
@@ -239,7 +268,7 @@ def clip_factors(
         dimension = sum(coordinates(x, layout.batch_axes) for x in leaves)
         clip_norms = [tightened(norm, clip.grid_scale, dimension) for norm in clip_norms]
     for group, clip_norm in enumerate(clip_norms):
-        members = [norms[leaf] for leaf, of in enumerate(groups.of_leaf) if of == group]
+        members = [norm for leaf, norm in norms.items() if groups.of_leaf[leaf] == group]
         part = 0 < len(members) < len(norms)
         norm = tree_norm(members, layout.batch_axes) if part else whole
         factors.append(coefficients(norm, clip_norm, clip))
@@ -254,11 +283,12 @@ def coordinates(gradient: jax.Array, batch_axes: Collection[str]) -> int:
 
 def kept_sum(task: Task, gradient: Any, factor: Any, keep: Any) -> jax.Array:
     """The sum over examples of `factor * gradient`, in float32 or wider, or on the integer grid."""
-    gradient = chosen(keep, gradient)
     if task.clip.grid_scale is None:
-        return weighted_rows(factor, gradient)
+        if keep is None:
+            return weighted_rows(factor, gradient)
+        return weighted_rows_of(keep, factor, gradient)
     dtype = precision.accumulation_dtype(gradient.dtype, factor.dtype)
-    weighted = along(factor, gradient).astype(dtype) * gradient.astype(dtype)
+    weighted = along(factor, gradient).astype(dtype) * chosen(keep, gradient).astype(dtype)
     return jnp.sum(on_grid(weighted, task.clip.grid_scale), axis=0)
 
 

@@ -1,6 +1,7 @@
 """Norms of gradients that are kept, one per example: right for any program."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.norms.registry import Measured, Norm
 from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scale_to_one
+from bevel.sharding.types import on_one_device
 
 # A sum of up to this many squares in one go has a rounding error that is not worth splitting.
 ONE_STAGE = 4096
@@ -60,17 +62,38 @@ def scaled_square(x: jax.Array) -> tuple[jax.Array, jax.Array, int]:
 def staged_sum(x: jax.Array) -> tuple[jax.Array, int]:
     """Sums `x` (B, ...) to (B,) in short stages; also the number of roundings in a row.
 
-    Each dimension is cut into (outer, inner). The inner parts are summed first and lie within one
-    shard, since a mesh cuts dimensions into few, power-of-two pieces; the outer parts are summed
-    last, together, so that B numbers cross the mesh and not a row or a column of each gradient.
+    On one device, as many dimensions at a time as make a short sum, from the last one on.
+
+    Elsewhere each dimension is cut into (outer, inner). The inner parts are summed first and lie
+    within one shard, since a mesh cuts dimensions into few, power-of-two pieces; the outer parts
+    are summed last, together, so that B numbers cross the mesh and not a row or a column of each
+    gradient. Barriers keep the compiler from merging the stages back into one long sum.
     """
     shape = x.shape[1:]
+    if on_one_device():
+        for stage, dims in enumerate(runs(shape)):
+            x = jax.lax.optimization_barrier(x) if stage else x
+            if math.prod(dims) > ONE_STAGE:
+                x = sum_in_chunks(x, x.ndim - 1)
+            x = jnp.sum(x, axis=tuple(range(x.ndim - len(dims), x.ndim)))
+        return x, roundings(shape)
     outer, inner = stages(shape)
     parts = [n for pair in zip(outer, inner, strict=True) for n in pair]
     x = x.reshape(x.shape[0], *parts)
     for position in reversed(range(len(shape))):
         x = sum_in_chunks(x, 2 * position + 2)
     return jnp.sum(x, axis=tuple(range(1, x.ndim))), roundings(shape)
+
+
+def runs(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """The dimensions that are summed together, last ones first. A long one is alone."""
+    found = list[tuple[int, ...]]()
+    for size in reversed(shape):
+        if found and size * math.prod(found[-1]) <= ONE_STAGE:
+            found[-1] = (size, *found[-1])
+        else:
+            found.append((size,))
+    return found
 
 
 def stages(shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -92,17 +115,25 @@ def sum_in_chunks(x: jax.Array, axis: int) -> jax.Array:
                 x, jnp.zeros((), x.dtype), [(0, rest * (i == axis), 0) for i in range(x.ndim)]
             )
         x = x.reshape(*x.shape[:axis], -1, width, *x.shape[axis + 1 :])
-        # The barrier keeps the compiler from merging the stages back into one long sum.
         x = jax.lax.optimization_barrier(jnp.sum(x, axis=axis + 1))
     return x
 
 
 def roundings(shape: tuple[int, ...]) -> int:
     """The most additions that one term goes through in `staged_sum`."""
+    if on_one_device():
+        return sum(
+            math.prod(dims) if math.prod(dims) <= ONE_STAGE else additions_in_chunks(dims[0]) + 1
+            for dims in runs(shape)
+        )
     outer, inner = stages(shape)
-    terms = int(np.prod(outer))
-    for length in inner:
-        while length > 1:
-            width = min(CHUNK, length)
-            terms, length = terms + width, -(-length // width)
+    return math.prod(outer) + sum(map(additions_in_chunks, inner))
+
+
+def additions_in_chunks(length: int) -> int:
+    """The most that one term goes through in `sum_in_chunks`."""
+    terms = 0
+    while length > 1:
+        width = min(CHUNK, length)
+        terms, length = terms + width, -(-length // width)
     return terms

@@ -8,6 +8,7 @@ import numpy as np
 
 from bevel import precision
 from bevel.clipping.norms.scaling import power_of_two, scale_to_one
+from bevel.sharding.types import on_one_device
 
 # From so many on, sums of rows are worth the matrix units of a GPU.
 MANY_ROWS, MANY_NUMBERS = 256, 2**22
@@ -22,7 +23,7 @@ def chosen(keep: jax.Array | None, x: jax.Array) -> jax.Array:
 
 @jax.jit  # traced once for all arrays of one shape
 def selected(keep: jax.Array, x: jax.Array) -> jax.Array:
-    keep = jnp.expand_dims(keep, tuple(range(1, x.ndim)))
+    keep = jnp.expand_dims(keep, tuple(range(keep.ndim, x.ndim)))
     return jnp.where(keep, x, jnp.zeros_like(x))
 
 
@@ -66,6 +67,18 @@ def weighted_rows(factor: jax.Array, x: jax.Array) -> jax.Array:
     rows = factor.astype(dtype)[None]
     highest = jax.lax.Precision.HIGHEST
     return jax.lax.dot_general(rows, x.astype(dtype), over, precision=highest)[0]
+
+
+@jax.jit
+def weighted_rows_of(keep: jax.Array, factor: jax.Array, x: jax.Array) -> jax.Array:
+    """The same sum over the examples to keep; the others may be anything but a number."""
+    dtype = precision.accumulation_dtype(x.dtype, factor.dtype)
+    factor = factor.astype(dtype)
+    if jax.default_backend() == "cpu" and on_one_device() and x.size >= 2**13:
+        # Row by row a CPU reads each number once, and makes no copy.
+        row = lambda i: selected(keep[i], factor[i] * x[i].astype(dtype))  # noqa: E731
+        return jax.lax.fori_loop(1, x.shape[0], lambda i, total: total + row(i), row(0))
+    return jnp.sum(jax.vmap(jnp.multiply)(factor, selected(keep, x).astype(dtype)), axis=0)
 
 
 def on_gpu() -> bool:

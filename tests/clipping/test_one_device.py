@@ -1,0 +1,98 @@
+"""On one device: small leaves measured together, other stages of sums, sums row by row."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracle import clipped_sum
+
+import bevel
+from bevel.clipping import combine
+from bevel.clipping.norms import kept, weights
+
+B = 6
+SHAPES = {"w": (24, 80), "tall": (80, 24), "b": (80,), "c": (24,), "gain": (), "none": (0,)}
+rng = np.random.default_rng(0)
+PARAMS = {n: (0.3 * rng.normal(size=s)).astype(np.float32) for n, s in SHAPES.items()}
+BATCH = rng.normal(size=(B, 24)).astype(np.float32)
+
+
+def loss(params, x):
+    hidden = jnp.tanh(x @ params["w"] + params["b"][None])
+    y = hidden @ params["tall"] * params["gain"] + params["c"][None]
+    return jnp.mean(jnp.sum(y * y * jnp.exp(x), axis=1)) + jnp.sum(params["none"])
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    """As in a process that has one: arrays of these tests lie on the first of several."""
+    for module in (combine, kept, weights):
+        monkeypatch.setattr(module, "on_one_device", lambda: True)
+    cached = (kept.kept_norm, kept.quick_norm, weights.weighted_rows_of)
+    for function in cached:
+        function.clear_cache()
+    yield
+    for function in cached:
+        function.clear_cache()
+
+
+def sums(batch, clip_norm, padding=None, **options):
+    fn = bevel.clipped_grad(loss, l2_clip_norm=clip_norm, **options)
+    return jax.jit(fn)(PARAMS, batch, is_padding_example=padding)
+
+
+def assert_equals_oracle(batch, clip_norm, padding=None, norms="keep"):
+    truth = clipped_sum(loss, PARAMS, batch, clip_norm=clip_norm, padding=padding)
+    found = sums(batch, clip_norm, padding, norms=norms)
+    for name, expected in truth.grad.items():
+        scale = np.max(np.abs(expected), initial=1e-30)
+        np.testing.assert_allclose(found[name] / scale, expected / scale, atol=2e-4, err_msg=name)
+
+
+def scaled(row, factor):
+    return np.where(np.arange(B)[:, None] == row, np.float32(factor), BATCH)
+
+
+CASES = {
+    "as it is": BATCH,
+    "an example that is not a number": scaled(2, np.nan),
+    "an infinite example": scaled(0, np.inf),
+    "an example whose squares overflow": scaled(3, 60.0),
+    "an example whose squares vanish": scaled(1, -60.0),
+}
+
+
+@pytest.mark.parametrize("norms", ["keep", "auto"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_sum_of_clipped_gradients(name, norms):
+    assert_equals_oracle(CASES[name], clip_norm=1.0, norms=norms)
+
+
+def test_groups_are_not_measured_together():
+    clip_norms = {"w": 0.5, "tall": 0.2, "b": 0.1, "c": 2.0, "gain": 0.3, "none": 1.0}
+    assert_equals_oracle(BATCH, clip_norms)
+    assert_equals_oracle(CASES["an example that is not a number"], clip_norms)
+
+
+def test_padding():
+    padding = np.arange(B) >= 4
+    assert_equals_oracle(scaled(5, np.nan), 1.0, padding)
+    assert_equals_oracle(BATCH, 1.0, padding)
+
+
+def test_small_leaves_are_measured_together():
+    """One sum of squares for all of them, where a mesh has one for each."""
+
+    def measured(text):
+        return text.count("name=kept_norm")
+
+    program = jax.make_jaxpr(lambda x: sums(x, 1.0, norms="keep"))(BATCH)
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(combine, "on_one_device", lambda: False)
+        apart = jax.make_jaxpr(lambda x: sums(x, 2.0, norms="keep"))(BATCH)
+    small = [n for n, s in SHAPES.items() if B * math.prod(s) <= combine.one_pass() // 8]
+    assert len(small) == 4
+    assert measured(str(apart)) - measured(str(program)) == len(small) - 1
