@@ -94,8 +94,7 @@ def noised_step(
     make = RandomWords(noise.key.generator)
 
     def draw(step: jax.Array) -> list[jax.Array]:
-        bits = drawn(make, key, step, likes, places)
-        return [normal_from_bits(x, like.dtype) for x, like in zip(bits, likes, strict=True)]
+        return drawn(make, key, step, likes, places, normal_from_bits)
 
     buffers = state.buffers
     if noise.buffers_in == "host":

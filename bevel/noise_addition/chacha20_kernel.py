@@ -5,6 +5,7 @@ they lie side by side: it computed the rounds again for each of them, at fourtee
 threefry, and took a minute to compile. The kernel computes a block once, in registers.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ def available() -> bool:
     return triton is not None and jax.default_backend() == "gpu" and on_one_device()
 
 
+@functools.partial(jax.jit, static_argnames=("double_round", "count", "interpret"))
 def blocks(
     start: jax.Array,
     high: jax.Array,
@@ -41,16 +43,17 @@ def blocks(
     double_round: Rounds,
     count: int,
     interpret: bool = False,
-) -> list[jax.Array]:
-    """The 16 words of the blocks that start from `start` (16,), their numbers in place of two.
+) -> jax.Array:
+    """The blocks that start from `start` (16,), their numbers in place of two of its words.
 
-    `high`, `low`: the words of the numbers, arrays of one shape, which the results have too.
-    `count` double rounds are taken.
+    `high`, `low`: the words of the numbers, arrays of one shape. The result has a first axis more,
+    of the 16 words: threads that lie side by side write side by side.
+    `count` double rounds are taken. Under `jit`, so that leaves of one size share the kernel.
     """
     size = low.size
     tiles = -(-size // TILE)
 
-    def kernel(start_ref: Any, high_ref: Any, low_ref: Any, *out_refs: Any) -> None:
+    def kernel(start_ref: Any, high_ref: Any, low_ref: Any, out_ref: Any) -> None:
         first = pl.program_id(0) * TILE
         here = pl.ds(first, TILE)
         inside = first + jax.lax.iota(np.int32, TILE) < size
@@ -61,20 +64,20 @@ def blocks(
         words = [jnp.full((TILE,), start_ref[i], np.uint32) for i in range(WORDS)]
         words[COUNTER], words[COUNTER + 1] = low, high
         state = jax.lax.fori_loop(0, count, lambda _, s: tuple(double_round(s)), tuple(words))
-        for ref, before, after in zip(out_refs, words, state, strict=True):
-            triton.store(ref.at[here], before + after, mask=inside)
+        for i, (before, after) in enumerate(zip(words, state, strict=True)):
+            triton.store(out_ref.at[np.int32(i), here], before + after, mask=inside)
 
     everything = pl.BlockSpec((size,), lambda i: (0,))
     kind = jax.typeof(low).manual_axis_type
-    out = jax.ShapeDtypeStruct((size,), np.uint32, manual_axis_type=kind)
+    out = jax.ShapeDtypeStruct((WORDS, size), np.uint32, manual_axis_type=kind)
     call = pl.pallas_call(
         kernel,
         grid=(tiles,),
         in_specs=[pl.BlockSpec((WORDS,), lambda i: (0,)), everything, everything],
-        out_specs=[everything] * WORDS,
-        out_shape=[out] * WORDS,
+        out_specs=pl.BlockSpec((WORDS, size), lambda i: (0, 0)),
+        out_shape=out,
         compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
         interpret=interpret,
         name="chacha20",
     )
-    return [x.reshape(low.shape) for x in call(start, high.reshape(-1), low.reshape(-1))]
+    return call(start, high.reshape(-1), low.reshape(-1)).reshape(WORDS, *low.shape)

@@ -149,8 +149,9 @@ def noised_step(
     sums: list[jax.Array],
     step: jax.Array,
 ) -> list[jax.Array]:
-    draws = drawn(DiscreteGaussians(noise.sigma), key, step, sums, specs)
-    noised = [x.astype(np.int64) + z for x, (z,) in zip(sums, draws, strict=True)]
+    make = DiscreteGaussians(noise.sigma)
+    draws = drawn(make, key, step, sums, specs, lambda made, _: made[0])
+    noised = [x.astype(np.int64) + z for x, z in zip(sums, draws, strict=True)]
     if noise.grid_scale is None:
         return noised
     dtype = np.float32 if noise.dtype is None else noise.dtype

@@ -1,6 +1,7 @@
 """The leaves of a gradient, where they lie, and the draws of a step for each of them."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -101,10 +102,35 @@ def drawn(
     step: jax.Array,
     likes: list[jax.Array],
     specs: Sequence[PartitionSpec | None],
-) -> list[Arrays]:
-    """What `make` draws at one step for all leaves, each where its `like` lies."""
+    noise_of: Callable[[Arrays, np.dtype], jax.Array],
+) -> list[jax.Array]:
+    """What `noise_of` makes of what `make` draws at one step, for all leaves where `likes` lie.
+
+    Leaves that are alike are drawn together where nothing has to be moved for it: a program for
+    each would take a GPU longer to compile than the model. Their noise then takes memory until it
+    is added.
+    """
     words = leaf_words(key, step, len(likes))
-    return [
-        made_by_pieces(make, words[i], like, spec)
-        for i, (like, spec) in enumerate(zip(likes, specs, strict=True))
-    ]
+    noise = dict[int, jax.Array]()
+    for first, *others in alike(likes, specs):
+        like, spec = likes[first], specs[first]
+        if not others:
+            noise[first] = noise_of(made_by_pieces(make, words[first], like, spec), like.dtype)
+            continue
+        draw = functools.partial(made_by_pieces, make, like=like, spec=spec)
+        leaves = [first, *others]
+        together = noise_of(jax.vmap(draw)(words[np.array(leaves)]), like.dtype)
+        # Without the barrier each leaf's part would be drawn in a program of its own again.
+        rows = jax.lax.optimization_barrier(together)
+        noise |= {leaf: rows[row] for row, leaf in enumerate(leaves)}
+    return [noise[leaf] for leaf in range(len(likes))]
+
+
+def alike(likes: list[jax.Array], specs: Sequence[PartitionSpec | None]) -> list[list[int]]:
+    """Lists of leaves of one shape, dtype and place. What a mesh may cut is drawn by itself."""
+    if not types.on_one_device():
+        return [[leaf] for leaf in range(len(likes))]
+    lists = dict[Any, list[int]]()
+    for leaf, (like, spec) in enumerate(zip(likes, specs, strict=True)):
+        lists.setdefault((like.shape, like.dtype, spec), []).append(leaf)
+    return list(lists.values())

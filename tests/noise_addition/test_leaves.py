@@ -5,11 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from noise_layouts import AUTO
+from noise_layouts import AUTO, Layout, bits_as_noise
 
 from bevel.errors import FixArgumentsError
+from bevel.noise_addition.discrete_gaussian import DiscreteGaussians
 from bevel.noise_addition.keys import CHACHA20
-from bevel.noise_addition.leaves import checked_leaves, leaf_words, not_mapped
+from bevel.noise_addition.leaves import alike, checked_leaves, drawn, leaf_words, not_mapped
+from bevel.noise_addition.normal import RandomWords
 
 
 @pytest.mark.parametrize("impl", [CHACHA20, "threefry2x32"])
@@ -19,6 +21,54 @@ def test_the_key_of_a_leaf_is_folded_from_step_and_number(impl):
     for leaf in range(3):
         expected = jax.random.fold_in(jax.random.fold_in(key, 7), leaf)
         np.testing.assert_array_equal(words[leaf], jax.random.key_data(expected))
+
+
+# Three leaves alike, one of the same shape that is split in another way, and one by itself.
+SPECS = {"a": P("data"), "b": P(), "c": P("data"), "d": P("data"), "w": P(None, "model")}
+TREE = {name: np.zeros((16, 64) if name == "w" else (8, 12), np.float32) for name in SPECS}
+MAKERS = {
+    "threefry2x32": (RandomWords("threefry2x32"), bits_as_noise),
+    "chacha20": (RandomWords("chacha20"), bits_as_noise),
+    "discrete": (DiscreteGaussians(5), lambda made, _: made[0]),
+}
+
+
+def draw(name):
+    """All noise of a step for TREE, as a function of it."""
+    make, noise_of = MAKERS[name]
+    key = jax.random.key(5, impl=CHACHA20 if name != "threefry2x32" else name)
+
+    def run(tree):
+        leaves = [tree[leaf] for leaf in sorted(tree)]
+        specs = [SPECS[leaf] for leaf in sorted(tree)]
+        found = drawn(make, key, np.uint32(3), leaves, specs, noise_of)
+        return dict(zip(sorted(tree), found, strict=True))
+
+    return run
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_leaves_that_are_drawn_together_get_what_each_would_get(name):
+    with jax.enable_x64(name == "discrete"):
+        together = Layout("", (4, 2), (AUTO,) * 2, SPECS, manual=True).compiled(draw(name), TREE)
+        one_by_one = jax.jit(draw(name))(TREE)
+        for leaf, noise in together(TREE).items():
+            np.testing.assert_array_equal(noise, one_by_one[leaf])
+        assert not np.array_equal(one_by_one["a"], one_by_one["c"])
+
+
+def test_leaves_are_drawn_together_where_no_mesh_can_cut_them():
+    leaves, specs = [TREE[n] for n in sorted(TREE)], [SPECS[n] for n in sorted(TREE)]
+    found = []
+
+    def body(tree):
+        found.append(alike(leaves, specs))
+        return tree
+
+    mesh = Layout("", (4, 2), (AUTO,) * 2, SPECS).mesh
+    jax.eval_shape(jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P()), TREE)
+    assert found == [[[0, 2, 3], [1], [4]]]
+    assert alike(leaves, specs) == [[0], [1], [2], [3], [4]]
 
 
 def test_names_of_leaves():
