@@ -12,10 +12,10 @@ from noise_layouts import threefry_key
 
 from bevel.noise_addition import gaussian_privatizer
 
-# Each process prints its shards of a leaf that is split over both, one that both hold whole, and
-# the key that they draw together.
+# Each process writes its shards of a leaf that is split over both, one that both hold whole, and
+# the key that they draw together; to a file, since libraries below JAX print what they like.
 PROGRAM = """
-import json, sys
+import json, pathlib, sys
 import jax
 import numpy as np
 
@@ -37,14 +37,17 @@ privatizer = gaussian_privatizer(stddev=2.0, prng_key=jax.random.key(5))
 update = jax.jit(privatizer.update)
 noised, state = update(grads, privatizer.init(grads))
 noised, state = update(grads, state)
-for name, leaf in noised.items():
-    for shard in leaf.addressable_shards:
-        print(json.dumps([name, shard.index[0].start or 0, shard.data.tolist()]))
-print(json.dumps(["key", 0, np.asarray(jax.random.key_data(keys.new_key())).tolist()]))
+facts = [
+    [name, shard.index[0].start or 0, shard.data.tolist()]
+    for name, leaf in noised.items()
+    for shard in leaf.addressable_shards
+]
+facts.append(["key", 0, np.asarray(jax.random.key_data(keys.new_key())).tolist()])
+pathlib.Path(sys.argv[3], f"{process}.json").write_text(json.dumps(facts))
 """
 
 
-def run_two_processes():
+def run_two_processes(folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -52,7 +55,7 @@ def run_two_processes():
     environment = {**os.environ, "PYTHONPATH": root}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, address, str(process)],
+            [sys.executable, "-c", PROGRAM, address, str(process), str(folder)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -67,18 +70,16 @@ def run_two_processes():
             process.kill()
     for process, (_, errors) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, errors[-2000:]
-    facts = [
-        json.loads(line) for out, _ in outputs for line in out.splitlines() if line.startswith('["')
-    ]
-    return [(name, start, np.array(values)) for name, start, values in facts]
+    facts = [json.loads((folder / f"{process}.json").read_text()) for process in range(2)]
+    return [(name, start, np.array(values)) for own in facts for name, start, values in own]
 
 
-def test_two_processes_draw_the_noise_of_one():
+def test_two_processes_draw_the_noise_of_one(tmp_path):
     grads = {name: np.ones((16, 3), np.float32) for name in ("split", "whole")}
     privatizer = gaussian_privatizer(stddev=2.0, prng_key=threefry_key(5))
     _, state = privatizer.update(grads, privatizer.init(grads))
     expected, _ = privatizer.update(grads, state)
-    found = run_two_processes()
+    found = run_two_processes(tmp_path)
     for name in grads:
         shards = [(start, x) for kind, start, x in found if kind == name]
         assert len(shards) == 8
