@@ -82,6 +82,24 @@ def test_padding():
     assert_equals_oracle(BATCH, 1.0, padding)
 
 
+def test_the_sums_can_be_differentiated():
+    def total(scale, clipped):
+        return jnp.sum(jnp.sin(clipped(scale * BATCH)["w"]))
+
+    def plainly(batch):
+        result = jax.tree.map(jnp.zeros_like, PARAMS)
+        for x in batch:
+            g = jax.grad(loss)(PARAMS, x[None])
+            norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(g)))
+            result = jax.tree.map(lambda r, x, n=norm: r + x / jnp.maximum(n, 1.0), result, g)
+        return result
+
+    gradient = jax.jit(jax.grad(total), static_argnums=1)
+    expected = gradient(1.1, plainly)
+    found = gradient(1.1, lambda batch: sums(batch, 1.0, norms="keep"))
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
 def test_small_leaves_are_measured_together():
     """One sum of squares for all of them, where a mesh has one for each."""
 
