@@ -28,7 +28,7 @@ class Joined:
     count: int
 
 
-def join(*, heartbeat_seconds: int = 30) -> Joined:
+def join(*, heartbeat_seconds: int = 30, shutdown_seconds: int = 30) -> Joined:
     """Joins the other processes of this program, if there are any.
 
     Call it once, before anything that uses a device. It looks, in this order, for
@@ -43,13 +43,19 @@ def join(*, heartbeat_seconds: int = 30) -> Joined:
     Args:
       heartbeat_seconds: how long a process may be silent until the others take it for dead and
         end. Below 10 a machine that is merely busy may be taken for dead.
+      shutdown_seconds: how long a process that came to its end waits for the others to come to
+        theirs. All of them fail if one does not. Give more if one process works alone at the end,
+        say to write a report.
 
     A process that fails must not wait for the others at its end, as JAX makes it do, while they
     wait for it in a collective: with several processes, an exception that nobody catches is printed
-    and ends the process at once. `sys.exit(1)` is no such exception: raise instead.
+    and ends the process at once. `sys.exit(3)` is an end as any other: the process waits for
+    `shutdown_seconds`, and JAX replaces its status.
     """
-    if heartbeat_seconds < 1:
-        raise FixArgumentsError(f"heartbeat_seconds={heartbeat_seconds}: give at least 1.")
+    given = {"heartbeat_seconds": heartbeat_seconds, "shutdown_seconds": shutdown_seconds}
+    for name, seconds in given.items():
+        if seconds < 1:
+            raise FixArgumentsError(f"{name}={seconds}: give at least 1.")
     if not jax.distributed.is_initialized():
         if COORDINATOR in os.environ:
             address = os.environ[COORDINATOR]
@@ -60,9 +66,13 @@ def join(*, heartbeat_seconds: int = 30) -> Joined:
                 coordinator_bind_address=address,
                 cluster_detection_method="deactivate",
                 heartbeat_timeout_seconds=heartbeat_seconds,
+                shutdown_timeout_seconds=shutdown_seconds,
             )
         elif cluster() is not None:
-            jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_seconds)
+            jax.distributed.initialize(
+                heartbeat_timeout_seconds=heartbeat_seconds,
+                shutdown_timeout_seconds=shutdown_seconds,
+            )
         else:
             return Joined(0, 1)
     joined = Joined(jax.process_index(), jax.process_count())

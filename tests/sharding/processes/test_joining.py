@@ -53,59 +53,74 @@ def test_a_pod_is_alone_unless_its_job_is_indexed(monkeypatch):
     assert cluster() == "Kubernetes"
 
 
-def test_silence_of_no_time_is_refused():
-    with pytest.raises(FixArgumentsError, match="heartbeat_seconds=0"):
-        join(heartbeat_seconds=0)
+@pytest.mark.parametrize("name", ["heartbeat_seconds", "shutdown_seconds"])
+def test_no_time_at_all_is_refused(name):
+    with pytest.raises(FixArgumentsError, match=f"{name}=0"):
+        join(**{name: 0})
 
 
 PROGRAM = """
 import sys, time
 import jax
 from bevel.sharding.processes import join
-me = join(heartbeat_seconds=10)
+me = join({options})
 print(me.index, me.count, len(jax.devices()), flush=True)
 if me.index == 1:
     sys.stdin.readline()
-    raise RuntimeError("the data is gone")
-time.sleep(200)
+    {end}
+{other}
 """
 
 
-def start_under_slurm():
-    """Two tasks with the environment that SLURM gives, both on this machine."""
+def end_under_slurm(end, options="heartbeat_seconds=10", other="time.sleep(200)"):
+    """Two tasks with the environment that SLURM gives, both on this machine.
+
+    One comes to its end, the other is elsewhere: their statuses, their errors and the seconds.
+    """
     job = str(free_port())  # JAX makes a port of the number of the job
+    command = [sys.executable, "-c", PROGRAM.format(end=end, options=options, other=other)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     tasks = []
-    for index in range(2):
-        environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": "2",
-            "SLURM_JOB_ID": job,
-            "SLURM_STEP_NODELIST": "127.0.0.1",
-            "SLURM_NTASKS": "2",
-            "SLURM_PROCID": str(index),
-            "SLURM_LOCALID": str(index),
-        }
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        command = [sys.executable, "-c", PROGRAM]
-        tasks.append(subprocess.Popen(command, env=environment, text=True, **pipes))
-    return tasks
-
-
-def test_without_a_launcher_a_process_that_fails_ends_the_others():
-    tasks = start_under_slurm()
     try:
+        for index in range(2):
+            environment = os.environ | {
+                "PYTHONPATH": str(ROOT),
+                "JAX_PLATFORMS": "cpu",
+                "JAX_NUM_CPU_DEVICES": "2",
+                "SLURM_JOB_ID": job,
+                "SLURM_STEP_NODELIST": "127.0.0.1",
+                "SLURM_NTASKS": "2",
+                "SLURM_PROCID": str(index),
+                "SLURM_LOCALID": str(index),
+            }
+            tasks.append(subprocess.Popen(command, env=environment, text=True, **pipes))
         assert [task.stdout.readline() for task in tasks] == ["0 2 4\n", "1 2 4\n"]
         tasks[1].stdin.write("go\n")
         tasks[1].stdin.flush()
-        failed = time.monotonic()
+        ended = time.monotonic()
         errors = [task.communicate(timeout=60)[1] for task in tasks]
-        assert time.monotonic() - failed < 60
-        assert "the data is gone" in errors[1] and "process 1 failed" in errors[1]
-        assert tasks[1].returncode == 1
-        assert "another task died" in errors[0]
-        assert tasks[0].returncode != 0
+        return [task.returncode for task in tasks], errors, time.monotonic() - ended
     finally:
         for task in tasks:
             task.kill()
-            task.wait()
+            task.communicate()
+
+
+def test_without_a_launcher_a_process_that_fails_ends_the_others():
+    statuses, errors, seconds = end_under_slurm("raise RuntimeError('the data is gone')")
+    assert seconds < 60
+    assert statuses[1] == 1
+    assert "the data is gone" in errors[1] and "process 1 failed" in errors[1]
+    assert statuses[0] != 0 and "another task died" in errors[0]
+
+
+def test_a_process_that_leaves_the_others_is_waited_for_a_while_only():
+    statuses, errors, seconds = end_under_slurm("sys.exit(3)", "shutdown_seconds=5")
+    assert 4 < seconds < 60
+    assert all(statuses) and all("another task died" in text for text in errors)
+
+
+def test_a_process_that_is_done_waits_for_the_others():
+    statuses, errors, seconds = end_under_slurm("sys.exit(0)", other="time.sleep(3)")
+    assert statuses == [0, 0] and errors == ["", ""]
+    assert seconds > 2
