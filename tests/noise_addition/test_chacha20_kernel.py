@@ -7,6 +7,7 @@ import pytest
 
 from bevel.noise_addition import chacha20, chacha20_kernel
 from bevel.noise_addition.chacha20 import Purpose
+from bevel.sharding.pieces import Piece
 
 KEY = jnp.arange(8, dtype=np.uint32) * np.uint32(0x9E3779B9)
 
@@ -47,6 +48,17 @@ def test_bits_and_children_are_the_same(monkeypatch):
     for one, other in zip(drawn(), plain, strict=True):
         np.testing.assert_array_equal(one, other)
     jax.clear_caches()
+
+
+def test_leaves_that_are_drawn_together_share_one_kernel(monkeypatch):
+    keys = jnp.stack([KEY, KEY + np.uint32(1), KEY ^ np.uint32(9)])
+    piece = Piece.all_of((5, 13))
+    plain = [chacha20.stream(key, piece, 64) for key in keys]
+    by_kernel(monkeypatch)
+    together = jax.vmap(lambda key: chacha20.stream(key, piece, 64))
+    for found, expected in zip(together(keys), zip(*plain, strict=True), strict=True):
+        np.testing.assert_array_equal(found, jnp.stack(expected))
+    assert str(jax.make_jaxpr(together)(keys)).count("pallas_call[") == 1
 
 
 def test_no_kernel_on_a_cpu():
