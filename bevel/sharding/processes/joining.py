@@ -28,7 +28,7 @@ class Joined:
     count: int
 
 
-def join(*, heartbeat_seconds: int = 30, shutdown_seconds: int = 30) -> Joined:
+def join(*, heartbeat_seconds: int = 30, shutdown_seconds: int = 45) -> Joined:
     """Joins the other processes of this program, if there are any.
 
     Call it once, before anything that uses a device. It looks, in this order, for
