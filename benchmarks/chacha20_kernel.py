@@ -8,6 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import jax
 import noise
 
 from bevel.noise_addition import chacha20_kernel
@@ -18,6 +19,7 @@ if __name__ == "__main__":
     size = noise.SIZES["full"]
     for tile, warps in TILES:
         chacha20_kernel.TILE, chacha20_kernel.WARPS = tile, warps
+        jax.clear_caches()  # the kernel is traced once for all
         for name in ("bits", "gaussian"):
             rows = noise.measure(noise.single_leaf_cases(name, size), size, steps=10)
             ms = {row.get("generator", "copy"): row.get("ms") for row in rows}

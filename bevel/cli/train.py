@@ -28,6 +28,7 @@ def train(config: Config) -> Path | None:
     from bevel.cli.job import Job, use_cpu_devices
     from bevel.report import write_report
     from bevel.sharding.processes import join
+    from bevel.training.agreement import together
 
     me = join()
     if me.count == 1 and config.mesh.cpu_devices is not None:
@@ -35,8 +36,9 @@ def train(config: Config) -> Path | None:
     job = Job(config)
     state = job.fit(folder=config.run.folder)
     accuracy = job.final_accuracy(state)
-    if me.index != 0:
-        return None
-    report = write_report(config.run.folder)
-    print(f"test accuracy {accuracy:.2%} after {int(state.step)} steps; report: {report}")
+    report = None
+    if me.index == 0:
+        report = write_report(config.run.folder)
+        print(f"test accuracy {accuracy:.2%} after {int(state.step)} steps; report: {report}")
+    together("report")  # at their end processes wait for each other for a while only
     return report

@@ -24,7 +24,7 @@ from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import Layout
 from bevel.sharding.placed import placed_like
 from bevel.sharding.source_lines import keep_line
-from bevel.sharding.types import on_one_device, varying_axes
+from bevel.sharding.types import explicit_sharding, on_one_device, varying_axes
 
 # Norms of so many numbers, in the whole batch, are first taken in one pass.
 ONE_PASS = {"cpu": 2**13, "gpu": 2**22, "tpu": 2**22}
@@ -215,7 +215,8 @@ class Source:
         for leaf in leaves:
             gradient = self.gradients.get(leaf)
             key: Any = leaf
-            if gradient is not None and gradient.size <= one_pass() // 8:
+            typed = gradient is not None and explicit_sharding(gradient) is not None
+            if gradient is not None and gradient.size <= one_pass() // 8 and not typed:
                 key = "small", self.shares.groups.of_leaf[leaf], varying_axes(gradient)
             lists.setdefault(key, []).append(leaf)
         return list(lists.values())

@@ -103,16 +103,18 @@ def drawn(
     likes: list[jax.Array],
     specs: Sequence[PartitionSpec | None],
     noise_of: Callable[[Arrays, np.dtype], jax.Array],
+    one_by_one: bool = False,
 ) -> list[jax.Array]:
     """What `noise_of` makes of what `make` draws at one step, for all leaves where `likes` lie.
 
     Leaves that are alike are drawn together where nothing has to be moved for it: a program for
     each would take a GPU longer to compile than the model. Their noise then takes memory until it
-    is added.
+    is added. `one_by_one`: never, for a `make` with a loop of its own.
     """
     words = leaf_words(key, step, len(likes))
     noise = dict[int, jax.Array]()
-    for first, *others in alike(likes, specs):
+    lists = [[leaf] for leaf in range(len(likes))] if one_by_one else alike(likes, specs)
+    for first, *others in lists:
         like, spec = likes[first], specs[first]
         if not others:
             noise[first] = noise_of(made_by_pieces(make, words[first], like, spec), like.dtype)
@@ -132,5 +134,6 @@ def alike(likes: list[jax.Array], specs: Sequence[PartitionSpec | None]) -> list
         return [[leaf] for leaf in range(len(likes))]
     lists = dict[Any, list[int]]()
     for leaf, (like, spec) in enumerate(zip(likes, specs, strict=True)):
-        lists.setdefault((like.shape, like.dtype, spec), []).append(leaf)
+        key = like.shape, like.dtype, spec, types.explicit_sharding(like)
+        lists.setdefault(key, []).append(leaf)
     return list(lists.values())

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from noise_layouts import AUTO, Layout, bits_as_noise
+from noise_layouts import AUTO, EXPLICIT, Layout, bits_as_noise
 
+import bevel.noise_addition.leaves as leaves_module
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition.discrete_gaussian import DiscreteGaussians
 from bevel.noise_addition.keys import CHACHA20
@@ -69,6 +70,14 @@ def test_leaves_are_drawn_together_where_no_mesh_can_cut_them():
     jax.eval_shape(jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P()), TREE)
     assert found == [[[0, 2, 3], [1], [4]]]
     assert alike(leaves, specs) == [[0], [1], [2], [3], [4]]
+
+
+def test_leaves_of_another_explicit_place_are_not_alike(monkeypatch):
+    monkeypatch.setattr(leaves_module.types, "on_one_device", lambda: True)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(EXPLICIT,) * 2)
+    specs = (P("model"), P(None, "model"), P("model"))
+    placed = [jax.device_put(TREE["a"], jax.NamedSharding(mesh, spec)) for spec in specs]
+    assert alike(placed, [None] * 3) == [[0, 2], [1]]
 
 
 def test_names_of_leaves():
