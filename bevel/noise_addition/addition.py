@@ -14,7 +14,7 @@ from bevel.noise_addition.buffers import moved, placed
 from bevel.noise_addition.correlation import Correlation
 from bevel.noise_addition.keys import NoiseKey
 from bevel.noise_addition.leaves import checked_leaves, drawn, not_mapped
-from bevel.noise_addition.normal import RandomWords, normal_from_bits
+from bevel.noise_addition.normal import RandomNumbers, normal_from_bits
 from bevel.noise_addition.state import NoiseState, checked_state, key_of_step
 from bevel.noise_addition.strategies import SupportedStrategies, flat_like, unflattened
 
@@ -91,10 +91,10 @@ def noised_step(
     """One step. Under a `jit` of its own, so that eager calls have one program, without the key."""
     likes = [noise.like(g) for g in grads]
     places = [None] * len(specs) if noise.flat else specs
-    make = RandomWords(noise.key.generator)
+    make = functools.partial(RandomNumbers, noise.key.generator, normal_from_bits)
 
     def draw(step: jax.Array) -> list[jax.Array]:
-        return drawn(make, key, step, likes, places, normal_from_bits)
+        return drawn(make, key, step, likes, places)
 
     buffers = state.buffers
     if noise.buffers_in == "host":

@@ -15,7 +15,7 @@ one of them gives is never part of what another gives. RFC 8439 reads words 12 t
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -122,18 +122,20 @@ def blocks(key: jax.Array, counter: Wide, purpose: Purpose, word: jax.Array | in
     return block([types.as_varying(x, axes) for x in words])
 
 
-def stream(key: jax.Array, piece: Piece, width: int) -> Arrays:
+def stream(
+    key: jax.Array, piece: Piece, width: int, then: Callable[[Arrays], Arrays] | None = None
+) -> Arrays:
     """`width` bits for each element of a piece: the key's stream, read in row-major order.
 
     Little endian, so that 8 bits at a time give the stream's bytes. 64 bits come as two words, high
-    and low, fewer as one word with zeros above.
+    and low, fewer as one word with zeros above. `then` is applied to them, element by element.
 
     A piece reads the blocks that hold its rows, and leaves out what lies between and around them.
     A row is the last dimension if it fills whole blocks. Otherwise all dimensions from the last
     one that is cut: then there are few rows, or one, to fit to blocks.
     """
     if not piece.shape:
-        return tuple(x.reshape(()) for x in stream(key, Piece.all_of((1,)), width))
+        return tuple(x.reshape(()) for x in stream(key, Piece.all_of((1,)), width, then))
     lanes = BLOCK_BITS // width
     shape, whole = piece.shape, piece.whole
     cut = [d for d in range(len(shape)) if shape[d] != whole[d]]
@@ -151,9 +153,9 @@ def stream(key: jax.Array, piece: Piece, width: int) -> Arrays:
 
     phase = start[1] % np.uint32(lanes)  # of a row's first element in its block
 
-    def own(parts: jax.Array) -> jax.Array:
-        """The elements of the piece, from the lanes of all blocks."""
-        x = jnp.moveaxis(parts, 0, -1).reshape(*shape[:lead], count * lanes)
+    def own(lanes_of_blocks: jax.Array) -> jax.Array:
+        """The elements of the piece, from all blocks, whose lanes are the last dimension."""
+        x = lanes_of_blocks.reshape(*shape[:lead], count * lanes)
         if fits:
             x = x[..., :row]
         elif rows_fit:
@@ -166,14 +168,20 @@ def stream(key: jax.Array, piece: Piece, width: int) -> Arrays:
         return x.reshape(shape)
 
     if width == 64:
+        found: Arrays = (words[1::2], words[0::2])
+    elif width == 32:
+        found = (words,)
+    else:
+        shifts = np.arange(0, 32, width, dtype=np.uint32).reshape(1, -1, *(1,) * nth.ndim)
+        parts = (words[:, None] >> shifts) & np.uint32(2**width - 1)
+        found = (jax.lax.collapse(parts, 0, 2),)
+    if then is not None:
+        # Without the barrier XLA would compute what is read side by side once for each lane.
+        found = jax.lax.optimization_barrier(then(found))
+    if width == 64:
         # Stacked: a GPU transposes eight of sixteen words at half the speed.
-        high, low = (jnp.stack([words[i] for i in range(first, 16, 2)], -1) for first in (1, 0))
-        return own(jnp.moveaxis(high, -1, 0)), own(jnp.moveaxis(low, -1, 0))
-    if width == 32:
-        return (own(words),)
-    shifts = np.arange(0, 32, width, dtype=np.uint32).reshape(1, -1, *(1,) * nth.ndim)
-    parts = (words[:, None] >> shifts) & np.uint32(2**width - 1)
-    return (own(jax.lax.collapse(parts, 0, 2)),)
+        return tuple(own(jnp.stack(list(x), axis=-1)) for x in found)
+    return tuple(own(jnp.moveaxis(x, 0, -1)) for x in found)
 
 
 # The JAX implementation.

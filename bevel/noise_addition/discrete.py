@@ -150,7 +150,7 @@ def noised_step(
     step: jax.Array,
 ) -> list[jax.Array]:
     make = DiscreteGaussians(noise.sigma)
-    draws = drawn(make, key, step, sums, specs, lambda made, _: made[0], one_by_one=True)
+    draws = drawn(lambda _: make, key, step, sums, specs, one_by_one=True)
     noised = [x.astype(np.int64) + z for x, z in zip(sums, draws, strict=True)]
     if noise.grid_scale is None:
         return noised

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from bevel.errors import FixArgumentsError
 from bevel.sharding import types
-from bevel.sharding.pieces import Arrays, Maker, leaf_specs, made_by_pieces
+from bevel.sharding.pieces import Maker, leaf_specs, made_by_pieces
 
 PyTree = Any
 
@@ -97,33 +97,30 @@ def leaf_words(key: jax.Array, step: jax.Array, count: int) -> jax.Array:
 
 
 def drawn(
-    make: Maker,
+    make: Callable[[np.dtype], Maker],
     key: jax.Array,
     step: jax.Array,
     likes: list[jax.Array],
     specs: Sequence[PartitionSpec | None],
-    noise_of: Callable[[Arrays, np.dtype], jax.Array],
     one_by_one: bool = False,
 ) -> list[jax.Array]:
-    """What `noise_of` makes of what `make` draws at one step, for all leaves where `likes` lie.
+    """What `make`, for their dtypes, draws at one step for all leaves, where `likes` lie.
 
     Leaves that are alike are drawn together where nothing has to be moved for it: a program for
     each would take a GPU longer to compile than the model. Their noise then takes memory until it
-    is added. `one_by_one`: never, for a `make` with a loop of its own.
+    is added. `one_by_one`: never, for draws with a loop of their own.
     """
     words = leaf_words(key, step, len(likes))
     noise = dict[int, jax.Array]()
     lists = [[leaf] for leaf in range(len(likes))] if one_by_one else alike(likes, specs)
-    for first, *others in lists:
-        like, spec = likes[first], specs[first]
-        if not others:
-            noise[first] = noise_of(made_by_pieces(make, words[first], like, spec), like.dtype)
+    for leaves in lists:
+        like, spec = likes[leaves[0]], specs[leaves[0]]
+        draw = functools.partial(made_by_pieces, make(like.dtype), like=like, spec=spec)
+        if len(leaves) == 1:
+            (noise[leaves[0]],) = draw(words[leaves[0]])
             continue
-        draw = functools.partial(made_by_pieces, make, like=like, spec=spec)
-        leaves = [first, *others]
-        together = noise_of(jax.vmap(draw)(words[np.array(leaves)]), like.dtype)
         # Without the barrier each leaf's part would be drawn in a program of its own again.
-        rows = jax.lax.optimization_barrier(together)
+        (rows,) = jax.lax.optimization_barrier(jax.vmap(draw)(words[np.array(leaves)]))
         noise |= {leaf: rows[row] for row, leaf in enumerate(leaves)}
     return [noise[leaf] for leaf in range(len(likes))]
 

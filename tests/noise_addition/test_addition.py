@@ -264,6 +264,17 @@ def test_float64_gradients_get_float64_noise():
         np.testing.assert_allclose(noised, narrow, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_a_mesh_does_not_narrow_float64_noise(kind):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+    with jax.enable_x64(True):
+        g = np.zeros((8, 16))
+        split = jax.device_put(g, jax.NamedSharding(mesh, P("data", "model")))
+        update = jax.jit(gaussian().update)
+        one, other = (update(x, gaussian().init(x))[0] for x in (g, split))
+        np.testing.assert_allclose(one, other, rtol=1e-13)
+
+
 def test_the_gradient_is_in_the_result():
     g = np.linspace(-3, 3, G.size, dtype=np.float32).reshape(G.shape)
     privatizer = gaussian()

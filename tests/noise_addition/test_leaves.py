@@ -1,5 +1,7 @@
 """Leaves of a gradient: their keys, and the shards that cannot be placed."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from bevel.errors import FixArgumentsError
 from bevel.noise_addition.discrete_gaussian import DiscreteGaussians
 from bevel.noise_addition.keys import CHACHA20
 from bevel.noise_addition.leaves import alike, checked_leaves, drawn, leaf_words, not_mapped
-from bevel.noise_addition.normal import RandomWords
+from bevel.noise_addition.normal import RandomNumbers
 
 
 @pytest.mark.parametrize("impl", [CHACHA20, "threefry2x32"])
@@ -28,21 +30,20 @@ def test_the_key_of_a_leaf_is_folded_from_step_and_number(impl):
 SPECS = {"a": P("data"), "b": P(), "c": P("data"), "d": P("data"), "w": P(None, "model")}
 TREE = {name: np.zeros((16, 64) if name == "w" else (8, 12), np.float32) for name in SPECS}
 MAKERS = {
-    "threefry2x32": (RandomWords("threefry2x32"), bits_as_noise),
-    "chacha20": (RandomWords("chacha20"), bits_as_noise),
-    "discrete": (DiscreteGaussians(5), lambda made, _: made[0]),
+    "threefry2x32": functools.partial(RandomNumbers, "threefry2x32", bits_as_noise),
+    "chacha20": functools.partial(RandomNumbers, "chacha20", bits_as_noise),
+    "discrete": lambda dtype: DiscreteGaussians(5),
 }
 
 
 def draw(name):
     """All noise of a step for TREE, as a function of it."""
-    make, noise_of = MAKERS[name]
     key = jax.random.key(5, impl=CHACHA20 if name != "threefry2x32" else name)
 
     def run(tree):
         leaves = [tree[leaf] for leaf in sorted(tree)]
         specs = [SPECS[leaf] for leaf in sorted(tree)]
-        found = drawn(make, key, np.uint32(3), leaves, specs, noise_of)
+        found = drawn(MAKERS[name], key, np.uint32(3), leaves, specs)
         return dict(zip(sorted(tree), found, strict=True))
 
     return run
