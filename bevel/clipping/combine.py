@@ -93,7 +93,8 @@ def combine(
     kept = dict(zip(shares.kept, jax.tree.leaves(outputs.contribution), strict=True))
     made = gradients_of(shares, layout, rounded_once(outputs.readings), params)
     kept |= {t.param: t.formed(made.pop(t.param)) for t in shares.taps if t.way == "form"}
-    source = Source(task, shares, rounded_once(kept), made)
+    kept = {leaf: once_in_rows(gradient) for leaf, gradient in kept.items()}
+    source = Source(task, shares, kept, made)
     large = [leaf for leaf in source.leaves if source.in_one_pass(leaf)]
     others = [leaf for leaf in source.leaves if leaf not in large]
     small = source.norms(others)
@@ -153,6 +154,18 @@ def rounded_once(values: Any) -> Any:
     """
     # Leaf by leaf: a joint barrier would give all of them the manual axes of each.
     return jax.tree.map(jax.lax.optimization_barrier, values)
+
+
+def once_in_rows(gradient: jax.Array) -> jax.Array:
+    """As `rounded_once`. On a CPU by itself, also in memory row by row.
+
+    What a scan has stacked lies there layer by layer: norm and sum would each put it in order.
+    """
+    alone = on_one_device() and jax.default_backend() == "cpu"
+    if not alone or gradient.ndim < 3 or explicit_sharding(gradient) is not None:
+        return rounded_once(gradient)
+    rows = gradient.reshape(gradient.shape[0], math.prod(gradient.shape[1:]))
+    return rounded_once(rows).reshape(gradient.shape)
 
 
 @dataclasses.dataclass(frozen=True)

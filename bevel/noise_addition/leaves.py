@@ -112,8 +112,7 @@ def drawn(
     """
     words = leaf_words(key, step, len(likes))
     noise = dict[int, jax.Array]()
-    lists = [[leaf] for leaf in range(len(likes))] if one_by_one else alike(likes, specs)
-    for leaves in lists:
+    for leaves in alike(likes, specs, one_by_one):
         like, spec = likes[leaves[0]], specs[leaves[0]]
         draw = functools.partial(made_by_pieces, make(like.dtype), like=like, spec=spec)
         if len(leaves) == 1:
@@ -125,12 +124,13 @@ def drawn(
     return [noise[leaf] for leaf in range(len(likes))]
 
 
-def alike(likes: list[jax.Array], specs: Sequence[PartitionSpec | None]) -> list[list[int]]:
+def alike(
+    likes: list[jax.Array], specs: Sequence[PartitionSpec | None], one_by_one: bool = False
+) -> list[list[int]]:
     """Lists of leaves of one shape, dtype and place. What a mesh may cut is drawn by itself."""
-    if not types.on_one_device():
-        return [[leaf] for leaf in range(len(likes))]
+    apart = one_by_one or not types.on_one_device()
     lists = dict[Any, list[int]]()
     for leaf, (like, spec) in enumerate(zip(likes, specs, strict=True)):
-        key = like.shape, like.dtype, spec, types.explicit_sharding(like)
-        lists.setdefault(key, []).append(leaf)
+        place = like.shape, like.dtype, spec, types.explicit_sharding(like)
+        lists.setdefault(leaf if apart else place, []).append(leaf)
     return list(lists.values())

@@ -94,7 +94,7 @@ def library_quantile(tail: jax.Array, within: jax.Array) -> jax.Array:
 
 # z / within as polynomials, highest power first: benchmarks/quantile_fit.py derives them.
 SPLIT, NEAR_MIDDLE, FAR_MIDDLE = np.float32(5), np.float32(2.5), np.float32(0.3)
-NEAR = np.float32(
+NEAR = np.array(
     [
         -1.24323796e-08,
         3.28558935e-08,
@@ -106,9 +106,10 @@ NEAR = np.float32(
         -0.00590771704,
         0.348802038,
         2.12331348,
-    ]
+    ],
+    np.float32,
 )
-FAR = np.float32(
+FAR = np.array(
     [
         3943.92422,
         69.875226,
@@ -120,7 +121,8 @@ FAR = np.float32(
         0.23711851,
         -0.262925465,
         1.34393809,
-    ]
+    ],
+    np.float32,
 )
 
 

@@ -1,6 +1,7 @@
-"""On one device: small leaves measured together, other stages of sums, sums row by row."""
+"""On one device: small leaves measured together, sums in other stages, gradients row by row."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -114,3 +115,22 @@ def test_small_leaves_are_measured_together():
     small = [n for n, s in SHAPES.items() if B * math.prod(s) <= combine.one_pass() // 8]
     assert len(small) == 4
     assert measured(str(apart)) - measured(str(program)) == len(small) - 1
+
+
+LAYERS = 4
+
+
+def stacked_loss(params, x):
+    out, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params["layers"])
+    return jnp.sum(out**2)
+
+
+def test_layers_that_a_scan_stacked_are_put_in_order_once():
+    """Example by example, before the norm: neither norm nor sum moves them again."""
+    params = {"layers": (0.3 * rng.normal(size=(LAYERS, 24, 24))).astype(np.float32)}
+    fn = bevel.clipped_grad(stacked_loss, l2_clip_norm=1.0, norms="keep")
+    program = jax.jit(fn).lower(params, BATCH).compile()
+    truth = clipped_sum(stacked_loss, params, BATCH, clip_norm=1.0).grad
+    np.testing.assert_allclose(program(params, BATCH)["layers"], truth["layers"], atol=2e-4)
+    given = re.findall(rf"f32\[{B},{LAYERS},24,24\]{{([\d,]+)}}.* parameter\(", program.as_text())
+    assert given and set(given) == {"3,2,1,0"}
