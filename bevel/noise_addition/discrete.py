@@ -57,7 +57,7 @@ def discrete_gaussian_privatizer(
     Gaussian noise do not cover it.
 
     The noise is exact, and the same on every mesh. It costs about ten times as much as Gaussian
-    noise from the same generator. Needs x64.
+    noise from the same generator on a CPU, and over a hundred times as much on a GPU. Needs x64.
     """
     from bevel.noise_addition.privatizer import NoiseRecord, Privatizer  # loads optax
 
