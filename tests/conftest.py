@@ -1,5 +1,6 @@
 """Settings that have to be in place before any test touches a jax array."""
 
+import signal
 import sys
 
 import hypothesis
@@ -10,6 +11,9 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# A shell that starts tests in the background lets them, and what they start, ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("bevel", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("bevel")

@@ -128,7 +128,8 @@ def stream(
     """`width` bits for each element of a piece: the key's stream, read in row-major order.
 
     Little endian, so that 8 bits at a time give the stream's bytes. 64 bits come as two words, high
-    and low, fewer as one word with zeros above. `then` is applied to them, element by element.
+    and low, fewer as one word with zeros above. `then`, an elementwise function, is applied to
+    them, also to those of the blocks that are left out.
 
     A piece reads the blocks that hold its rows, and leaves out what lies between and around them.
     A row is the last dimension if it fills whole blocks. Otherwise all dimensions from the last

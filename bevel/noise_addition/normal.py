@@ -6,6 +6,7 @@ reaches 9.2 standard deviations.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -21,27 +22,24 @@ from bevel.sharding import types
 from bevel.sharding.pieces import Arrays, Piece
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomWords:
-    """64 bits for each element of a leaf: a function of the leaf's key and of the element's offset.
+def random_words(
+    generator: str,
+    words: jax.Array,
+    piece: Piece,
+    then: Callable[[Arrays], Arrays] = lambda bits: bits,
+) -> Arrays:
+    """`then` of 64 bits for each element of a leaf, which its key and the element's offset give.
 
     They are those that `jax.random.bits` gives the whole leaf. ChaCha20 reads its stream in
     row-major order; threefry encrypts the offset. (From 2**32 elements on, JAX's own threefry
-    counts in another way.) `then` is applied to them, element by element.
+    counts in another way.)
     """
-
-    generator: str
-
-    def __call__(
-        self, words: jax.Array, piece: Piece, then: Callable[[Arrays], Arrays] | None = None
-    ) -> Arrays:
-        if self.generator == "chacha20":
-            return chacha20.stream(words, piece, 64, then)
-        offsets = flat_offsets(piece)
-        axes = frozenset().union(*map(types.varying_axes, offsets))
-        key = (types.as_varying(words[i], axes) for i in range(2))
-        bits = threefry2x32_p.bind(*key, *(types.as_varying(x, axes) for x in offsets))
-        return tuple(bits) if then is None else then(tuple(bits))
+    if generator == "chacha20":
+        return chacha20.stream(words, piece, 64, then)
+    offsets = flat_offsets(piece)
+    axes = frozenset().union(*map(types.varying_axes, offsets))
+    key = (types.as_varying(words[i], axes) for i in range(2))
+    return then(tuple(threefry2x32_p.bind(*key, *(types.as_varying(x, axes) for x in offsets))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +51,9 @@ class RandomNumbers:
     dtype: np.dtype
 
     def __call__(self, words: jax.Array, piece: Piece) -> Arrays:
-        draw = RandomWords(self.generator)
-        return draw(words, piece, lambda bits: (self.from_bits(bits, self.dtype),))
+        return random_words(
+            self.generator, words, piece, lambda bits: (self.from_bits(bits, self.dtype),)
+        )
 
 
 def normal_from_bits(bits: Arrays, dtype: jax.typing.DTypeLike) -> jax.Array:
@@ -62,8 +61,8 @@ def normal_from_bits(bits: Arrays, dtype: jax.typing.DTypeLike) -> jax.Array:
 
     With m the integer of the other 63 bits, the tail beyond the result has the probability
     (m + 1/2) / 2**64, so the result lies between 7e-20 and 9.2 in absolute value. Both ends keep
-    their full relative precision: far out the quantile comes from the tail's probability, near zero
-    from what is left of one half. In float32 the relative error is below 5e-7.
+    their full relative precision: the quantile comes from the tail's probability and from what is
+    left of one half, each of them exact. In float32 the relative error is below 5e-7.
     """
     (high, low), dtype = bits, np.dtype(dtype)
 
@@ -92,7 +91,9 @@ def library_quantile(tail: jax.Array, within: jax.Array) -> jax.Array:
     return jnp.where(within < half, near, far)
 
 
-# z / within as polynomials, highest power first: benchmarks/quantile_fit.py derives them.
+# With w = -log(4 tail (1 - tail)): z / within as a polynomial in w - NEAR_MIDDLE up to SPLIT, and
+# z / (within sqrt(w)) as one in 1 / sqrt(w) - FAR_MIDDLE above. Highest power first;
+# benchmarks/quantile_fit.py derives them.
 SPLIT, NEAR_MIDDLE, FAR_MIDDLE = np.float32(5), np.float32(2.5), np.float32(0.3)
 NEAR = np.array(
     [
@@ -127,7 +128,7 @@ FAR = np.array(
 
 
 def quantile_in_float32(tail: jax.Array, within: jax.Array) -> jax.Array:
-    """As `library_quantile`. One formula for both ends takes a GPU half the time of two."""
+    """As `library_quantile`, with one logarithm and one root: half the time on a GPU."""
     w = -jnp.log(np.float32(4) * tail * (np.float32(1) - tail))
     root = jax.lax.rsqrt(jnp.maximum(w, SPLIT))
     far = polynomial(FAR, root - FAR_MIDDLE) * (w * root)
@@ -135,7 +136,4 @@ def quantile_in_float32(tail: jax.Array, within: jax.Array) -> jax.Array:
 
 
 def polynomial(coefficients: np.ndarray, x: jax.Array) -> jax.Array:
-    total = jnp.full_like(x, coefficients[0])
-    for coefficient in coefficients[1:]:
-        total = total * x + coefficient
-    return total
+    return functools.reduce(lambda total, c: total * x + c, coefficients)

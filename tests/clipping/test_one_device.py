@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from oracle import clipped_sum
 
 import bevel
@@ -134,3 +136,21 @@ def test_layers_that_a_scan_stacked_are_put_in_order_once():
     np.testing.assert_allclose(program(params, BATCH)["layers"], truth["layers"], atol=2e-4)
     given = re.findall(rf"f32\[{B},{LAYERS},24,24\]{{([\d,]+)}}.* parameter\(", program.as_text())
     assert given and set(given) == {"3,2,1,0"}
+
+
+def test_an_explicit_mesh_of_one_device():
+    kinds = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=kinds, devices=jax.devices()[:1])
+
+    def squares(params, x):
+        return jnp.sum(jnp.tanh(x @ params["w"]) ** 2)
+
+    params = {"w": PARAMS["w"]}
+    split = jax.device_put(params, NamedSharding(mesh, P(None, "model")))
+    rows = jax.device_put(BATCH, NamedSharding(mesh, P("data")))
+    fn = bevel.clipped_grad(squares, l2_clip_norm=1.0, norms="keep")
+    with jax.set_mesh(mesh):
+        found = jax.jit(fn)(split, rows)["w"]
+    truth = clipped_sum(squares, params, BATCH, clip_norm=1.0).grad["w"]
+    np.testing.assert_allclose(found, truth, atol=2e-4)
+    assert jax.typeof(found).sharding.spec == P(None, "model")

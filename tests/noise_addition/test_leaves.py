@@ -73,6 +73,24 @@ def test_leaves_are_drawn_together_where_no_mesh_can_cut_them():
     assert alike(leaves, specs) == [[0], [1], [2], [3], [4]]
 
 
+def test_leaves_can_be_drawn_one_by_one(monkeypatch):
+    monkeypatch.setattr(leaves_module.types, "on_one_device", lambda: True)
+    assert alike([TREE["a"]] * 2, [None] * 2) == [[0, 1]]
+    assert alike([TREE["a"]] * 2, [None] * 2, one_by_one=True) == [[0], [1]]
+
+
+def test_what_is_drawn_together_stays_together():
+    """Behind a barrier, for XLA would draw each leaf's part in a program of its own."""
+    mesh = Layout("", (4, 2), (AUTO,) * 2, SPECS).mesh
+
+    def barriers(names):
+        tree, specs = ({name: of[name] for name in names} for of in (TREE, SPECS))
+        shards = jax.shard_map(draw("threefry2x32"), mesh=mesh, in_specs=(specs,), out_specs=specs)
+        return str(jax.make_jaxpr(shards)(tree)).count("optimization_barrier")
+
+    assert barriers("acd") == 1 and barriers("ab") == 0
+
+
 def test_leaves_of_another_explicit_place_are_not_alike(monkeypatch):
     monkeypatch.setattr(leaves_module.types, "on_one_device", lambda: True)
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(EXPLICIT,) * 2)

@@ -8,7 +8,7 @@ import scipy.special
 import scipy.stats
 
 from bevel.noise_addition.keys import CHACHA20
-from bevel.noise_addition.normal import RandomWords, normal_from_bits
+from bevel.noise_addition.normal import RandomNumbers, normal_from_bits, random_words
 from bevel.sharding.pieces import Piece
 
 TOP = 2**63 - 1
@@ -71,23 +71,35 @@ def test_a_larger_integer_is_never_a_larger_normal():
     assert np.all(np.diff(z) <= 4e-7 * z[1:])
 
 
+def whole_number(bits, dtype):
+    """The 64 bits as one exact number."""
+    high, low = (x.astype(np.uint64) for x in bits)
+    return ((high << np.uint64(32)) | low).astype(dtype)
+
+
 @pytest.mark.parametrize("generator", ["chacha20", "threefry2x32"])
-@pytest.mark.parametrize("shape", [(3, 5), (64,), ()])
-def test_the_bits_are_those_of_jax_random(generator, shape):
+@pytest.mark.parametrize(
+    "shape, parts", [((3, 5), (1, 5)), ((64,), (8,)), ((4, 16), (2, 2)), ((), ())]
+)
+def test_numbers_are_made_of_the_bits_of_jax_random(generator, shape, parts):
     key = jax.random.key(7, impl=CHACHA20 if generator == "chacha20" else generator)
-    draw = jax.jit(lambda words: RandomWords(generator)(words, Piece.all_of(shape)))
-    words = draw(jax.random.key_data(key))
-    high, low = (np.asarray(w).astype(np.uint64) for w in words)
+    words = jax.random.key_data(key)
     with jax.enable_x64(True):
-        expected = jax.random.bits(key, shape, np.uint64)
-    np.testing.assert_array_equal((high << np.uint64(32)) | low, expected)
+        make = RandomNumbers(generator, whole_number, np.dtype(np.uint64))
+        expected = np.asarray(jax.random.bits(key, shape, np.uint64))
+        own = tuple(n // p for n, p in zip(shape, parts, strict=True))
+        last = tuple(np.uint32(n - s) for n, s in zip(shape, own, strict=True))
+        for piece in (Piece.all_of(shape), Piece(own, shape, last)):
+            (found,) = jax.jit(make, static_argnums=1)(words, piece)
+            rest = tuple(slice(int(start), None) for start in piece.starts)
+            np.testing.assert_array_equal(found, expected[rest])
 
 
 @pytest.mark.parametrize("generator", ["chacha20", "threefry2x32"])
 def test_normals_are_standard_normals(generator):
     impl = CHACHA20 if generator == "chacha20" else generator
     words = jax.random.key_data(jax.random.key(11, impl=impl))
-    bits = jax.jit(lambda words: RandomWords(generator)(words, Piece.all_of((100_000,))))(words)
+    bits = jax.jit(lambda words: random_words(generator, words, Piece.all_of((100_000,))))(words)
     z = np.asarray(NORMALS(bits, np.float32), np.float64)
     assert scipy.stats.kstest(z, "norm").pvalue > 1e-3
     for wrong in (0.67, 1.5, 0.97, 1.03):
@@ -117,6 +129,6 @@ def test_large_leaves_do_not_repeat(generator):
     @jax.jit
     def of_row(row):
         piece = Piece((1, 8), (2**17, 2**20), (row, np.uint32(0)))
-        return jnp.stack(RandomWords(generator)(words, piece))
+        return jnp.stack(random_words(generator, words, piece))
 
     assert not np.any(of_row(np.uint32(0)) == of_row(np.uint32(2**12)))
