@@ -144,7 +144,6 @@ def seconds_per_call(program: Any, arguments: tuple[Any, ...], calls: int = 1) -
     return (time.perf_counter() - start) / calls
 
 
-@jax.jit
 def length(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree)))
 

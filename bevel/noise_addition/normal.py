@@ -62,7 +62,7 @@ def normal_from_bits(bits: Arrays, dtype: jax.typing.DTypeLike) -> jax.Array:
     With m the integer of the other 63 bits, the tail beyond the result has the probability
     (m + 1/2) / 2**64, so the result lies between 7e-20 and 9.2 in absolute value. Both ends keep
     their full relative precision: the quantile comes from the tail's probability and from what is
-    left of one half, each of them exact. In float32 the relative error is below 5e-7.
+    left of one half, each rounded once. In float32 the relative error is below 5e-7.
     """
     (high, low), dtype = bits, np.dtype(dtype)
 
