@@ -27,7 +27,7 @@ from bevel.sharding.source_lines import keep_line
 from bevel.sharding.types import explicit_sharding, on_one_device, varying_axes
 
 # Norms of so many numbers, in the whole batch, are first taken in one pass.
-ONE_PASS = {"cpu": 2**13, "gpu": 2**22, "tpu": 2**22}
+ONE_PASS = {"cpu": 2**12, "gpu": 2**22, "tpu": 2**22}
 
 
 class Outputs(NamedTuple):
