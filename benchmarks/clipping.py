@@ -43,7 +43,7 @@ import bevel
 
 CLIP_NORM = 1.0
 TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-2}  # of the difference at equal length
-MOST_SLACK = {"float32": 0.03, "bfloat16": 0.1}
+MOST_SLACK = {"float32": 2e-2, "bfloat16": 6e-2}
 # In this order: what may fail to compile comes last, so that a restart without it repeats little.
 COLUMNS = ("grad", "bevel", "naive", "jax_privacy", "opacus")
 MICROBATCHES = (1, 4, 16)  # pieces that JAX Privacy's batch is cut into; the fastest is reported

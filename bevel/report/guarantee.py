@@ -190,8 +190,7 @@ def shown_epsilon(epsilon: float) -> str:
 
 
 def rounded_up(value: float, digits: int) -> str:
-    """The float, read as it prints: 0.1 is shown as 0.1, though the nearest float lies above it."""
-    exact = Decimal(repr(float(value)))
+    exact = Decimal(value)
     last = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     text = f"{exact.quantize(last, rounding=ROUND_CEILING):f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -82,12 +82,8 @@ def test_says_how_a_run_ended(by_hand):
 @hypothesis.given(st.floats(1e-6, 1e9), st.integers(2, 6))
 def test_shown_numbers_are_never_below_the_true_ones(value, digits):
     shown = Decimal(rounded_up(value, digits))
-    assert float(shown) >= value
-    assert shown <= Decimal(repr(value)) * (1 + Decimal(10) ** (1 - digits))
-
-
-def test_round_numbers_are_shown_as_they_are():
-    assert [rounded_up(x, 4) for x in (0.1, 3.0, 1e-05)] == ["0.1", "3", "0.00001"]
+    assert shown >= Decimal(value)
+    assert shown <= Decimal(value) * (1 + Decimal(10) ** (1 - digits))
 
 
 def test_infinity_and_nothing_are_shown_as_such():
