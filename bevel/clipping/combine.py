@@ -228,8 +228,8 @@ class Source:
         for leaf in leaves:
             gradient = self.gradients.get(leaf)
             key: Any = leaf
-            typed = gradient is not None and explicit_sharding(gradient) is not None
-            if gradient is not None and gradient.size <= one_pass() // 8 and not typed:
+            small = gradient is not None and gradient.size <= one_pass() // 8
+            if small and explicit_sharding(gradient) is None:
                 key = "small", self.shares.groups.of_leaf[leaf], varying_axes(gradient)
             lists.setdefault(key, []).append(leaf)
         return list(lists.values())
