@@ -41,7 +41,7 @@ BALANCE: Mapping[str, Mapping[int, float]] = {
 # A kept gradient may take so many times the memory of the values that it is made of, by platform
 # and by bytes per number. In float32 the other forms cost a GPU more: there is no kernel for them.
 KEPT_MEMORY: Mapping[str, Mapping[int, float]] = {
-    "gpu": {2: 1.0, 4: 1.25, 8: 1.25},
+    "gpu": {2: 1.15, 4: 1.25, 8: 1.25},
     "tpu": {2: 1.0, 4: 1.0, 8: 1.0},
     "cpu": {2: 2.0, 4: 2.0, 8: 2.0},
 }
@@ -49,8 +49,6 @@ KEPT_MEMORY: Mapping[str, Mapping[int, float]] = {
 # time, with a kernel that takes half of the symmetric matrices, and without.
 GRAM_WITH_KERNEL, GRAM_BY_COMPILER = 1.2, 2.4
 SMALL = 2**14  # numbers; a gradient of fewer is kept without a thought
-# Of a norm whose rows are at random angles: a form that may be further off is not taken.
-WORST_SLACK = 0.05
 
 
 class Cost(NamedTuple):
@@ -124,6 +122,8 @@ def choose_one(
     avals: list[Any] = [use.eqn.outvars[0].aval for use in uses]
     itemsize = max(2, *(np.dtype(a.dtype).itemsize for a in avals))
     costs = costs_of([use.sizes for use in uses], joined, itemsize)
+    if any(use.loops for use in uses):  # what a loop has stacked is put in order
+        costs["keep"] = costs["keep"]._replace(bytes=costs["keep"].bytes + 2 * costs["keep"].memory)
     if common:  # each asks for an inner product with every example's gradient
         costs.pop("form", None)
         more = len(common) * costs["keep"].flops
@@ -140,7 +140,7 @@ def choose_one(
         room = 0.0
     large = bool(tapped) and costs["keep"].memory > max(room, SMALL * itemsize)
     allowed = tapped if large else costs
-    sharp = {way: cost for way, cost in allowed.items() if cost.slack <= WORST_SLACK}
+    sharp = {way: cost for way, cost in allowed.items() if cost.slack <= gram.WORST_SLACK}
     if not sharp:
         way = min(allowed, key=lambda w: allowed[w].slack)
         return dataclasses.replace(plain, way=way, why="the sharpest")
@@ -211,13 +211,14 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
         return Cost(contraction, read + moved + 3 * kept, kept, 1e-5)
     if way == "form":
         return Cost(contraction, read + slices + 3 * kept, kept, 1e-5) if s.pixels else None
+    rounding = precision.unit_roundoff(jnp.bfloat16 if itemsize == 2 else dtype)
     # One side is scaled before the contraction.
-    shorter = n * (rows * right if s.looked_up else min(held, rows * right)) * itemsize
-    flops, moved = contraction, read + 2.0 * shorter
+    values = s.pixels or (not s.looked_up and gram.values_are_scaled(rows, left, right, rounding))
+    scaled = n * (held if values else rows * right) * itemsize
+    flops, moved = contraction, read + 2.0 * scaled
     kernels = gram_kernel.available(jnp.bfloat16, jnp.bfloat16) and itemsize == 2
     if s.pixels and on_gpu and not (kernels and way == "product"):
         moved += 11.0 * read  # a convolution with a float32 result widens its operands first
-    rounding = precision.unit_roundoff(jnp.bfloat16 if itemsize == 2 else dtype)
     if way == "outer":
         if rows > 1 or s.pixels:
             return None
@@ -228,14 +229,16 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
         times = GRAM_WITH_KERNEL if kernel else GRAM_BY_COMPILER
         across = s.pixels / rows if s.pixels else left  # patches share the products of pixels
         products = 2.0 * pairs * (right + (0 if s.looked_up else across))
-        slack = gram_slack(s, dtype) + rounding * math.sqrt(spread(rows, max(left, right)))
+        leaning = 0.0 if s.looked_up else gram.LEANING
+        other = gram.spread(rows, right) if values else gram.spread(rows, left, leaning)
+        slack = gram_slack(s, dtype) + rounding * math.sqrt(other)
         done = products / 2 if kernel else products  # half of a symmetric matrix
         moved += read + (0 if kernel else 20 * pairs)
         return Cost(flops + done, moved, read, slack, idle=times * products - done)
     if s.looked_up:
         return None
     short = right if s.pixels else min(left, right)
-    sharp = rounding * math.sqrt(spread(rows, short)) if itemsize == 2 else rounding
+    sharp = rounding * math.sqrt(gram.spread(rows, short)) if itemsize == 2 else rounding
     extra = 2.0 * n * rows * short * short if itemsize == 2 else 0
     formed = slices or 8.0 * n * left * right
     flops, idle = flops + contraction + extra, 0.0
@@ -245,16 +248,11 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
     return Cost(flops, moved + 2 * read + formed, read, sharp + rows * 1e-7, idle)
 
 
-def spread(rows: int, entries: int) -> float:
-    """The Frobenius norm of the Gram matrix of random unit rows."""
-    return math.sqrt(rows + rows * rows / entries)
-
-
 def gram_slack(s: Sizes, dtype: np.dtype) -> float:
     def off(entries: int, others: int) -> float:
         near = 1 + 0.8 * s.rows / math.sqrt(others)
         terms = 2 * min(entries, gram_kernel.CHUNK)
-        return precision.rounding_growth(terms, dtype) * min(spread(s.rows, others), near)
+        return precision.rounding_growth(terms, dtype) * min(gram.spread(s.rows, others), near)
 
     left = 0.0 if s.looked_up else off(s.left, s.right)
     return (left + off(s.right, s.left)) / 2

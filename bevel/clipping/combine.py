@@ -241,11 +241,15 @@ class Source:
         result = {}
         if clean:
             factors, keep = [chosen(keep, factor) for factor in factors], None
+        # By themselves: else a GPU's compiler sums kept gradients in the kernel that scales the
+        # values of all taps, which then has a third of its bandwidth.
+        for_taps = rounded_once(factors)
         for leaf in leaves:
-            factor, tap = factors[self.shares.groups.of_leaf[leaf]], self.tap(leaf)
+            group, tap = self.shares.groups.of_leaf[leaf], self.tap(leaf)
             if tap is None:
-                result[leaf] = kept_sum(self.task, self.gradients[leaf], factor, keep)
+                result[leaf] = kept_sum(self.task, self.gradients[leaf], factors[group], keep)
             else:
+                factor = for_taps[group]
                 with keep_line(tap.uses[0].eqn):
                     result[leaf] = tap.weighted_sum(self.made[leaf], factor, keep)
         return result

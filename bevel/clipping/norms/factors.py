@@ -146,11 +146,16 @@ class Factored:
         return add(index, wide).reshape(*apart, *self.left.entries, *entries)
 
     def scales_left(self, way: str) -> bool:
-        """Which side takes the coefficient: the one with fewer numbers, but see `product_norm`."""
+        """Which side takes the coefficient: see `gram.values_are_scaled` and `product_moves`."""
         if self.left.unit or self.right.unit:
             return self.right.unit
-        smaller = (self.left.size, self.exchanged) < (self.right.size, not self.exchanged)
-        return smaller if way != "product" or self.multiplier.roundoff < 1e-6 else not smaller
+        values, gradients = (self.right, self.left) if self.exchanged else (self.left, self.right)
+        if way == "product":
+            shorter = values.size <= gradients.size
+            return (shorter == (self.multiplier.roundoff < 1e-6)) != self.exchanged
+        rows = math.prod(self.right.values.shape[1 + self.separate :][: self.rows])
+        sizes = values.size, gradients.size
+        return gram.values_are_scaled(rows, *sizes, self.multiplier.roundoff) != self.exchanged
 
     @property
     def dtype(self) -> np.dtype:

@@ -20,6 +20,10 @@ from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scal
 
 # With fewer rows than this the kernel has too little to do.
 KERNEL_ROWS = 64
+# What rounding may add to a norm: a form that may add more is not taken, if there is another.
+WORST_SLACK = 0.05
+# The cosine of two rows of values, as after a rectifier; rows of gradients are at random angles.
+LEANING = 0.2
 
 
 class Sums(NamedTuple):
@@ -139,6 +143,22 @@ def bound(
         length(absolute) * (1 + summed),
         *(over(t) for t in trace),
     )
+
+
+def spread(rows: int, entries: int, leaning: float = 0.0) -> float:
+    """The Frobenius norm of the Gram matrix of unit rows, which lean to one side or do not."""
+    return math.sqrt(rows + rows * rows * (1 / entries + leaning**2))
+
+
+def values_are_scaled(rows: int, values: int, gradients: int, roundoff: float) -> bool:
+    """Whether a coefficient goes to the values or to their gradients, by numbers in a row.
+
+    To the shorter ones. But its rounding may move a sum by as much as the Gram matrix of the others
+    is large, so gradients do not take it where values that lean to one side would make that too
+    much.
+    """
+    moved = roundoff * math.sqrt(spread(rows, values, LEANING))
+    return values <= gradients or moved > WORST_SLACK
 
 
 def kernel_chunk() -> int:

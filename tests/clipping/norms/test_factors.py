@@ -13,7 +13,7 @@ from bevel import precision
 from bevel.clipping.bounded import MAX_CANCELLATION
 from bevel.clipping.coefficients import coefficients, tree_norm
 from bevel.clipping.equations import bind, body_of_call, evaluate
-from bevel.clipping.norms import rule_for
+from bevel.clipping.norms import gram, rule_for
 from bevel.clipping.norms.factors import norm_of
 from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.options import Clip
@@ -455,6 +455,22 @@ def test_rows_of_random_directions_are_not_overstated(way, slices, rows, pieces)
     use = dataclasses.replace(dense(h, g, (16, 16), slices=len(lead) - 2), pieces=pieces)
     norm, _ = use.norm(way)
     assert norm.upper[0] <= 1.01 * norm.estimate[0]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_many_values_that_lean_to_one_side_are_not_overstated(turned):
+    rng = np.random.default_rng(7)
+    h = jnp.asarray(0.5 + rng.normal(size=(1, 1024, 512)), jnp.bfloat16)
+    g = jnp.asarray(rng.normal(size=(1, 1024, 256)), jnp.bfloat16)
+    use = dense(h, g, (512, 256), BF16)
+    use = use.turned() if turned else use
+    assert use.scales_left("gram") != turned  # the values, though they are the longer ones
+    wide = [np.asarray(x, np.float64) for x in (h, g)]
+    truth = np.linalg.norm(np.einsum("btd,btk->dk", *wide))
+    norm, _ = use.norm("gram")
+    assert truth <= norm.upper[0] <= (1 + gram.WORST_SLACK) * truth
+    factors = np.asarray(truth / norm.upper, np.float32)[None]
+    assert 0.95 * truth <= lengths(contributions(use, factors, "gram"), 2)[0, 0] <= truth
 
 
 @pytest.mark.parametrize("way", ["gram", "product"])
