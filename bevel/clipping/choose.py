@@ -23,13 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
-from bevel.clipping.norms import gram, gram_kernel
+from bevel.clipping.norms import factors, gram, gram_kernel
 from bevel.clipping.norms.registry import Sizes
 from bevel.clipping.routes import apart, dimensions, whole
 from bevel.clipping.taps import Tapped
 from bevel.clipping.terms import Common
 from bevel.clipping.uses import Found, Use
 from bevel.errors import FixArgumentsError
+from bevel.sharding.types import on_one_device
 
 WAYS = ("outer", "gram", "product", "form", "keep")
 # Operations in the time of moving one byte, by platform and by bytes per number.
@@ -122,6 +123,8 @@ def choose_one(
     avals: list[Any] = [use.eqn.outvars[0].aval for use in uses]
     itemsize = max(2, *(np.dtype(a.dtype).itemsize for a in avals))
     costs = costs_of([use.sizes for use in uses], joined, itemsize)
+    if not (formable(uses, aval.shape) or any(use.sizes.pixels for use in uses)):
+        costs.pop("form", None)
     if any(use.loops for use in uses):  # what a loop has stacked is put in order
         costs["keep"] = costs["keep"]._replace(bytes=costs["keep"].bytes + 2 * costs["keep"].memory)
     if common:  # each asks for an inner product with every example's gradient
@@ -174,6 +177,18 @@ def sides_of(use: Use, dims: Sequence[int | None]) -> Any:
     return tuple(dims[i] for i in separate), frozenset(names)
 
 
+def formable(uses: Sequence[Use], shape: Sequence[int]) -> bool:
+    """Whether the gradient of a matrix can be formed of the products at its uses, on one device."""
+    if not on_one_device():  # a mesh may have cut what would be padded
+        return False
+    seen = [(use, *dimensions(use.start, shape)) for use in uses]
+    sides = (), frozenset({frozenset({0}), frozenset({1})})
+    return len(shape) == 2 and all(
+        dims is not None and whole(box, shape) and sides_of(use, dims) == sides
+        for use, dims, box in seen
+    )
+
+
 def costs_of(sizes: Sequence[Sizes], joined: bool, itemsize: int) -> dict[str, Cost]:
     """What each way costs for the uses of one parameter."""
     looked_up = any(s.looked_up for s in sizes)
@@ -183,7 +198,7 @@ def costs_of(sizes: Sequence[Sizes], joined: bool, itemsize: int) -> dict[str, C
         largest = max(sizes, key=lambda s: s.rows * s.left)
         sizes = [largest._replace(rows=rows, looked_up=only_lookups)]
     result = {}
-    barred = {"outer", "form"} if joined else set()
+    barred = {"outer"} if joined else set()
     barred |= {"product"} if looked_up else set()
     for way in (w for w in WAYS if w not in barred):
         parts = [cost(way, s, itemsize) for s in sizes]
@@ -208,9 +223,13 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
     if way == "keep":
         # JAX batches the gradient of a convolution as one with a group for each example.
         moved = 100.0 * slices if on_gpu else slices
-        return Cost(contraction, read + moved + 3 * kept, kept, 1e-5)
+        idle = contraction if on_gpu and odd_sides(s) else 0.0
+        return Cost(contraction, read + moved + 3 * kept, kept, 1e-5, idle)
     if way == "form":
-        return Cost(contraction, read + slices + 3 * kept, kept, 1e-5) if s.pixels else None
+        padded = 2.0 * n * rows * sum(odd_sides(s)) * itemsize
+        if not s.pixels and not padded:
+            return None
+        return Cost(contraction, read + slices + padded + 3 * kept, kept, 1e-5)
     rounding = precision.unit_roundoff(jnp.bfloat16 if itemsize == 2 else dtype)
     # One side is scaled before the contraction.
     values = s.pixels or (not s.looked_up and gram.values_are_scaled(rows, left, right, rounding))
@@ -246,6 +265,12 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
         # On the chip: from one copy of its operands, at half speed, short of rows at less.
         idle, formed = flops * (0.9 + 64 / rows), 4.0 * read
     return Cost(flops, moved + 2 * read + formed, read, sharp + rows * 1e-7, idle)
+
+
+def odd_sides(s: Sizes) -> list[int]:
+    """Lengths of vectors that matrix units take at half their speed, unless they are padded."""
+    sides = () if s.looked_up or s.pixels else (s.left, s.right)
+    return [size for size in sides if size >= factors.LONG and size % factors.UNIT]
 
 
 def gram_slack(s: Sizes, dtype: np.dtype) -> float:

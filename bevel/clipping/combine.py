@@ -244,10 +244,13 @@ class Source:
         # By themselves: else a GPU's compiler sums kept gradients in the kernel that scales the
         # values of all taps, which then has a third of its bandwidth.
         for_taps = rounded_once(factors)
+        formed = {tap.param: tap.shape for tap in self.shares.taps if tap.way == "form"}
         for leaf in leaves:
             group, tap = self.shares.groups.of_leaf[leaf], self.tap(leaf)
             if tap is None:
-                result[leaf] = kept_sum(self.task, self.gradients[leaf], factors[group], keep)
+                total = kept_sum(self.task, self.gradients[leaf], factors[group], keep)
+                whole = leaf not in formed
+                result[leaf] = total if whole else total[tuple(map(slice, formed[leaf]))]
             else:
                 factor = for_taps[group]
                 with keep_line(tap.uses[0].eqn):

@@ -18,7 +18,7 @@ from bevel import precision
 from bevel.clipping.coefficients import side_by_side
 from bevel.clipping.control import evaluate_tapped
 from bevel.clipping.equations import bind
-from bevel.clipping.norms import Measured, Norm
+from bevel.clipping.norms import Measured, Norm, forms
 from bevel.clipping.norms.factors import Factored, Side, norm_of
 from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
@@ -62,7 +62,9 @@ class Tapped:
         ]
 
     def formed(self, gradients: Sequence[Any]) -> jax.Array:
-        """The gradients (B, *parameter), formed."""
+        """The gradients (B, *parameter), formed; those of a matrix may have zeros behind."""
+        if all(isinstance(gradient, Factored) for gradient in gradients):
+            return forms.formed(self.aligned(gradients))
         pairs = zip(self.uses, gradients, strict=True)
         parts = [jax.vmap(lambda x, u=u: to_parameter(u, x))(g.formed()) for u, g in pairs]
         return sum(parts[1:], parts[0])

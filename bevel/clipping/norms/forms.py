@@ -1,4 +1,7 @@
-"""The three forms of the norm of a sum of outer products: see `factors.py` for the derivations."""
+"""The three forms of the norm of a sum of outer products: see `factors.py` for the derivations.
+
+And the sum itself, formed where JAX would be slow to do it.
+"""
 
 import itertools
 import math
@@ -159,3 +162,44 @@ def product_moves(use: Any, traces: Sequence[Any], absolute: Any) -> Any:
     size += precision.rounding_growth(2 * rows + 8, use.dtype) * traces[1 if left else 0]
     bound = root(traces[0 if left else 1]) * root(size)
     return jnp.minimum(bound, absolute)
+
+
+def formed(uses: Sequence[Any]) -> jax.Array:
+    """The gradients (B, *matrix) of all uses of a matrix, whose places are its dimensions.
+
+    As JAX forms them, in the dtype of the operands, but from sides that may have been padded: then
+    the gradients have as many zeros more.
+    """
+    dtype = uses[0].multiplier.dtype
+    total: Any = 0
+    for use in uses:
+        if not (use.left.unit or use.right.unit):
+            first, second = in_order(use)
+            over = tuple(range(1, 1 + use.rows))
+            total += jax.lax.dot_general(
+                first.values.astype(dtype),
+                second.values.astype(dtype),
+                ((over, over), ((0,), (0,))),
+                precision=use.multiplier.precision,
+                preferred_element_type=dtype,
+            )
+    for use in uses:
+        if use.left.unit or use.right.unit:
+            total = jax.vmap(looked_up_in)(total, *in_order(use))
+    return total
+
+
+def in_order(use: Any) -> tuple[Any, Any]:
+    """The sides in the order of the matrix's dimensions."""
+    return (use.left, use.right)[:: 1 if use.left_places < use.right_places else -1]
+
+
+def looked_up_in(total: jax.Array, first: Any, second: Any) -> jax.Array:
+    """`total` and the rows of one example, at the places of their unit vectors."""
+    unit, other = (first, second) if first.unit else (second, first)
+    index = unit.values.reshape(-1)
+    rows = other.values.reshape(index.size, -1).astype(total.dtype)
+    # Indices out of range were moved to where the model reads, or their rows to zero.
+    if first.unit:
+        return total.at[index].add(rows, mode="promise_in_bounds")
+    return total.at[:, index].add(rows.T, mode="promise_in_bounds")
