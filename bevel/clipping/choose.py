@@ -24,7 +24,7 @@ import numpy as np
 
 from bevel import precision
 from bevel.clipping.norms import factors, gram, gram_kernel
-from bevel.clipping.norms.registry import Sizes
+from bevel.clipping.norms.registry import SEPARATE, Sizes
 from bevel.clipping.routes import apart, dimensions, whole
 from bevel.clipping.taps import Tapped
 from bevel.clipping.terms import Common
@@ -100,7 +100,7 @@ def choose(
         if own and chosen.way != own[-1]:
             raise FixArgumentsError(
                 f"norms asks for {own[-1]!r} for {paths[i]}, which can only be taken by "
-                f"{', '.join(chosen.costs) or 'keep'} ({chosen.why or 'no rule gives it'})."
+                f"{', '.join(chosen.costs) or 'keep'} ({chosen.why or 'no rule gives it here'})."
             )
         result.append(chosen)
     return result
@@ -123,9 +123,10 @@ def choose_one(
     avals: list[Any] = [use.eqn.outvars[0].aval for use in uses]
     itemsize = max(2, *(np.dtype(a.dtype).itemsize for a in avals))
     costs = costs_of([use.sizes for use in uses], joined, itemsize)
-    if not (formable(uses, aval.shape) or any(use.sizes.pixels for use in uses)):
+    if not (formable(uses, aval.shape) or all(use.sizes.pixels for use in uses)):
         costs.pop("form", None)
-    if any(use.loops for use in uses):  # what a loop has stacked is put in order
+    if any(kind == SEPARATE for use in uses for kind, _ in use.loops):
+        # What a loop has stacked is put in order.
         costs["keep"] = costs["keep"]._replace(bytes=costs["keep"].bytes + 2 * costs["keep"].memory)
     if common:  # each asks for an inner product with every example's gradient
         costs.pop("form", None)
@@ -164,7 +165,7 @@ def relation(uses: Sequence[Use], shape: Sequence[int]) -> str | None:
 
 def sides_of(use: Use, dims: Sequence[int | None]) -> Any:
     """Which dimensions of the parameter a use takes apart, and which two sets it multiplies."""
-    if use.turns or use.rule.sides is None or any(kind == "separate" for kind, _ in use.loops):
+    if use.turns or use.rule.sides is None or any(kind == SEPARATE for kind, _ in use.loops):
         return None
     separate, left, right = use.rule.sides(use.eqn, use.operand)
     if use.rule.family == "lookup" and [dims[i] for i in left] != sorted(

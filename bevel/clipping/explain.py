@@ -155,9 +155,10 @@ def plan(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanati
     if layout.manual or layout.explicit_mesh is not None:
         found = without_common(found)
     whole = task.transform is not None or task.clip.grid_scale is not None
+    norms = task.norms
     if whole or task.engine == "vmap":
-        found = dict.fromkeys(found)
-    chosen = choose(found, types.params, task.norms, call.param_paths)
+        found, norms = dict.fromkeys(found), "keep"
+    chosen = choose(found, types.params, norms, call.param_paths)
     rows = []
     for c in chosen:
         tap = tapped_of(c, types.params[c.param])

@@ -93,9 +93,14 @@ def test_memory_modes_give_the_same_and_show():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-7), *results)
 
 
-def test_a_transform_keeps_every_gradient():
-    fn = bevel.clipped_grad(loss, l2_clip_norm=1.0, pre_clipping_transform=lambda g: g["head"])
+@pytest.mark.parametrize(
+    "option", [{"pre_clipping_transform": lambda g: g["head"]}, {"engine": "vmap"}]
+)
+@pytest.mark.parametrize("norms", ["auto", {"'w'": "gram"}])
+def test_a_transform_keeps_every_gradient(option, norms):
+    fn = bevel.clipped_grad(loss, l2_clip_norm=1.0, norms=norms, **option)
     assert {row.way for row in bevel.explain(fn, PARAMS, TOKENS).rows} == {"keep"}
+    fn(PARAMS, TOKENS)
 
 
 def test_the_place_of_a_parameter_is_shown():

@@ -178,9 +178,9 @@ def test_on_an_explicit_mesh_of_one_device():
     assert jax.typeof(found).sharding.spec == P(None, "model")
 
 
-def chosen(loss, shape, example, asked=None):
-    w = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-    return choose_one(0, find_uses(jax.make_jaxpr(loss)(w, example), 1)[0], w, asked)
+def chosen(loss, shape, example, dtype=jnp.bfloat16):
+    w = jax.ShapeDtypeStruct(shape, dtype)
+    return choose_one(0, find_uses(jax.make_jaxpr(loss)(w, example), 1)[0], w)
 
 
 def test_a_gpu_forms_what_is_odd_and_long(monkeypatch):
@@ -201,6 +201,31 @@ def test_elsewhere_it_is_kept_as_it_is():
     assert cost("form", Sizes(1, 16, 64, 33), 4).time(4) > cost(
         "keep", Sizes(1, 16, 64, 33), 4
     ).time(4)
+
+
+def part_kernel(w, batch):
+    x, images = batch
+    kernel = w[V:].reshape(3, 3, 2, D)
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=dimensions)
+    return head(w[:V], x) + jnp.sum(jnp.tanh(y) ** 2)
+
+
+def test_a_parameter_that_is_part_matrix_and_part_kernel(monkeypatch):
+    w, images = matrix((V + 18, D)), rng.normal(size=(B, 4, 4, 2)).astype(np.float32)
+    batch = rng.normal(size=(B, T, V)).astype(np.float32), images
+    truth = clipped_sum(part_kernel, w, batch, clip_norm=0.1)
+    fn = bevel.clipped_grad(part_kernel, l2_clip_norm=0.1, norms="form")
+    np.testing.assert_allclose(jax.jit(fn)(w, batch), truth.grad, atol=1e-4)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    example = jax.tree.map(lambda x: x[:1], batch)
+    assert "form" not in chosen(part_kernel, w.shape, example, w.dtype).costs
+
+
+def test_a_loop_around_a_matrix_changes_nothing_of_that():
+    example = jax.ShapeDtypeStruct((1, T, D), jnp.float32)
+    costs = chosen(recurrent, (V, V), example, jnp.float32).costs
+    assert costs["form"].time(4) > costs["keep"].time(4)
 
 
 def test_only_a_whole_matrix_is_formed():
