@@ -7,7 +7,7 @@ from jax import lax
 
 from bevel.clipping import choose as choosing
 from bevel.clipping.choose import WAYS, choose, choose_one, cost, costs_of, relation, tapped_of
-from bevel.clipping.norms import gram
+from bevel.clipping.norms import gram, gram_kernel
 from bevel.clipping.norms.registry import Sizes
 from bevel.clipping.uses import find_uses
 from bevel.errors import FixArgumentsError
@@ -83,6 +83,21 @@ def test_the_way_of_typical_shapes(name):
 def test_bfloat16_takes_the_way_whose_slack_is_small():
     one = chosen(product, of(64, 64, dtype=jnp.bfloat16), of(1, 4096, 64, dtype=jnp.bfloat16))
     assert one.costs[one.way].slack <= gram.WORST_SLACK
+
+
+def heads(w, x):
+    """Layers that are not square."""
+    return jnp.sum(lax.scan(lambda total, v: (total + jnp.sum(jnp.tanh(x @ v)), None), 0.0, w)[0])
+
+
+def test_on_a_gpu_layers_that_a_loop_stacks_are_not_kept_as_soon(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(gram_kernel, "available", lambda *dtypes, **options: True)
+    example = of(1, 512, 768, dtype=jnp.bfloat16)
+    assert chosen(product, of(768, 2304, dtype=jnp.bfloat16), example).way == "keep"
+    assert chosen(product, of(768, 3072, dtype=jnp.bfloat16), example).way == "gram"
+    assert chosen(heads, of(12, 768, 2304, dtype=jnp.bfloat16), example).way == "gram"
+    assert chosen(heads, of(12, 768, 768, dtype=jnp.bfloat16), example).way == "keep"
 
 
 def test_within_a_remat_no_large_gradient_is_kept(monkeypatch):

@@ -119,6 +119,17 @@ def test_small_leaves_are_measured_together():
     assert measured(str(apart)) - measured(str(program)) == len(small) - 1
 
 
+def test_taps_and_kept_gradients_have_coefficients_of_their_own():
+    """Else a GPU's compiler puts sums and scaled values into one slow kernel."""
+
+    def squares(w, x):
+        return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+    fn = bevel.clipped_grad(squares, l2_clip_norm=1.0, norms="outer")
+    program = str(jax.make_jaxpr(fn)(PARAMS["w"], BATCH))
+    assert re.search(rf":f32\[{B}\] = optimization_barrier", program)
+
+
 LAYERS = 4
 
 
