@@ -170,23 +170,28 @@ def formed(uses: Sequence[Any]) -> jax.Array:
     As JAX forms them, in the dtype of the operands, but from sides that may have been padded: then
     the gradients have as many zeros more.
     """
-    dtype = uses[0].multiplier.dtype
-    total: Any = 0
-    for use in uses:
-        if not (use.left.unit or use.right.unit):
-            first, second = in_order(use)
-            over = tuple(range(1, 1 + use.rows))
-            total += jax.lax.dot_general(
-                first.values.astype(dtype),
-                second.values.astype(dtype),
-                ((over, over), ((0,), (0,))),
-                precision=use.multiplier.precision,
-                preferred_element_type=dtype,
-            )
-    for use in uses:
-        if use.left.unit or use.right.unit:
-            total = jax.vmap(looked_up_in)(total, *in_order(use))
+    total: Any = None
+    # Products first: rows that were looked up are added in place.
+    for use in sorted(uses, key=lambda use: use.left.unit or use.right.unit):
+        first, second = in_order(use)
+        if first.unit or second.unit:
+            total = jax.vmap(looked_up_in)(total, first, second)
+        else:
+            product = product_of(use, first.values, second.values)
+            total = product if total is None else total + product
     return total
+
+
+def product_of(use: Any, first: jax.Array, second: jax.Array) -> jax.Array:
+    over = tuple(range(1, 1 + use.rows))
+    dtype = use.multiplier.dtype
+    return jax.lax.dot_general(
+        first.astype(dtype),
+        second.astype(dtype),
+        ((over, over), ((0,), (0,))),
+        precision=use.multiplier.precision,
+        preferred_element_type=dtype,
+    )
 
 
 def in_order(use: Any) -> tuple[Any, Any]:
