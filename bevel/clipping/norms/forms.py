@@ -101,20 +101,12 @@ def product_sums(uses: Sequence[Any]) -> Sums:
     """The gradient itself, formed for each example."""
     first = uses[0]
     dtype, apart = first.dtype, 1 + first.separate
-    batch = tuple(range(apart))
     gradient: Any = 0.0
     absolute: Any = 0.0
     traces: list[Any] = [0.0, 0.0]
     rows = 0
     for use in uses:
-        over = tuple(range(apart, apart + use.rows))
-        gradient += jax.lax.dot_general(
-            use.left.values,
-            use.right.values,
-            ((over, over), (batch, batch)),
-            precision=use.multiplier.precision,
-            preferred_element_type=dtype,
-        )
+        gradient += product_of(use, use.left.values, use.right.values, dtype)
         squares = [
             jnp.sum(
                 jnp.square(side.values.astype(dtype)),
@@ -177,18 +169,21 @@ def formed(uses: Sequence[Any]) -> jax.Array:
         if first.unit or second.unit:
             total = jax.vmap(looked_up_in)(total, first, second)
         else:
-            product = product_of(use, first.values, second.values)
+            dtype = use.multiplier.dtype
+            sides = [side.values.astype(dtype) for side in (first, second)]
+            product = product_of(use, sides[0], sides[1], dtype)
             total = product if total is None else total + product
     return total
 
 
-def product_of(use: Any, first: jax.Array, second: jax.Array) -> jax.Array:
-    over = tuple(range(1, 1 + use.rows))
-    dtype = use.multiplier.dtype
+def product_of(use: Any, first: jax.Array, second: jax.Array, dtype: Any) -> jax.Array:
+    """(B, separate..., entries of the first..., of the second...): the gradients at one use."""
+    apart = 1 + use.separate
+    over, batch = tuple(range(apart, apart + use.rows)), tuple(range(apart))
     return jax.lax.dot_general(
-        first.astype(dtype),
-        second.astype(dtype),
-        ((over, over), ((0,), (0,))),
+        first,
+        second,
+        ((over, over), (batch, batch)),
         precision=use.multiplier.precision,
         preferred_element_type=dtype,
     )
