@@ -115,12 +115,16 @@ class Factored:
             if self.right_places[:1] < self.left_places[:1]:  # as the operand has them
                 left, right = right, left
                 places, entries = self.turned().places, (*self.right.entries, *self.left.entries)
+            left, right = self.multiplier.operand(left), self.multiplier.operand(right)
+            if jax.default_backend() == "cpu":
+                # Which has no such product of bfloat16 whose result is turned, as by `w.T`.
+                left, right = left.astype(self.dtype), right.astype(self.dtype)
             total = jax.lax.dot_general(
-                self.multiplier.operand(left),
-                self.multiplier.operand(right),
+                left,
+                right,
                 ((rows, rows), (batch, batch)),
                 precision=self.multiplier.precision,
-                preferred_element_type=precision.accumulation_dtype(self.multiplier.dtype),
+                preferred_element_type=self.dtype,
             )
         # Entries may have been padded to what matrix units like.
         total = total[(..., *(slice(size) for size in entries))]
