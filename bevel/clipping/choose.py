@@ -271,7 +271,7 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
 def odd_sides(s: Sizes) -> list[int]:
     """Lengths of vectors that matrix units take at half their speed, unless they are padded."""
     sides = () if s.looked_up or s.pixels else (s.left, s.right)
-    return [size for size in sides if size >= factors.LONG and size % factors.UNIT]
+    return [size for size in sides if factors.is_odd(size)]
 
 
 def gram_slack(s: Sizes, dtype: np.dtype) -> float:

@@ -252,9 +252,8 @@ class Source:
                 whole = leaf not in formed
                 result[leaf] = total if whole else total[tuple(map(slice, formed[leaf]))]
             else:
-                factor = for_taps[group]
                 with keep_line(tap.uses[0].eqn):
-                    result[leaf] = tap.weighted_sum(self.made[leaf], factor, keep)
+                    result[leaf] = tap.weighted_sum(self.made[leaf], for_taps[group], keep)
         return result
 
 

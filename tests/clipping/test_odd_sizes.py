@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from clipping.test_choose import chosen, of
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracle import clipped_sum
 
 import bevel
 from bevel.clipping import choose
-from bevel.clipping.choose import choose_one, cost
+from bevel.clipping.choose import cost
 from bevel.clipping.norms import factors
 from bevel.clipping.norms.registry import Sizes
-from bevel.clipping.uses import find_uses
 from bevel.errors import FixArgumentsError
 
 B, T, D, V = 4, 3, 5, 27
@@ -178,26 +178,21 @@ def test_on_an_explicit_mesh_of_one_device():
     assert jax.typeof(found).sharding.spec == P(None, "model")
 
 
-def chosen(loss, shape, example, dtype=jnp.bfloat16):
-    w = jax.ShapeDtypeStruct(shape, dtype)
-    return choose_one(0, find_uses(jax.make_jaxpr(loss)(w, example), 1)[0], w)
-
-
 def test_a_gpu_forms_what_is_odd_and_long(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(factors, "LONG", 1024)
-    example = jax.ShapeDtypeStruct((1, 512), jnp.int32)
-    assert chosen(tied, (50257, 768), example).way == "form"
-    assert chosen(tied, (50264, 768), example).way == "keep"
-    assert "form" not in chosen(tied, (50264, 768), example).costs
-    assert chosen(tied, (999, 768), example).way == "keep"
+    example = of(1, 512, dtype=jnp.int32)
+    assert chosen(tied, of(50257, 768, dtype=jnp.bfloat16), example).way == "form"
+    assert chosen(tied, of(50264, 768, dtype=jnp.bfloat16), example).way == "keep"
+    assert "form" not in chosen(tied, of(50264, 768, dtype=jnp.bfloat16), example).costs
+    assert chosen(tied, of(999, 768, dtype=jnp.bfloat16), example).way == "keep"
     monkeypatch.setattr(choose, "on_one_device", lambda: False)  # a mesh may have cut it
-    assert chosen(tied, (50257, 768), example).way == "keep"
+    assert chosen(tied, of(50257, 768, dtype=jnp.bfloat16), example).way == "keep"
 
 
 def test_elsewhere_it_is_kept_as_it_is():
-    example = jax.ShapeDtypeStruct((1, 512), jnp.int32)
-    assert chosen(tied, (1031, 64), example).way != "form"
+    example = of(1, 512, dtype=jnp.int32)
+    assert chosen(tied, of(1031, 64, dtype=jnp.bfloat16), example).way != "form"
     assert cost("form", Sizes(1, 16, 64, 33), 4).time(4) > cost(
         "keep", Sizes(1, 16, 64, 33), 4
     ).time(4)
@@ -219,12 +214,12 @@ def test_a_parameter_that_is_part_matrix_and_part_kernel(monkeypatch):
     np.testing.assert_allclose(jax.jit(fn)(w, batch), truth.grad, atol=1e-4)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     example = jax.tree.map(lambda x: x[:1], batch)
-    assert "form" not in chosen(part_kernel, w.shape, example, w.dtype).costs
+    assert "form" not in chosen(part_kernel, of(*w.shape), example).costs
 
 
 def test_a_loop_around_a_matrix_changes_nothing_of_that():
-    example = jax.ShapeDtypeStruct((1, T, D), jnp.float32)
-    costs = chosen(recurrent, (V, V), example, jnp.float32).costs
+    example = of(1, T, D)
+    costs = chosen(recurrent, of(V, V), example).costs
     assert costs["form"].time(4) > costs["keep"].time(4)
 
 

@@ -56,6 +56,11 @@ LOST = 2.0**-80
 UNIT, LONG = 8, 1024
 
 
+def is_odd(size: int) -> bool:
+    """Whether vectors of this length are padded."""
+    return size >= LONG and size % UNIT != 0
+
+
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["entries", "unit"]
 )
@@ -157,9 +162,12 @@ class Factored:
         if way == "product":
             shorter = values.size <= gradients.size
             return (shorter == (self.multiplier.roundoff < 1e-6)) != self.exchanged
-        rows = math.prod(self.right.values.shape[1 + self.separate :][: self.rows])
-        sizes = values.size, gradients.size
-        return gram.values_are_scaled(rows, *sizes, self.multiplier.roundoff) != self.exchanged
+        sizes = self.row_count, values.size, gradients.size
+        return gram.values_are_scaled(*sizes, self.multiplier.roundoff) != self.exchanged
+
+    @property
+    def row_count(self) -> int:
+        return math.prod(self.right.values.shape[1 + self.separate :][: self.rows])
 
     @property
     def dtype(self) -> np.dtype:
@@ -169,10 +177,9 @@ class Factored:
         """With zeros after vectors whose odd length would keep matrix units idle."""
 
         def even(side: Side) -> Side:
-            rest = -side.size % UNIT
-            if side.unit or len(side.entries) != 1 or side.size < LONG or not rest:
+            if side.unit or len(side.entries) != 1 or not is_odd(side.size):
                 return side
-            room = [(0, 0, 0)] * (side.values.ndim - 1) + [(0, rest, 0)]
+            room = [(0, 0, 0)] * (side.values.ndim - 1) + [(0, -side.size % UNIT, 0)]
             values = jax.lax.pad(side.values, jnp.zeros((), side.values.dtype), room)
             return dataclasses.replace(side, values=values)
 
@@ -221,8 +228,7 @@ class Factored:
         """Whether its pairs of rows are summed by a kernel: on one device, or one shard."""
         if self.left.unit or self.right.unit or self.pieces != 1:
             return False
-        rows = math.prod(self.right.values.shape[1 + self.separate :][: self.rows])
-        return gram.kernel_takes(rows, self.multiplier)
+        return gram.kernel_takes(self.row_count, self.multiplier)
 
     def turned(self) -> "Factored":
         """The sides exchanged."""

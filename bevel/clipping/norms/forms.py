@@ -73,7 +73,7 @@ def gram_sums(uses: Sequence[Any]) -> Sums:
             found.append(gram.over_matrices(left, right, apart, one.rows))
         else:
             across += 2 * gram.over_products(left, right, apart, one.rows + two.rows)
-    rows = sum(math.prod(u.right.values.shape[apart : apart + u.rows]) for u in uses)
+    rows = sum(use.row_count for use in uses)
     growth = []
     for name in gram.Sides._fields:
         sides = [getattr(use, name) for use in uses]
@@ -116,7 +116,7 @@ def product_sums(uses: Sequence[Any]) -> Sums:
         ]
         absolute += gram.over(root(squares[0]) * root(squares[1]), apart)
         traces = [t + gram.over(s) for t, s in zip(traces, squares, strict=True)]
-        rows += math.prod(use.right.values.shape[apart : apart + use.rows])
+        rows += use.row_count
     square, terms = staged_sum(jnp.square(gradient))
     growth = precision.rounding_growth(terms + 8, dtype)
     absolute = gram.length(absolute) * (
@@ -150,8 +150,7 @@ def product_moves(use: Any, traces: Sequence[Any], absolute: Any) -> Any:
     size, terms = staged_sum(jnp.square(entries))
     size = root(size + math.prod(entries.shape[1:]) * SMALLEST_SQUARE)
     size = size * (1 + precision.rounding_growth(terms + 8, use.dtype))
-    rows = math.prod(other.shape[apart : apart + use.rows])
-    size += precision.rounding_growth(2 * rows + 8, use.dtype) * traces[1 if left else 0]
+    size += precision.rounding_growth(2 * use.row_count + 8, use.dtype) * traces[1 if left else 0]
     bound = root(traces[0 if left else 1]) * root(size)
     return jnp.minimum(bound, absolute)
 
