@@ -3,6 +3,7 @@
 python tests/ledger_kills.py PATH ROUNDS. Prints, as JSON, what was seen.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -19,9 +20,12 @@ package.__path__ = [str(Path(__file__).resolve().parents[1] / "bevel")]
 sys.modules["bevel"] = package
 
 from bevel.accounting.ledger import Ledger  # noqa: E402
+from bevel.accounting.ledger.hash_chain import START, line_of  # noqa: E402
+from bevel.accounting.ledger.terms import Terms  # noqa: E402
 
 TERMS = {"unit": "example", "relation": "ADD_OR_REMOVE_ONE"}
 EVENT = {"kind": "GaussianDpEvent", "noise_multiplier": 1.0}
+HEADER = line_of(Terms(**TERMS).entry(), 0, START)[0]
 HEAVY = ("jax", "numpy", "dp_accounting", "scipy", "optax")
 
 
@@ -34,7 +38,7 @@ def write_until_killed(path, acknowledge, in_pieces):
             return whole_write(descriptor, data[:3])
 
         os.write = write
-    with warnings.catch_warnings(), Ledger.open(path, **TERMS) as ledger:
+    with warnings.catch_warnings(), Ledger.open(path, **TERMS, anchor=f"{path}.anchor") as ledger:
         warnings.simplefilter("ignore")
         run = ledger.run("run", plan="plan", key="0" * 64)
         while True:
@@ -63,6 +67,31 @@ def killed_writer(path, seconds, in_pieces):
         return [int(line) for line in answers]
 
 
+def whole_entries(data):
+    """What lines say, and what the rest says if only the end of its line is missing."""
+    *lines, rest = data.split(b"\n")
+    entries = [json.loads(line)["entry"] for line in lines]
+    with contextlib.suppress(ValueError):
+        entries.append(json.loads(rest)["entry"])
+    return entries
+
+
+def killed_beginnings(path, rounds):
+    """How often a writer that was killed while it began left no ledger, and one."""
+    moments, seen = random.Random(7), {"none": 0, "begun": 0}
+    for number in range(rounds):
+        place = f"{path}-{number}"
+        killed_writer(place, moments.uniform(0.0, 0.04), in_pieces=True)
+        begun = os.path.exists(place)
+        seen["begun" if begun else "none"] += 1
+        assert not begun or Path(place).read_bytes().startswith(HEADER)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Ledger.open(place, **TERMS, anchor=f"{place}.anchor").close()
+        assert Path(place).read_bytes().startswith(HEADER)
+    return seen
+
+
 def main(path, rounds):
     moments = random.Random(5)
     seen = {"torn": 0, "unacknowledged": 0, "acknowledged": 0, "silent": 0}
@@ -70,7 +99,8 @@ def main(path, rounds):
     for number in range(rounds):
         done = killed_writer(path, moments.uniform(0.0, 0.06), in_pieces=number % 2 == 1)
         data = Path(path).read_bytes() if os.path.exists(path) else b""
-        entries = [json.loads(line)["entry"] for line in data.split(b"\n")[:-1]]
+        entries = whole_entries(data)
+        assert bool(entries) == os.path.exists(path), "a ledger is begun whole or not at all"
         steps = [(entry["first"], entry["stop"]) for entry in entries[1:]]
         assert steps == [(k, k + 1) for k in range(len(steps))], steps
         if done:
@@ -85,9 +115,10 @@ def main(path, rounds):
         released = len(steps)  # the next writer goes on from here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Ledger.open(path, **TERMS) as ledger:
+        with Ledger.open(path, **TERMS, anchor=f"{path}.anchor") as ledger:
             seen["charged"] = ledger.run("run", plan="plan", key="0" * 64).charged_until
     seen["released"] = released
+    seen["beginnings"] = killed_beginnings(path, rounds // 4)
     seen["heavy"] = sorted(set(HEAVY) & set(sys.modules))
     print(json.dumps(seen))
 

@@ -7,21 +7,35 @@ from pathlib import Path
 EXAMPLES = """examples:
   bevel spent runs/digits
   bevel spent all.jsonl --delta 1e-6
+  bevel spent all.jsonl --head "$(cat head-of-last-week)"
 """
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="bevel spent",
-        description="What a ledger says was spent, over all its runs.",
+        description="What a ledger says was spent, over all its runs, and the hash of its last "
+        "line (its head). A head that is kept elsewhere shows later that no line is missing.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("ledger", type=Path, help="a ledger, or the folder of a run that has one")
     parser.add_argument("--delta", type=float, help="by default that of the ledger's budget")
+    parser.add_argument("--head", metavar="HASH", help="fail unless a line has this hash")
     given = parser.parse_args(arguments)
     from bevel.accounting import Ledger
 
-    file = given.ledger / "ledger.jsonl" if given.ledger.is_dir() else given.ledger
-    print(Ledger.read(file).spent(given.delta).describe())
+    ledger = Ledger.read(ledger_file(given.ledger))
+    if given.head is not None:
+        ledger.check_head(given.head)
+    print(ledger.spent(given.delta).describe())
+    print(f"head: {ledger.head} ({ledger.line_count} lines)")
     return 0
+
+
+def ledger_file(path: Path) -> Path:
+    """The ledger of a run's folder, or of what it released; a file is its own."""
+    if not path.is_dir():
+        return path
+    released = path / "released" / "ledger.jsonl"
+    return released if released.exists() else path / "ledger.jsonl"

@@ -1,5 +1,7 @@
 """`bevel spent` reads a ledger, and says what is wrong with it."""
 
+import shutil
+
 import pytest
 
 from bevel.accounting import Budget, Ledger, dpsgd_event, key_commitment
@@ -17,10 +19,35 @@ def fixture_ledger(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("folder", [False, True])
-def test_what_was_spent(ledger, folder, capsys):
-    assert main(["spent", str(ledger.parent if folder else ledger)]) == 0
-    assert Ledger.read(ledger).spent().describe() in capsys.readouterr().out
+@pytest.mark.parametrize("given", ["the file", "its folder", "the folder above released"])
+def test_what_was_spent(ledger, given, tmp_path, capsys):
+    path = {"the file": ledger, "its folder": tmp_path}.get(given)
+    if path is None:
+        path = tmp_path / "run"
+        (path / "released").mkdir(parents=True)
+        shutil.move(ledger, path / "released" / "ledger.jsonl")
+        ledger = path / "released" / "ledger.jsonl"
+    assert main(["spent", str(path)]) == 0
+    read = Ledger.read(ledger)
+    assert capsys.readouterr().out == f"{read.spent().describe()}\nhead: {read.head} (2 lines)\n"
+
+
+def test_what_was_released_is_read_before_what_is_beside_it(ledger, tmp_path, capsys):
+    (tmp_path / "released").mkdir()
+    shutil.copy(ledger, tmp_path / "released")
+    ledger.write_bytes(b"")
+    assert main(["spent", str(tmp_path)]) == 0
+
+
+def test_a_head_that_is_kept_shows_that_no_line_is_missing(ledger, capsys):
+    head = Ledger.read(ledger).head
+    assert main(["spent", str(ledger), "--head", head]) == 0
+    ledger.write_bytes(ledger.read_bytes().splitlines(keepends=True)[0])
+    capsys.readouterr()
+    assert main(["spent", str(ledger), "--head", head]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("bevel: ") and "lines are missing" in said.err
+    assert said.out == ""
 
 
 def test_a_damaged_ledger_is_not_read(ledger, capsys):

@@ -9,5 +9,5 @@ from bevel.accounting.ledger.commitment import new_salt as new_salt
 from bevel.accounting.ledger.event_json import event_from_json as event_from_json
 from bevel.accounting.ledger.event_json import event_to_json as event_to_json
 from bevel.accounting.ledger.ledger import Ledger as Ledger
-from bevel.accounting.ledger.ledger import LedgerRun as LedgerRun
+from bevel.accounting.ledger.ledger_run import LedgerRun as LedgerRun
 from bevel.accounting.ledger.terms import Budget as Budget

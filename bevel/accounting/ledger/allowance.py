@@ -3,7 +3,8 @@
 import collections
 from collections.abc import Callable
 
-from bevel.accounting.ledger.books import Books, Charge, event_of_text
+from bevel.accounting.ledger.books import Books, event_of_text
+from bevel.accounting.ledger.entries import Charge
 from bevel.accounting.ledger.event_json import event_from_json
 from bevel.accounting.ledger.spent import epsilon_of
 from bevel.accounting.ledger.terms import Budget

@@ -4,9 +4,10 @@ An entry states the event of a range of steps of one attempt of a run: everythin
 release. Within an attempt, the next entry
 
 * begins where the last one ended: the two compose; or
-* begins where the last one began and ends later: it states the whole range anew, in place of the
-  last. That is for noise or batches that tie steps together, where the event of steps 0 to t is not
-  that of 0 to s composed with that of s to t.
+* begins where the last one began and ends later: it states the whole range anew. That is for noise
+  or batches that tie steps together, where the event of steps 0 to t is not that of 0 to s composed
+  with that of s to t. It takes the place of the last if it is proven to cost as much at least
+  (dominance.py); otherwise the two compose, so spending never falls.
 
 Steps that are run again with fresh noise are a new attempt, and compose with all that was before.
 Memory grows with the runs and the different events, not with the steps.
@@ -15,60 +16,13 @@ Memory grows with the runs and the different events, not with the steps.
 import collections
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from bevel.accounting.ledger.dominance import restated
+from bevel.accounting.ledger.entries import Charge, Release
 from bevel.accounting.ledger.hash_chain import canonical
-from bevel.errors import FixArgumentsError, RestoreLedgerError
-
-COMMITMENT = re.compile("[0-9a-f]{64}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Charge:
-    """One entry: the steps `first`, ..., `stop - 1` of a run, and their event as JSON."""
-
-    run: str
-    plan: str
-    key: str
-    attempt: int
-    first: int
-    stop: int
-    event: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.key, str) and COMMITMENT.fullmatch(self.key)):
-            # Not shown: it may be the key itself.
-            raise FixArgumentsError(
-                "key is not a commitment: give key_commitment(key, salt), never the key itself."
-            )
-        for name in ("run", "plan"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise FixArgumentsError(f"{name}={value!r}: give a text that is not empty.")
-        for name in ("attempt", "first", "stop"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise FixArgumentsError(f"{name}={value!r}: give a whole number of at least 0.")
-        if self.stop <= self.first:
-            raise FixArgumentsError(
-                f"steps {self.first} to {self.stop}: the range is empty. `stop` is the step after "
-                "the last one."
-            )
-
-    def entry(self) -> dict[str, Any]:
-        return {"kind": "charge"} | dataclasses.asdict(self)
-
-    @classmethod
-    def of_entry(cls, entry: dict[str, Any], where: str) -> "Charge":
-        fields = {field.name for field in dataclasses.fields(cls)}
-        if entry.get("kind") != "charge" or set(entry) != fields | {"kind"}:
-            raise RestoreLedgerError(
-                f"{where} has an entry of kind {entry.get('kind')!r} with {sorted(entry)}: this "
-                "version of bevel does not know it, so what was spent is not known."
-            )
-        return cls(**{name: entry[name] for name in fields})
+from bevel.errors import FixArgumentsError
 
 
 @dataclasses.dataclass
@@ -78,6 +32,10 @@ class RunBooks:
     last: Charge
     reached: int  # the step after the last one that any attempt charged
     begun: int  # the first step of the present attempt
+    released: int  # steps before it count as released by the present attempt
+    # The events of the last charge, and what it did not take the place of: the next charge may
+    # state them anew.
+    pending: collections.Counter[str]
 
 
 class Books:
@@ -85,38 +43,53 @@ class Books:
 
     def __init__(self) -> None:
         self.runs: dict[str, RunBooks] = {}
-        # Events by their JSON text. The last charge of each run is not among them: it may still be
-        # stated anew.
+        # Events by their JSON text, without what is pending.
         self._settled: collections.Counter[str] = collections.Counter()
         self._run_of_key: dict[str, str] = {}
 
-    def add(self, charge: Charge) -> None:
-        """Takes a charge in. Raises, and changes nothing, if it may not come next."""
-        self.check(charge)
+    def add(self, entry: Charge | Release) -> None:
+        """Takes an entry in. Raises, and changes nothing, if it may not come next."""
+        self.check(entry)
+        if isinstance(entry, Charge):
+            self._add_charge(entry)
+        else:
+            run = self.runs[entry.run]
+            run.released = max(run.released, entry.stop)
+
+    def _add_charge(self, charge: Charge) -> None:
         self._run_of_key[charge.key] = charge.run
+        pending = self._pending_after(charge)
         run = self.runs.get(charge.run)
         if run is None:
-            self.runs[charge.run] = RunBooks(charge, charge.stop, charge.first)
+            self.runs[charge.run] = RunBooks(
+                charge, charge.stop, charge.first, charge.released_until, pending
+            )
             return
         if not self.restates(charge):
-            self._settled += event_counts(run.last.event)
+            self._settled += run.pending
         if charge.attempt != run.last.attempt:
-            run.begun = charge.first
-        run.last, run.reached = charge, max(run.reached, charge.stop)
+            run.begun = run.released = charge.first
+        run.released = max(run.released, charge.released_until)
+        run.last, run.reached, run.pending = charge, max(run.reached, charge.stop), pending
 
     def events(self, with_charge: Charge | None = None) -> collections.Counter[str]:
         """How often each event was spent, by its JSON text; with one more charge, if given."""
         total = self._settled.copy()
         for name, run in self.runs.items():
-            replaced = with_charge and name == with_charge.run and self.restates(with_charge)
-            if not replaced:
-                total += event_counts(run.last.event)
+            if not (with_charge and name == with_charge.run and self.restates(with_charge)):
+                total += run.pending
         if with_charge is not None:
-            total += event_counts(with_charge.event)
+            total += self._pending_after(with_charge)
         return total
 
+    def _pending_after(self, charge: Charge) -> collections.Counter[str]:
+        stated = event_counts(charge.event)
+        if self.restates(charge):
+            return restated(self.runs[charge.run].pending, stated)
+        return stated
+
     def restates(self, charge: Charge) -> bool:
-        """Whether a charge takes the place of the run's last one."""
+        """Whether a charge states the steps of the run's last one anew."""
         run = self.runs.get(charge.run)
         return (
             run is not None
@@ -133,9 +106,25 @@ class Books:
                 "for the run: both are then charged."
             )
 
-    def check(self, charge: Charge) -> None:
-        """Raises unless `charge` may be the next entry."""
-        self.check_plan(charge.run, charge.plan)
+    def check(self, entry: Charge | Release) -> None:
+        """Raises unless `entry` may be the next one."""
+        self.check_plan(entry.run, entry.plan)
+        if isinstance(entry, Charge):
+            self._check_charge(entry)
+        else:
+            self._check_release(entry)
+
+    def _check_release(self, mark: Release) -> None:
+        run = self.runs.get(mark.run)
+        if run is None or mark.attempt != run.last.attempt or mark.stop > run.last.stop:
+            charged = f"up to {run.last.stop} of attempt {run.last.attempt}" if run else "none"
+            raise FixArgumentsError(
+                f"releasing steps up to {mark.stop} of attempt {mark.attempt} of run {mark.run!r}: "
+                f"charged are {charged}. Charge steps before you release them."
+            )
+        _check_key(mark, run.last)
+
+    def _check_charge(self, charge: Charge) -> None:
         name = charge.run
         other = self._run_of_key.get(charge.key, name)
         if other != name:
@@ -164,11 +153,7 @@ class Books:
                 f"attempt {charge.attempt} of run {name!r}: the ledger is at attempt "
                 f"{last.attempt}. Go on with that, or begin attempt {last.attempt + 1}."
             )
-        if charge.key != last.key:
-            raise FixArgumentsError(
-                f"attempt {last.attempt} of run {name!r} was begun with another key: go on with "
-                f"that key, or charge attempt {last.attempt + 1}."
-            )
+        _check_key(charge, last)
         if run.begun <= charge.first and charge.stop <= last.stop:
             raise FixArgumentsError(
                 f"steps {charge.first} to {charge.stop} of attempt {last.attempt} of run {name!r} "
@@ -182,6 +167,14 @@ class Books:
                 f"{last.first} to {last.stop}. Charge from {last.stop} on, or state the steps from "
                 f"{last.first} on anew."
             )
+
+
+def _check_key(entry: Charge | Release, last: Charge) -> None:
+    if entry.key != last.key:
+        raise FixArgumentsError(
+            f"attempt {last.attempt} of run {last.run!r} was begun with another key: go on with "
+            f"that key, or charge attempt {last.attempt + 1}."
+        )
 
 
 def event_counts(event: Mapping[str, Any], times: int = 1) -> collections.Counter[str]:

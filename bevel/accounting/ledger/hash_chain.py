@@ -46,8 +46,10 @@ def links(lines: Iterable[bytes], where: str) -> Iterator[Link]:
         try:
             record = json.loads(text)
             entry, written = record["entry"], record["previous"]
+            if not isinstance(entry, dict):
+                raise TypeError("its entry is not an object")
             expected, digest = line_of(entry, number, previous)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RestoreLedgerError(
                 f"{where}, line {number + 1} is not a line of a ledger ({error}): the file is "
                 "damaged. Restore it from a copy; without it, what was spent is not known."
@@ -63,12 +65,3 @@ def links(lines: Iterable[bytes], where: str) -> Iterator[Link]:
             )
         yield Link(number, digest, entry)
         previous = digest
-
-
-def split_torn(data: bytes) -> tuple[bytes, bytes]:
-    """Whole lines, and what follows the last of them.
-
-    A line is acknowledged when it is on disk with its end, so the rest was never relied on.
-    """
-    end = data.rfind(b"\n") + 1
-    return data[:end], data[end:]

@@ -1,21 +1,23 @@
 """The ledger: what was spent on a data set, on disk before any of it is released."""
 
-import operator
 import os
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bevel.accounting.ledger.books import Books, Charge
-from bevel.accounting.ledger.event_json import event_to_json
-from bevel.accounting.ledger.hash_chain import START, line_of, links, split_torn
+from bevel.accounting.ledger.anchor import Anchor
+from bevel.accounting.ledger.contents import Contents, read_contents
+from bevel.accounting.ledger.durable_files import begin_file
+from bevel.accounting.ledger.entries import Charge, Release
+from bevel.accounting.ledger.hash_chain import START, line_of
+from bevel.accounting.ledger.ledger_run import LedgerRun
 from bevel.accounting.ledger.locked_file import LockedFile
 from bevel.accounting.ledger.terms import Budget, Terms
-from bevel.errors import FixArgumentsError, RestoreLedgerError, StopRunError
+from bevel.accounting.ledger.torn_line import keep_torn
+from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent, NeighboringRelation
+    from dp_accounting import NeighboringRelation
 
     from bevel.accounting.ledger.allowance import Allowance
     from bevel.accounting.ledger.spent import Spent
@@ -39,10 +41,15 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path, terms: Terms, books: Books, hashes: list[str], file: LockedFile | None
+        self,
+        path: Path,
+        found: Contents,
+        file: LockedFile | None = None,
+        anchor: Anchor | None = None,
     ) -> None:
-        self.path, self.terms = path, terms
-        self._books, self._hashes, self._file = books, hashes, file
+        self.path, self.terms = path, found.terms
+        self._books, self._hashes = found.books, found.hashes
+        self._file, self._anchor = file, anchor
         self._allowance: Allowance | None = None
 
     @classmethod
@@ -54,34 +61,46 @@ class Ledger:
         relation: "str | NeighboringRelation",
         budget: Budget | None = None,
         wait: bool = False,
+        anchor: str | os.PathLike[str] | None = None,
     ) -> "Ledger":
-        """Opens a ledger for writing, or begins one. One process at a time can have it open.
+        """Opens a ledger for writing, or begins one where there is no file.
+
+        One process at a time can have it open.
 
         Args:
           unit: what is protected: 'example' or 'user'. As it was when the ledger was begun.
           relation: the neighbouring relation, likewise.
           budget: what all runs may spend, likewise: it is fixed when the ledger is begun.
           wait: wait for a run that has the ledger open, instead of raising.
+          anchor: a file on other storage that keeps the ledger's head, so that a ledger that was
+            rolled back or exchanged is found, with its folder or without. Begun if it is missing.
 
-        A torn last line is cut off, with a warning: the step was never released. Any other damage
-        is a `RestoreLedgerError`.
+        A last line that was cut short is taken off, with a warning: what it was for was never
+        released. Its bytes are kept in a file beside the ledger. Any other damage, and an empty
+        file, is a `RestoreLedgerError`, and the file is left as it is.
         """
         terms = Terms(unit, getattr(relation, "name", relation), budget)
-        file = LockedFile(path, wait=wait)
+        place = Path(path)
+        elsewhere = None if anchor is None else Anchor(anchor)
+        if elsewhere:
+            elsewhere.check_begun(place)
+        begin_file(place, line_of(terms.entry(), 0, START)[0])
+        file = LockedFile(place, wait=wait)
         try:
-            lines, torn = split_torn(file.read())
-            if not lines:
-                _check_begun(torn, file.path)
-                file.cut(0)
-                text, digest = line_of(terms.entry(), 0, START)
-                file.append(text)
-                return cls(file.path, terms, Books(), [digest], file)
-            written, books, hashes = _read(lines, file.path)
-            written.check_same(terms, str(file.path))
-            if torn:
-                _notice(file.path, torn)
-                file.cut(len(lines))
-            return cls(file.path, written, books, hashes, file)
+            found = read_contents(file.read(), place)
+            found.terms.check_same(terms, str(place))
+            if elsewhere:
+                elsewhere.check(found.hashes, place)
+            if found.torn:
+                kept = keep_torn(found.torn, place)
+                file.cut(len(found.torn))
+                _notice_torn(place, found.torn, f" They are kept in {kept}.")
+            if found.lacks_end:
+                file.append(b"\n")
+                _notice_end(place)
+            if elsewhere:
+                elsewhere.write(found.hashes)
+            return cls(place, found, file, elsewhere)
         except BaseException:
             file.close()
             raise
@@ -91,15 +110,14 @@ class Ledger:
         """The ledger as it stands, to look at: needs no lock, and changes nothing."""
         place = Path(path)
         try:
-            lines, torn = split_torn(place.read_bytes())
+            found = read_contents(place.read_bytes(), place)
         except FileNotFoundError:
             raise FixArgumentsError(f"there is no ledger at {place}.") from None
-        if not lines:
-            raise RestoreLedgerError(f"{place} has no whole line: nothing was ever charged to it.")
-        ledger = cls(place, *_read(lines, place), None)
-        if torn:
-            _notice(place, torn)
-        return ledger
+        if found.torn:
+            _notice_torn(place, found.torn, "")
+        if found.lacks_end:
+            _notice_end(place)
+        return cls(place, found)
 
     def run(
         self,
@@ -109,7 +127,7 @@ class Ledger:
         key: str,
         checkpoint_step: int = 0,
         checkpoint_head: str | None = None,
-    ) -> "LedgerRun":
+    ) -> LedgerRun:
         """A run that begins, or goes on.
 
         Args:
@@ -128,18 +146,26 @@ class Ledger:
                 f"charges up to step {run.charged_until}: steps were released that are not in it. "
                 "Restore the ledger that belongs to the checkpoint."
             )
-        if checkpoint_head is not None and checkpoint_head not in self._hashes:
-            raise RestoreLedgerError(
-                f"the checkpoint of run {name!r} was written beside a ledger with a line of hash "
-                f"{checkpoint_head}, and {self.path} has none such: lines are missing, or it is "
-                "another ledger. Restore the one that belongs to the checkpoint."
-            )
+        if checkpoint_head is not None:
+            self.check_head(checkpoint_head)
         return run
 
     @property
     def head(self) -> str:
         """Hash of the last line: keep it with every checkpoint."""
         return self._hashes[-1]
+
+    @property
+    def line_count(self) -> int:
+        return len(self._hashes)
+
+    def check_head(self, head: str) -> None:
+        """Raises unless `head`, which was this ledger's at some time, is the hash of a line."""
+        if head not in self._hashes:
+            raise RestoreLedgerError(
+                f"{self.path} has no line with the hash {head}, which was its head at some time: "
+                "lines are missing, or it is another ledger. Restore the one that had it."
+            )
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -151,26 +177,28 @@ class Ledger:
 
         return spent_by(self._books, self.terms, delta)
 
-    def _append(self, charge: Charge) -> None:
+    def _append(self, entry: Charge | Release) -> None:
         if self._file is None:
             raise FixArgumentsError(
                 f"{self.path} is not open for writing: use `with Ledger.open(...)`."
             )
-        self._check(charge)
-        text, digest = line_of(charge.entry(), len(self._hashes), self.head)
+        self._check(entry)
+        text, digest = line_of(entry.entry(), len(self._hashes), self.head)
         self._file.append(text)
-        self._books.add(charge)
+        self._books.add(entry)
         self._hashes.append(digest)
+        if self._anchor is not None:
+            self._anchor.write(self._hashes)
 
-    def _check(self, charge: Charge) -> None:
-        """Raises unless a charge may come next and is within the budget."""
-        self._books.check(charge)
-        if self.terms.budget is not None:
+    def _check(self, entry: Charge | Release) -> None:
+        """Raises unless an entry may come next and is within the budget."""
+        self._books.check(entry)
+        if self.terms.budget is not None and isinstance(entry, Charge):
             if self._allowance is None:
                 from bevel.accounting.ledger.allowance import Allowance
 
                 self._allowance = Allowance(self.terms.budget, self.terms.relation)
-            self._allowance.check(self._books, charge)
+            self._allowance.check(self._books, entry)
 
     def close(self) -> None:
         """Gives the lock back. Reading goes on working."""
@@ -185,113 +213,17 @@ class Ledger:
         self.close()
 
 
-class LedgerRun:
-    """One run of a ledger: it charges steps before they are released."""
-
-    def __init__(self, ledger: Ledger, name: str, plan: str, key: str) -> None:
-        self.ledger, self.name, self.plan, self.key = ledger, name, plan, key
-
-    @property
-    def charged_until(self) -> int:
-        """Steps before this one are charged, by this attempt or an earlier one."""
-        books = self.ledger._books.runs.get(self.name)
-        return 0 if books is None else books.reached
-
-    @property
-    def attempt(self) -> int:
-        """The attempt that the last charge was for; 0 before any."""
-        books = self.ledger._books.runs.get(self.name)
-        return 0 if books is None else books.last.attempt
-
-    @property
-    def attempt_charged(self) -> tuple[int, int]:
-        """The first step of the present attempt, and the step after the last one that it charged.
-
-        Both 0 before any charge.
-        """
-        books = self.ledger._books.runs.get(self.name)
-        return (0, 0) if books is None else (books.begun, books.last.stop)
-
-    def affords(
-        self,
-        first: int,
-        stop: int,
-        event: "DpEvent | Mapping[str, Any]",
-        *,
-        attempt: int | None = None,
-    ) -> bool:
-        """Whether `charge` with these arguments is within the budget. Writes nothing."""
-        try:
-            self.ledger._check(self._charge(first, stop, event, attempt))
-        except StopRunError:
-            return False
-        return True
-
-    def charge(
-        self,
-        first: int,
-        stop: int,
-        event: "DpEvent | Mapping[str, Any]",
-        *,
-        attempt: int | None = None,
-    ) -> None:
-        """Charges the steps `first`, ..., `stop - 1`, and is on disk when it returns.
-
-        Call it before anything computed from those steps leaves the trainer. A range may reach
-        ahead: to the end of the run, say, if its steps have only one event together.
-
-        Args:
-          event: what these steps release, all of them together; or its `event_to_json`.
-          attempt: by default the present one, `run.attempt`; one more, for steps that are run
-            again with fresh noise.
-
-        Which charge may follow which is in books.py. Raises `StopRunError` if the budget would be
-        exceeded; nothing is written then.
-        """
-        self.ledger._append(self._charge(first, stop, event, attempt))
-
-    def _charge(self, first: int, stop: int, event: Any, attempt: int | None) -> Charge:
-        number = self.attempt if attempt is None else attempt
-        steps = (_whole("first", first), _whole("stop", stop))
-        return Charge(self.name, self.plan, self.key, number, *steps, event_to_json(event))
-
-
-def _read(lines: bytes, path: Path) -> tuple[Terms, Books, list[str]]:
-    """Everything that whole lines say, checked."""
-    where = str(path)
-    chain = links(lines.splitlines(keepends=True), where)
-    begin = next(chain)
-    terms, books, hashes = Terms.of_entry(begin.entry, where), Books(), [begin.hash]
-    for link in chain:
-        try:
-            charge = Charge.of_entry(link.entry, f"{where}, line {link.line + 1},")
-            event_to_json(charge.event)
-            books.add(charge)
-        except FixArgumentsError as error:
-            raise RestoreLedgerError(
-                f"{where}, line {link.line + 1} cannot follow the lines before it: {error}"
-            ) from error
-        hashes.append(link.hash)
-    return terms, books, hashes
-
-
-def _check_begun(torn: bytes, path: Path) -> None:
-    """Raises unless a file without a whole line can be a ledger whose first write was cut short."""
-    begin = b'{"entry":{"budget":'
-    if torn.strip(b"\0") and torn[: len(begin)] != begin[: len(torn)]:
-        raise RestoreLedgerError(f"{path} is not a ledger: it is left as it is. Give another path.")
-
-
-def _whole(name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise FixArgumentsError(f"{name}={value!r}: give a whole number of at least 0.") from None
-
-
-def _notice(path: Path, torn: bytes) -> None:
+def _notice_torn(path: Path, torn: bytes, kept: str) -> None:
     warnings.warn(
         f"{path} ends in {len(torn)} bytes that are not a whole line: a write that was cut short. "
-        "They are left out; the step they were for was never released.",
+        f"They are left out; what they were for was never released.{kept}",
+        stacklevel=3,
+    )
+
+
+def _notice_end(path: Path) -> None:
+    warnings.warn(
+        f"the last line of {path} lacks its end: a write that was cut short, or an editor took it "
+        "away. The line counts.",
         stacklevel=3,
     )

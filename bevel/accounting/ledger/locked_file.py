@@ -4,6 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from bevel.accounting.ledger.durable_files import sync, sync_folder, write_all
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 
@@ -15,15 +16,16 @@ class LockedFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, wait: bool = False) -> None:
-        """Opens `path`, making an empty file if there is none; only its owner may then read it.
+        """Opens `path`, a file that is there (`begin_file`), and changes nothing in it.
 
         Raises if another process has it, or waits for that one to end.
         """
         self.path = Path(path)
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        if not self.path.resolve().parent.is_dir():
-            raise FixArgumentsError(f"{self.path}: there is no such folder. Make it first.")
-        self._descriptor = os.open(self.path, flags, 0o600)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._descriptor = os.open(self.path, flags)
+        except FileNotFoundError:
+            raise FixArgumentsError(f"{self.path}: there is no such file.") from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -38,7 +40,7 @@ class LockedFile:
         self._sound = True
         try:
             self._check_in_place()
-            _sync_folder(self.path)
+            sync_folder(self.path)
         except BaseException:
             self.close()
             raise
@@ -50,11 +52,11 @@ class LockedFile:
             at += len(part)
         return b"".join(parts)
 
-    def cut(self, size: int) -> None:
-        """Drops everything from byte `size` on."""
-        os.ftruncate(self._descriptor, size)
-        _sync(self._descriptor)
-        self._size = size
+    def cut(self, count: int) -> None:
+        """Drops the last `count` bytes."""
+        self._size -= count
+        os.ftruncate(self._descriptor, self._size)
+        sync(self._descriptor)
 
     def append(self, data: bytes) -> None:
         """Adds bytes at the end; they are on disk when this returns.
@@ -73,10 +75,8 @@ class LockedFile:
                 "from a copy."
             )
         self._sound = False
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
-        _sync(self._descriptor)
+        write_all(self._descriptor, data)
+        sync(self._descriptor)
         self._size += len(data)
         self._sound = True
 
@@ -96,20 +96,3 @@ class LockedFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor, self._sound = -1, False
-
-
-def _sync(descriptor: int) -> None:
-    full = getattr(fcntl, "F_FULLFSYNC", None)  # on macOS fsync leaves data in the drive's cache
-    if full is None:
-        os.fsync(descriptor)
-    else:
-        fcntl.fcntl(descriptor, full)
-
-
-def _sync_folder(path: Path) -> None:
-    """The name of a new file is on disk only once its folder is."""
-    descriptor = os.open(path.resolve().parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

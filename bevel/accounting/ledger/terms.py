@@ -6,7 +6,8 @@ from typing import Any
 
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)  # charges of version 1 do not say what was released
 UNITS = ("example", "user")
 # Names of dp_accounting.NeighboringRelation, which is not imported for them: it takes seconds.
 RELATIONS = ("ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL")
@@ -45,6 +46,7 @@ class Terms:
     unit: str
     relation: str
     budget: Budget | None = None
+    version: int = VERSION  # of the file's format
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -73,7 +75,7 @@ class Terms:
         budget = None if self.budget is None else dataclasses.asdict(self.budget)
         return {
             "kind": "ledger",
-            "version": VERSION,
+            "version": self.version,
             "unit": self.unit,
             "relation": self.relation,
             "budget": budget,
@@ -82,11 +84,17 @@ class Terms:
     @classmethod
     def of_entry(cls, entry: dict[str, Any], where: str) -> "Terms":
         known = {"kind", "version", "unit", "relation", "budget"}
-        if (entry.get("kind"), entry.get("version"), set(entry)) != ("ledger", VERSION, known):
+        version = entry.get("version")
+        readable = type(version) is int and version in READABLE
+        if entry.get("kind") != "ledger" or not readable or set(entry) != known:
             raise RestoreLedgerError(
                 f"{where} does not begin as a ledger of version {VERSION} does "
                 f"(kind {entry.get('kind')!r}, version {entry.get('version')!r}). Give the right "
                 "file, or read it with the version of bevel that wrote it."
             )
         budget = entry["budget"]
-        return cls(entry["unit"], entry["relation"], None if budget is None else Budget(**budget))
+        try:
+            fixed = None if budget is None else Budget(**budget)
+            return cls(entry["unit"], entry["relation"], fixed, entry["version"])
+        except (FixArgumentsError, TypeError) as error:
+            raise RestoreLedgerError(f"{where} has terms that are none: {error}") from error

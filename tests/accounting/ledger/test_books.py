@@ -4,8 +4,9 @@ import collections
 
 import pytest
 
-from bevel.accounting.ledger.books import Books, Charge, event_counts, event_of_text
-from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.accounting.ledger.books import Books, event_counts, event_of_text
+from bevel.accounting.ledger.entries import Charge
+from bevel.errors import FixArgumentsError
 
 KEY, OTHER_KEY = "a" * 64, "b" * 64
 
@@ -131,38 +132,6 @@ def test_what_may_not_follow_is_refused_and_changes_nothing(name):
     with pytest.raises(FixArgumentsError, match=message):
         books.add(new)
     assert books.events() == events
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"run": ""}, "run=''"),
-        ({"plan": None}, "plan=None"),
-        ({"first": 3, "stop": 3}, "the range is empty"),
-        ({"first": 3, "stop": 1}, "the range is empty"),
-        ({"first": -1}, "first=-1"),
-        ({"stop": 1.0}, "stop=1.0"),
-        ({"attempt": True}, "attempt=True"),
-    ],
-)
-def test_charges_are_checked(changes, message):
-    with pytest.raises(FixArgumentsError, match=message):
-        charge(**{"first": 0, "stop": 1, **changes})
-
-
-@pytest.mark.parametrize("key", ["my secret", b"a" * 64, None, "A" * 64])
-def test_a_key_in_the_place_of_its_commitment_is_refused_and_not_shown(key):
-    with pytest.raises(FixArgumentsError, match="never the key itself") as error:
-        charge(0, 1, key=key)
-    assert "secret" not in str(error.value)
-
-
-def test_entries_come_back_as_they_were():
-    each = charge(3, 5, often(gaussian(), 2), attempt=1)
-    assert Charge.of_entry(each.entry(), "the file") == each
-    for entry in [{}, each.entry() | {"kind": "refund"}, each.entry() | {"more": 1}]:
-        with pytest.raises(RestoreLedgerError, match="does not know it"):
-            Charge.of_entry(entry, "the file")
 
 
 def test_compositions_are_counted_by_their_parts():

@@ -22,7 +22,7 @@ from bevel.accounting import (
     zcdp_event,
 )
 from bevel.accounting.ledger import event_from_json, event_to_json
-from bevel.accounting.ledger.event_json import KINDS
+from bevel.accounting.ledger.event_json import DEEPEST, KINDS
 from bevel.errors import FixArgumentsError
 
 # Numbers with no short decimal form: they must come back to the last bit.
@@ -105,21 +105,107 @@ def test_other_kinds_are_refused():
             event_to_json(event)
 
 
-@pytest.mark.parametrize(
-    "event, message",
-    [
-        (dp_accounting.GaussianDpEvent(float("nan")), "noise_multiplier=nan: a ledger keeps fin"),
-        (dp_accounting.GaussianDpEvent(float("inf")), "noise_multiplier=inf"),
-        ({"kind": "GaussianDpEvent", "noise_multiplier": "1"}, "keeps finite numbers"),
-        ({"kind": "GaussianDpEvent", "noise_multiplier": True}, "keeps finite numbers"),
-        ({"kind": "GaussianDpEvent"}, r"with the fields \[\]"),
-        ({"kind": "GaussianDpEvent", "noise_multiplier": 1, "x": 1}, "with the fields"),
-        ({"kind": "ComposedDpEvent", "events": "x"}, "give a list of events"),
-        (BallsInBinsDpEvent(1.0, 3, 3, 1.0), "coefficients"),
-        (dp_accounting.SelfComposedDpEvent(dp_accounting.NoOpDpEvent(), 1.5), "whole numbers"),
-        (dp_accounting.SelfComposedDpEvent(dp_accounting.NoOpDpEvent(), -1), "whole numbers"),
-    ],
-)
-def test_values_that_are_no_numbers_are_refused(event, message):
-    with pytest.raises(FixArgumentsError, match=message):
-        event_to_json(event)
+def gaussian(noise):
+    return {"kind": "GaussianDpEvent", "noise_multiplier": noise}
+
+
+def poisson(chance, noise=1.0):
+    event = gaussian(noise)
+    return {"kind": "PoissonSampledDpEvent", "sampling_probability": chance, "event": event}
+
+
+def bins(strategy, **changes):
+    fields = {"noise_multiplier": 1.0, "iterations": 2, "cycle_length": 2, "strategy": strategy}
+    return {"kind": "BallsInBinsDpEvent", **fields, **changes}
+
+
+def sampled(kind, size, batch):
+    return {
+        "kind": kind,
+        "source_dataset_size": size,
+        "sample_size": batch,
+        "event": gaussian(1.0),
+    }
+
+
+def truncated(**changes):
+    fields = {"dataset_size": 9, "sampling_probability": 0.1, "truncated_batch_size": 3}
+    kind = {"kind": "TruncatedSubsampledGaussianDpEvent"}
+    return {**kind, **fields, "noise_multiplier": 1.0, **changes}
+
+
+def allocation(iterations, uses, noise=1.0):
+    fields = {"noise_multiplier": noise, "iterations": iterations, "total_participations": uses}
+    return {"kind": "RandomAllocationDpEvent", **fields}
+
+
+WITHOUT = "SampledWithoutReplacementDpEvent"
+REFUSED = [
+    (dp_accounting.GaussianDpEvent(float("nan")), "noise_multiplier=nan: a ledger keeps finite"),
+    (dp_accounting.GaussianDpEvent(float("inf")), "noise_multiplier=inf"),
+    (gaussian("1"), "keeps finite numbers"),
+    (gaussian(True), "keeps finite numbers"),
+    (gaussian(None), "keeps finite numbers"),
+    (gaussian(10**400), "keeps finite numbers"),
+    (dp_accounting.GaussianDpEvent(-1.0), r"noise_multiplier=-1\.0: give a number of at least 0"),
+    (gaussian(-1e-300), "at least 0"),
+    ({"kind": "GaussianDpEvent"}, r"with the fields \[\]"),
+    ({"kind": "GaussianDpEvent", "noise_multiplier": 1, "x": 1}, "with the fields"),
+    ({"kind": "ComposedDpEvent", "events": "x"}, "give a list of events"),
+    ({"kind": "ComposedDpEvent", "events": 3}, "give a list of events"),
+    ({"kind": "ComposedDpEvent", "events": [gaussian(1.0), gaussian(-1.0)]}, "at least 0"),
+    ({"kind": "ZCDpEvent", "rho": -0.1, "xi": 0.0}, "rho=-0.1"),
+    ({"kind": "ZCDpEvent", "rho": 0.1, "xi": -1}, "xi=-1"),
+    (poisson(-0.1), "give a probability"),
+    (poisson(1.0000001), "give a probability"),
+    (poisson(0.1, -1.0), "at least 0"),
+    (sampled(WITHOUT, 5, 6), "sample_size=6 and source_dataset_size=5"),
+    (sampled(WITHOUT, 5, 0), "whole numbers from 1 on"),
+    (sampled("SampledWithReplacementDpEvent", 0, 1), "whole numbers from 1 on"),
+    (truncated(noise_multiplier=-1), "at least 0"),
+    (truncated(sampling_probability=2), "give a probability"),
+    (truncated(dataset_size=0), "whole numbers from 1 on"),
+    (truncated(truncated_batch_size=-3), "whole numbers"),
+    (bins(1.0), "coefficients"),
+    (bins([]), "coefficients"),
+    (bins([1.0, [1.0]]), "coefficients"),
+    (bins([0.0, 0.0]), "is 0 everywhere"),
+    (bins([[1.0, 0.0]]), r"give a matrix \(2, 2\)"),
+    (bins([[1.0, 0.0], [1.0]]), r"give a matrix \(2, 2\)"),
+    (bins([[1.0, 0.5], [1.0, 1.0]]), "lower triangular"),
+    (bins([1.0], cycle_length=0), "whole numbers from 1 on"),
+    (bins([1.0], iterations=0), "whole numbers from 1 on"),
+    (bins([1.0], noise_multiplier=-1), "at least 0"),
+    (allocation(3, 4), "total_participations=4 and iterations=3"),
+    (allocation(3, 0), "whole numbers from 1 on"),
+    (allocation(3, 1, -2.0), "at least 0"),
+    (dp_accounting.SelfComposedDpEvent(dp_accounting.NoOpDpEvent(), 1.5), "whole numbers"),
+    (dp_accounting.SelfComposedDpEvent(dp_accounting.NoOpDpEvent(), -1), "whole numbers"),
+    (BallsInBinsDpEvent(1.0, 3, 3, 1.0), "coefficients"),
+]
+
+
+@pytest.mark.parametrize("event, message", REFUSED)
+def test_numbers_that_cannot_be_meant_are_refused(event, message):
+    for check in (event_to_json, event_from_json) if isinstance(event, dict) else (event_to_json,):
+        with pytest.raises(FixArgumentsError, match=message):
+            check(event)
+
+
+def test_numbers_at_their_limits_are_kept():
+    for event in [gaussian(0.0), poisson(0.0), poisson(1.0), sampled(WITHOUT, 5, 5)]:
+        assert event_to_json(event) == event
+    assert event_to_json(allocation(3, 3)) == allocation(3, 3)
+
+
+def test_events_are_nested_no_deeper_than_can_be_read_back():
+    def nested(depth):
+        event = gaussian(1.0)
+        for _ in range(depth):
+            event = {"kind": "SelfComposedDpEvent", "event": event, "count": 1}
+        return event
+
+    assert event_to_json(nested(DEEPEST)) == nested(DEEPEST)
+    for depth in (DEEPEST + 1, 5_000):
+        with pytest.raises(FixArgumentsError, match="more than 32 deep"):
+            event_to_json(nested(depth))

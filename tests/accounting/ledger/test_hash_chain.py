@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bevel.accounting.ledger.hash_chain import START, canonical, line_of, links, split_torn
+from bevel.accounting.ledger.hash_chain import START, canonical, line_of, links
 from bevel.errors import RestoreLedgerError
 
 
@@ -51,20 +51,20 @@ def test_the_same_values_spelled_otherwise_are_found():
         read([spaced])
 
 
-@pytest.mark.parametrize("text", [b"\n", b"[]\n", b"3\n", b"{}\n", b"\xff\n", b"not json\n"])
+@pytest.mark.parametrize(
+    "text", [b"\n", b"[]\n", b"3\n", b"{}\n", b"\xff\n", b"not json\n", b"[" * 99_999 + b"\n"]
+)
 def test_other_lines_are_no_lines_of_a_ledger(text):
     with pytest.raises(RestoreLedgerError, match="is not a line of a ledger"):
-        read([text])
+        read([text + b"\n"])
+
+
+def test_an_entry_is_an_object():
+    for entry in ([], 3, None, "charge"):
+        with pytest.raises(RestoreLedgerError, match="its entry is not an object"):
+            read([line_of(entry, 0, START)[0]])
 
 
 def test_numbers_without_a_spelling_are_refused():
     with pytest.raises(ValueError, match="JSON compliant"):
         canonical(float("nan"))
-
-
-def test_what_follows_the_last_whole_line_is_torn():
-    whole = b"".join(chain(2))
-    assert split_torn(whole) == (whole, b"")
-    assert split_torn(whole + b'{"ent') == (whole, b'{"ent')
-    assert split_torn(b"abc") == (b"", b"abc")
-    assert split_torn(b"") == (b"", b"")

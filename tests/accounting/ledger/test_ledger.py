@@ -1,6 +1,7 @@
 """The file: what is charged is there, and damage is found."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -46,6 +47,7 @@ def test_a_charge_is_in_the_file_when_it_returns(path):
             "attempt": 0,
             "first": 4,
             "stop": 9,
+            "released": 9,
             "event": {"kind": "GaussianDpEvent", "noise_multiplier": 2.5},
         }
         assert charged_until(path) == 9
@@ -67,7 +69,7 @@ def test_a_run_goes_on_where_it_was(path):
 def test_a_torn_last_line_is_dropped_with_a_notice_wherever_it_is_torn(path):
     whole = path.read_bytes()
     start = whole[:-1].rfind(b"\n") + 1
-    for end in range(start + 1, len(whole)):
+    for end in range(start + 1, len(whole) - 1):
         path.write_bytes(whole[:end])
         with pytest.warns(UserWarning, match="a write that was cut short"):
             assert charged_until(path) == 3
@@ -79,45 +81,118 @@ def test_a_torn_last_line_is_dropped_with_a_notice_wherever_it_is_torn(path):
     assert path.read_bytes() == whole  # the same charge once more: no trace of the tear
 
 
-def test_a_torn_first_line_is_begun_again(path):
-    first = path.read_bytes().splitlines(keepends=True)[0]
-    for end in [*range(0, len(first), 5), -1]:
-        path.write_bytes(first[:end] if end >= 0 else b"\0" * 100)
+def test_torn_bytes_are_kept_beside_the_ledger(path):
+    whole = path.read_bytes()
+    for number, torn in enumerate([b'{"entry"', b'{"entry":{"attempt":0', b"{"], start=1):
+        path.write_bytes(whole + torn)
+        kept = path.with_name(f"ledger.jsonl.torn-{number}")
+        with pytest.warns(UserWarning, match=f"They are kept in {kept}"):
+            Ledger.open(path, **TERMS).close()
+        assert kept.read_bytes() == torn and kept.stat().st_mode & 0o777 == 0o600
+        assert path.read_bytes() == whole
+    assert path.with_name("ledger.jsonl.torn-1").read_bytes() == b'{"entry"'
+
+
+def test_torn_bytes_that_cannot_be_kept_are_not_cut(path, monkeypatch):
+    torn = path.read_bytes() + b'{"entry"'
+    path.write_bytes(torn)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "write", full)
+        Ledger.open(path, **TERMS)
+    assert path.read_bytes() == torn
+
+
+def test_a_last_line_that_lacks_only_its_end_counts(path):
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.warns(UserWarning, match="lacks its end"):
+        assert charged_until(path) == 4
+    assert path.read_bytes() == whole[:-1]
+    with pytest.warns(UserWarning, match="lacks its end"):
         Ledger.open(path, **TERMS).close()
-        assert path.read_bytes() == first
+    assert path.read_bytes() == whole and len(os.listdir(path.parent)) == 1
+
+
+def in_state(path):
+    """All that refusing a file must leave as it is."""
+    return path.read_bytes(), path.stat().st_mtime_ns, sorted(os.listdir(path.parent))
 
 
 @pytest.mark.parametrize("content", [b"weights", b"a line\nand more", b"\n", b"{}\n"])
 def test_a_file_that_is_no_ledger_is_left_as_it_is(tmp_path, content):
     path = tmp_path / "weights"
     path.write_bytes(content)
+    before = in_state(path)
     with pytest.raises(RestoreLedgerError, match="is not a l"):
         Ledger.open(path, **TERMS)
-    assert path.read_bytes() == content
     with pytest.raises(RestoreLedgerError):
         Ledger.read(path)
+    assert in_state(path) == before
 
 
 def damaged(lines):
     a, b, c, d, e = lines
+    whole = b"".join(lines)
     yield "reordered", [a, c, b, d, e]
     yield "removed", [a, b, d, e]
     yield "first removed", [b, c, d, e]
     yield "doubled", [a, b, c, c, d, e]
     yield "changed", [a, b, c.replace(b"1.0", b"9.0"), d, e]
     yield "last changed", [a, b, c, d, e.replace(b"1.0", b"9.0")]
+    yield "last changed, without its end", [a, b, c, d, e.replace(b"1.0", b"9.0")[:-1]]
     yield "torn within", [a, b, c[:-9], d, e]
     yield "zeros", [a, b, bytes(len(c) - 1) + b"\n", d, e]
     yield "last but its end is zeros", [a, b, c, d, bytes(len(e) - 1) + b"\n"]
+    yield "last is zeros", [a, b, c, d, bytes(len(e))]
+    yield "empty", []
+    yield "all zeros", [bytes(len(whole))]
+    yield "other line ends", [whole.replace(b"\n", b"\r")]
+    yield "line ends of two bytes", [whole.replace(b"\n", b"\r\n")]
+    yield "other line ends but the first", [a, whole[len(a) :].replace(b"\n", b"\r")]
+    yield "joined", [whole.replace(b"\n", b"")]
+    yield "joined but the first", [a, whole[len(a) :].replace(b"\n", b"")]
+    yield "joined at the end", [a, b, c, d[:-1], e[:-1]]
+    yield "joined and torn", [a, b, c, d[:-1], e[:40]]
+    yield "a line after a torn one", [a, b, c, d[:40], e[:-1]]
+    yield "first alone, torn", [a[:40]]
+    yield "first alone, without its end", [a[:-1]]
+    yield "garbage", [whole, b"garbage"]
+    yield "zeros, garbage", [whole, bytes(40), b"garbage"]
+    yield "torn, zeros", [whole, e[:40], bytes(40)]
+    yield "not text", [whole, b'{"entry":{"attempt":\xff']
+    yield "text of another kind", [whole, '{"entry":{"attempt":0,"event":"\u00fc'.encode()]
+    yield "another first line", [whole, a[:40]]
+    yield "spaces", [whole, b"  "]
+    yield "a mark at the start", [b"\xef\xbb\xbf", whole]
 
 
 def test_other_damage_refuses_and_the_file_is_left_as_it_is(path):
-    for _, lines in damaged(path.read_bytes().splitlines(keepends=True)):
+    for name, lines in damaged(path.read_bytes().splitlines(keepends=True)):
         path.write_bytes(b"".join(lines))
+        before = in_state(path)
         for look in (lambda: Ledger.open(path, **TERMS), lambda: Ledger.read(path)):
             with pytest.raises(RestoreLedgerError, match="Restore"):
                 look()
-        assert path.read_bytes() == b"".join(lines)
+        assert in_state(path) == before, name
+
+
+def test_a_refused_ledger_is_not_begun_anew_after_all(path):
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
+    for _ in range(3):
+        with pytest.raises(RestoreLedgerError, match="To begin a ledger, give a path where there"):
+            Ledger.open(path, **TERMS, budget=Budget(1, 1e-5))
+
+
+def test_a_ledger_is_begun_where_there_is_no_file_and_is_for_its_owner(tmp_path):
+    Ledger.open(tmp_path / "l", **TERMS).close()
+    assert (tmp_path / "l").stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["l"]
+    with pytest.raises(FixArgumentsError, match="no such folder"):
+        Ledger.open(tmp_path / "nowhere" / "l", **TERMS)
 
 
 def test_a_chain_with_charges_that_cannot_follow_refuses(path):
@@ -149,6 +224,19 @@ def test_lines_cut_off_at_the_end_are_found_by_the_head_of_a_checkpoint(path):
     path.write_bytes(b"".join(lines[:-2]))
     with pytest.raises(RestoreLedgerError, match="lines are missing, or it is another ledger"):
         Ledger.read(path).run("run", **RUN, checkpoint_step=3, checkpoint_head=head)
+
+
+def test_a_head_is_that_of_a_line(path):
+    with Ledger.open(path, **TERMS) as ledger:
+        heads = [ledger.head]
+        ledger.run("run", **RUN).charge(4, 5, EVENT)
+        heads.append(ledger.head)
+        assert ledger.line_count == 6
+    for head in heads:
+        Ledger.read(path).check_head(head)
+    for head in ["", "0" * 64, heads[0][:-1], heads[0].upper()]:
+        with pytest.raises(RestoreLedgerError, match="lines are missing, or it is another ledger"):
+            Ledger.read(path).check_head(head)
 
 
 def test_another_plan_refuses(path):
@@ -189,8 +277,6 @@ def test_a_refused_charge_leaves_no_trace(path):
 
 
 def test_a_charge_that_could_not_be_written_is_not_counted(path, monkeypatch):
-    import os
-
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -217,7 +303,7 @@ def test_there_must_be_a_ledger_to_read(tmp_path):
     with pytest.raises(FixArgumentsError, match="there is no ledger at"):
         Ledger.read(tmp_path / "none")
     (tmp_path / "empty").touch()
-    with pytest.raises(RestoreLedgerError, match="has no whole line"):
+    with pytest.raises(RestoreLedgerError, match="it is empty"):
         Ledger.read(tmp_path / "empty")
 
 
@@ -268,8 +354,6 @@ def test_a_writer_that_holds_the_ledger_keeps_others_out(path):
 
 
 def test_opening_takes_time_in_proportion_to_the_file(tmp_path, monkeypatch):
-    import os
-
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     with Ledger.open(tmp_path / "l", **TERMS) as ledger:
         run = ledger.run("run", **RUN)

@@ -10,16 +10,20 @@ from bevel.accounting.ledger.locked_file import LockedFile
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 
+@pytest.fixture(autouse=True)
+def empty_file(tmp_path):
+    (tmp_path / "f").touch()
+
+
 def test_what_is_appended_is_read(tmp_path):
     file = LockedFile(tmp_path / "f")
     file.append(b"one\n")
     file.append(b"two\n")
     assert file.read() == b"one\ntwo\n"
-    file.cut(4)
+    file.cut(len("two\n"))
     file.append(b"three\n")
     file.close()
     assert (tmp_path / "f").read_bytes() == b"one\nthree\n"
-    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
 
 
 def test_bytes_are_synced_before_append_returns(tmp_path, monkeypatch):
@@ -118,6 +122,10 @@ def test_a_child_process_opens_its_own(tmp_path, monkeypatch):
     file.close()
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path):
-    with pytest.raises(FixArgumentsError, match="no such folder"):
-        LockedFile(tmp_path / "nowhere" / "f")
+def test_opening_makes_and_changes_no_file(tmp_path):
+    with pytest.raises(FixArgumentsError, match="no such file"):
+        LockedFile(tmp_path / "g")
+    assert not (tmp_path / "g").exists()
+    os.utime(tmp_path / "f", ns=(1, 1))
+    LockedFile(tmp_path / "f").close()
+    assert (tmp_path / "f").stat().st_mtime_ns == 1

@@ -20,9 +20,21 @@ def test_terms_come_back_as_they_were(budget):
 
 def test_other_files_are_refused():
     good = Terms("user", "REPLACE_ONE").entry()
-    for entry in [{}, good | {"version": 2}, good | {"kind": "charge"}, good | {"more": 1}]:
-        with pytest.raises(RestoreLedgerError, match="does not begin as a ledger of version 1"):
-            Terms.of_entry(entry, "the file")
+    strange = [{"version": version} for version in (0, 3, "2", 2.0, True, None)]
+    for change in [*strange, {"kind": "charge"}, {"more": 1}]:
+        with pytest.raises(RestoreLedgerError, match="does not begin as a ledger of version 2"):
+            Terms.of_entry(good | change, "the file")
+    with pytest.raises(RestoreLedgerError, match="kind None, version None"):
+        Terms.of_entry({}, "the file")
+    for change in [{"unit": "row"}, {"budget": {"epsilon": 1}}, {"budget": 3}, {"relation": []}]:
+        with pytest.raises(RestoreLedgerError, match="has terms that"):
+            Terms.of_entry(good | change, "the file")
+
+
+def test_ledgers_of_version_1_are_read():
+    old = Terms("user", "REPLACE_ONE", Budget(3, 1e-5), version=1)
+    assert Terms.of_entry(old.entry(), "the file") == old
+    old.check_same(Terms("user", "REPLACE_ONE", Budget(3, 1e-5)), "the file")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,114 @@
+"""The entries of a ledger after its first: charges, and marks of what was released."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bevel.accounting.ledger.event_json import event_to_json
+from bevel.errors import FixArgumentsError, RestoreLedgerError
+
+COMMITMENT = re.compile("[0-9a-f]{64}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Charge:
+    """The steps `first`, ..., `stop - 1` of a run, and their event as JSON.
+
+    Steps before `released` are released with it; None is `stop`. A charge may reach ahead of what
+    is released: where noise ties steps together, they are charged a round at a time.
+    """
+
+    run: str
+    plan: str
+    key: str
+    attempt: int
+    first: int
+    stop: int
+    event: Mapping[str, Any]
+    released: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_names(self)
+        for name in ("attempt", "first", "stop"):
+            _check_step(name, getattr(self, name))
+        if self.stop <= self.first:
+            raise FixArgumentsError(
+                f"steps {self.first} to {self.stop}: the range is empty. `stop` is the step after "
+                "the last one."
+            )
+        if self.released is None:
+            object.__setattr__(self, "released", self.stop)
+        _check_step("released", self.released)
+        if not self.first < self.released_until <= self.stop:
+            raise FixArgumentsError(
+                f"released={self.released} of a charge for steps {self.first} to {self.stop}: give "
+                "the step after the last one that is released, one of these."
+            )
+
+    @property
+    def released_until(self) -> int:
+        return self.stop if self.released is None else self.released
+
+    def entry(self) -> dict[str, Any]:
+        return {"kind": "charge"} | dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """Steps before `stop`, which are charged already, are released by an attempt of a run."""
+
+    run: str
+    plan: str
+    key: str
+    attempt: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        _check_names(self)
+        for name in ("attempt", "stop"):
+            _check_step(name, getattr(self, name))
+
+    def entry(self) -> dict[str, Any]:
+        return {"kind": "release"} | dataclasses.asdict(self)
+
+
+KINDS: dict[str, type[Charge] | type[Release]] = {"charge": Charge, "release": Release}
+
+
+def entry_of_json(entry: dict[str, Any], version: int, where: str) -> Charge | Release:
+    """The charge or release that a line of a ledger holds, checked.
+
+    Charges of version 1 do not say what was released: all that they charge counts as released.
+    """
+    kind = KINDS.get(str(entry.get("kind")))
+    fields = {field.name for field in dataclasses.fields(kind)} if kind else set()
+    given = set(entry) - {"kind"}
+    as_version_1 = version == 1 and kind is Charge and given == fields - {"released"}
+    if kind is None or not (given == fields or as_version_1):
+        raise RestoreLedgerError(
+            f"{where} has an entry of kind {entry.get('kind')!r} with {sorted(entry)}: this "
+            "version of bevel does not know it, so what was spent is not known."
+        )
+    if "event" in given:
+        event_to_json(entry["event"])
+    if "released" in given:
+        _check_step("released", entry["released"])  # None is for calls, not for lines
+    return kind(**{name: entry[name] for name in given})
+
+
+def _check_names(entry: Charge | Release) -> None:
+    if not (isinstance(entry.key, str) and COMMITMENT.fullmatch(entry.key)):
+        # Not shown: it may be the key itself.
+        raise FixArgumentsError(
+            "key is not a commitment: give key_commitment(key, salt), never the key itself."
+        )
+    for name in ("run", "plan"):
+        value = getattr(entry, name)
+        if not isinstance(value, str) or not value:
+            raise FixArgumentsError(f"{name}={value!r}: give a text that is not empty.")
+
+
+def _check_step(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise FixArgumentsError(f"{name}={value!r}: give a whole number of at least 0.")
