@@ -29,12 +29,22 @@ import training_runs as runs  # noqa: E402
 
 from bevel.accounting.ledger.locked_file import LockedFile  # noqa: E402
 from bevel.sharding import make_mesh  # noqa: E402
+from bevel.training import checkpoint  # noqa: E402
 from bevel.training.checkpoint import Checkpoints  # noqa: E402
 from bevel.training.records import Records, read_lines  # noqa: E402
+from bevel.training.run_ledger import RunLedger  # noqa: E402
 
 STEPS, EVERY = 12, 2
 MESHES = ("data=8", "data=4,model=2", "data=2")
-MOMENTS = ("in a ledger line", "after a charge", "while saving", "before the records", "any time")
+MOMENTS = (
+    "while staging",
+    "before a charge",
+    "in a ledger line",
+    "after a charge",
+    "between both halves",
+    "before the records",
+    "any time",
+)
 
 
 def die():
@@ -48,11 +58,11 @@ def die_at(moment, count, delay):
     def hook(owner, name, before=None, after=None):
         original = getattr(owner, name)
 
-        def replaced(self, *args, **kwargs):
+        def replaced(*args, **kwargs):
             seen[name] += 1
             if before and seen[name] == count:
-                before(self, *args)
-            result = original(self, *args, **kwargs)
+                before(*args)
+            result = original(*args, **kwargs)
             if after and seen[name] == count:
                 after()
             return result
@@ -70,8 +80,14 @@ def die_at(moment, count, delay):
         hook(LockedFile, "append", before=half_a_line)
     elif moment == "after a charge":
         hook(LockedFile, "append", after=die)
-    elif moment == "while saving":
-        hook(Checkpoints, "save", before=soon)
+    elif moment == "while staging":
+        hook(Checkpoints, "stage", before=soon)
+    elif moment == "before a charge":
+        hook(RunLedger, "release", before=lambda *_: die())
+    elif moment == "between both halves":
+        # A publication renames the private half, then the released one.
+        count = 2 * count - 1
+        hook(checkpoint, "replace_folder", after=die)
     elif moment == "before the records":
         hook(Records, "release", before=lambda *_: die())
     else:
@@ -141,14 +157,14 @@ def checked(folder, expected, exact):
                 assert final[name].tobytes() == unbroken[name].tobytes(), name
             else:
                 np.testing.assert_allclose(final[name], unbroken[name], atol=1e-5)
-    lines = (folder / "ledger.jsonl").read_text().splitlines()[1:]
+    lines = (folder / "released" / "ledger.jsonl").read_text().splitlines()[1:]
     entries = [json.loads(line)["entry"] for line in lines]
     assert all(entry["attempt"] == 0 for entry in entries)
     charged = [step for entry in entries for step in range(entry["first"], entry["stop"])]
     assert charged == list(range(STEPS)), charged
-    steps = [line["step"] for line in read_lines(folder / "metrics.jsonl")]
+    steps = [line["step"] for line in read_lines(folder / "released" / "metrics.jsonl")]
     assert steps == list(range(EVERY, STEPS + 1, EVERY)), steps
-    raw = [line["step"] for line in read_lines(folder / "raw.jsonl")]
+    raw = [line["step"] for line in read_lines(folder / "private" / "raw.jsonl")]
     assert raw == sorted(set(raw)), raw
 
 

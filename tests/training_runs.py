@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bevel.execution_plan import DPSGDConfig, PlanSecrets
+from bevel.execution_plan import BandMFConfig, BLTConfig, DPSGDConfig, PlanSecrets
 from bevel.training import RunOptions, Trainer
 
 N, D, STEPS = 48, 4, 8
+BANDMF = BandMFConfig(STEPS, 2.0, (1.0, 0.5, 0.25), num_examples=N, noise_multiplier=1.5)
+BLT = BLTConfig(N, 8, STEPS, 4, (0.75, 0.25), (0.25, 0.125), noise_multiplier=1.5)
 
 
 def data(n=N):

@@ -108,13 +108,17 @@ class Run:
     """Where it is kept."""
 
     folder: str = "runs/run"
-    """Secrets, ledger, checkpoints and records. A run that is there goes on."""
+    """What may be shown (released/) and what may not (private/). A run that is there goes on."""
     checkpoint_every: int = 50
     """Steps; accuracy is measured then, and results are released."""
     keep: int = 3
     """Checkpoints."""
     ledger: str | None = None
     """One that several runs share; by default the run's own."""
+    anchor: str | None = None
+    """A file on other storage that shows whether the ledger was rolled back."""
+    accept: tuple[str, ...] = ()
+    """What may differ from when the run was begun: 'optimizer.learning_rate', 'loss', ..."""
     compilations: int = 1
     """Sizes that batches are padded to, each with a program of its own."""
     test_seed: int | None = None

@@ -20,7 +20,6 @@ from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.optimizers import dp_adam
 from bevel.training import RunOptions, Trainer, TrainingState
-from bevel.training.loop import shown_params
 
 PyTree = Any
 
@@ -71,7 +70,7 @@ class Job:
 
     def final_accuracy(self, state: TrainingState) -> float:
         """That of the parameters a run ended with, or of their average."""
-        return self.evaluate(shown_params(state))["test_accuracy"]
+        return self.evaluate(self.trainer.released(state).evaluated)["test_accuracy"]
 
     @functools.cached_property
     def _accuracy(self) -> Callable[[PyTree], jax.Array]:
@@ -87,6 +86,11 @@ class Job:
 
         return accuracy
 
+    def settings(self) -> dict[str, Any]:
+        """What a run records of its config: all but where it is kept."""
+        tables = dataclasses.asdict(self.config)
+        return {name: table for name, table in tables.items() if name != "run"}
+
     def fit(self, *, folder: str | Path | None = None, **options: Any) -> TrainingState:
         """Trains: in a folder, or, for comparison, without leaving anything behind."""
         run, budget = self.config.run, self.plan.budget
@@ -94,6 +98,9 @@ class Job:
             checkpoint_every=run.checkpoint_every,
             keep=run.keep,
             ledger=run.ledger,
+            anchor=run.anchor,
+            accept=run.accept,
+            settings=self.settings(),
             compilations=run.compilations,
             delta=None if budget else self.config.plan.delta,
             **options,

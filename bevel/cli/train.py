@@ -9,18 +9,28 @@ from bevel.cli.parsing import config_and_overrides
 ABOUT = """Train by a config file, or go on where a run ended.
 
 Kill it at any moment and start it again, on another mesh too: it goes on from its last checkpoint,
-and nothing is spent twice. Ctrl-C saves and ends with code 130.
+and nothing is spent twice. Ctrl-C saves and ends with code 130. A run does not go on with other
+data or another plan; a new learning rate or loss has to be accepted (--accept).
 
 examples:
   bevel train examples/digits.toml
   bevel train examples/digits.toml --plan.epsilon=2 --run.folder=runs/two
+  bevel train examples/digits.toml --optimizer.learning_rate=0.3 --accept optimizer.learning_rate
   bevel launch --processes 2 --devices-per-process 4 -- bevel train examples/digits.toml
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    train(config_and_overrides("train", ABOUT, arguments))
+    words = [
+        word.replace("--accept", "--run.accept", 1) if is_accept(word) else word
+        for word in arguments
+    ]
+    train(config_and_overrides("train", ABOUT, words))
     return 0
+
+
+def is_accept(word: str) -> bool:
+    return word == "--accept" or word.startswith("--accept=")
 
 
 def train(config: Config) -> Path | None:

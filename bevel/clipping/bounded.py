@@ -33,6 +33,7 @@ class TracedProgram:
     """What is known of the function's program since it was last traced."""
 
     rows: int | None = None  # most rows with which one example enters one tapped product
+    loss: Any = None  # the jaxpr of the function for one example
 
     def enters_with(self, rows: int) -> None:
         self.rows = max(rows, self.rows or 1)

@@ -21,7 +21,7 @@ VERSION = 1
 class PlanSecrets:
     """256 secret bits, from which the noise key, the sampling seed and their commitment come.
 
-    Who knows them can take the noise off and knows every batch. Keep them in a file that only the
+    Whoever knows them can remove the noise and knows every batch. Keep them in a file that only the
     owner can read (`to_dict`, `from_dict`), never in a checkpoint, a log or a ledger. Neither
     shown nor part of a plan's fingerprint.
 
@@ -94,6 +94,11 @@ class PlanSecrets:
     def sampling_seed(self) -> int:
         """The `rng` of the plan's sampler: 128 bits."""
         return int.from_bytes(self._derived("sampling", 16), "little")
+
+    @property
+    def row_key(self) -> bytes:
+        """Of digests of records: without it, they tell nothing of the data."""
+        return self._derived("rows", BYTES)
 
     @property
     def commitment(self) -> str:

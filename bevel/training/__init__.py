@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from bevel.training.contribution import Augmentation as Augmentation
     from bevel.training.contribution import LossFn as LossFn
     from bevel.training.interrupts import RunInterrupted as RunInterrupted
-    from bevel.training.run import RunOptions as RunOptions
+    from bevel.training.run_options import RunOptions as RunOptions
+    from bevel.training.state import ReleasedState as ReleasedState
     from bevel.training.state import TrainingState as TrainingState
     from bevel.training.trainer import DPTrainer as DPTrainer
     from bevel.training.trainer import Trainer as Trainer
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 PUBLIC = {
     "contribution": ["Augmentation", "LossFn"],
     "interrupts": ["RunInterrupted"],
-    "run": ["RunOptions"],
-    "state": ["TrainingState"],
+    "run_options": ["RunOptions"],
+    "state": ["ReleasedState", "TrainingState"],
     "trainer": ["DPTrainer", "Trainer"],
 }
 MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}

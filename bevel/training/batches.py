@@ -1,6 +1,7 @@
 """Select: from a step to its batch on the mesh, padded to a few sizes."""
 
 import dataclasses
+import hashlib
 import itertools
 import math
 from collections.abc import Iterator
@@ -25,13 +26,14 @@ class Batch(NamedTuple):
     """What one step works on. All arrays have a leading axis of `size` rows.
 
     `is_missing` is None for examples; for users it marks, (users, examples per user), the places
-    where a user has no example.
+    where a user has no example. `digest` is a keyed one of the rows that this process read.
     """
 
     step: int
     data: PyTree
     is_padding: jax.Array
     is_missing: jax.Array | None
+    digest: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Batches:
       layout: where rows lie. Every process reads the rows of its own devices.
       microbatch_size: of the plan, so that padding fills the last microbatches.
       seed: of the sampler. Secret.
+      digest_key: of the digests of rows: without it, they tell nothing of the data. Secret.
     """
 
     source: Source
@@ -92,6 +95,7 @@ class Batches:
     layout: Layout = Layout()
     microbatch_size: int | None = None
     seed: int = dataclasses.field(default=0, repr=False)
+    digest_key: bytes = dataclasses.field(default=b"", repr=False)
 
     def indices(self, first: int = 0) -> Iterator[np.ndarray]:
         """The padded numbers of the records of each step, from step `first` on."""
@@ -136,12 +140,25 @@ class Batches:
 
         records = jax.tree.leaves(self.source.record)
         data = [placed(k + 2, (*indices.shape, *x.shape)) for k, x in enumerate(records)]
+        is_padding = placed(0, indices.shape[:1])
         return Batch(
             step,
             jax.tree.unflatten(jax.tree.structure(self.source.record), data),
-            placed(0, indices.shape[:1]),
+            is_padding,
             placed(1, indices.shape) if by_user else None,
+            self.digest(indices, read),
         )
+
+    def digest(self, indices: np.ndarray, read: dict[tuple[int, int], list[np.ndarray]]) -> bytes:
+        """Of the records of a step, their numbers and their places; empty without a key."""
+        if not self.digest_key:
+            return b""
+        hashed = hashlib.blake2b(key=self.digest_key, person=b"bevel rows", digest_size=16)
+        for place in sorted(read):
+            numbers = np.ascontiguousarray(indices[slice(*place)], np.int64)
+            for part in (np.asarray(place, np.int64), numbers, *read[place]):
+                hashed.update(np.ascontiguousarray(part).view(np.uint8).data)
+        return hashed.digest()
 
     def shapes(self, size: int) -> Batch:
         """A batch of `size` rows, as shapes and where they lie: to compile a step for it."""

@@ -1,48 +1,72 @@
-"""Checkpoints on Orbax: a state and what it belongs to, saved together or not at all.
+"""Checkpoints in two halves, committed as one.
 
-    checkpoints/STEP/   state: the arrays, as they are sharded; meta: one JSON object
+    released/checkpoints/STEP/   the arrays that may be shown to anyone; checkpoint.json: step, plan
+    private/checkpoints/STEP/    the noise state; checkpoint.json: `Meta`
 
-Orbax writes to a temporary folder and gives it its name when all of it is there, so a folder with a
-number is a whole checkpoint. That name is the moment of release: a temporary folder is removed
-before its steps are run again. Keys and seeds are not in it, nor are frozen parameters.
+A checkpoint is staged in the private folder, whole, by Orbax. Once its steps are charged it is
+published: the private half gets its name first, the released half last, so a released half always
+has its private one. Arrays are written as zarr, one file per shard: Orbax's other container holds
+the time of day and random names. Keys and seeds are in neither half, nor are frozen parameters.
 """
 
 import contextlib
 import dataclasses
 import errno
+import json
+import logging
+import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
 from bevel.errors import FreeSpaceError, RestoreCheckpointError
-from bevel.training.agreement import any_of, together
+from bevel.training.agreement import any_of, is_first, together
 from bevel.training.digest import digest
+from bevel.training.folder import (
+    CHECKPOINTS,
+    DAMAGED,
+    NO_TIME,
+    PRIVATE,
+    RELEASED,
+    STAGING,
+    RunFolder,
+    closed_folder,
+    sync_folder,
+    write_whole,
+)
 from bevel.training.state import path_text
 
 PyTree = Any
-FOLDER, DAMAGED = "checkpoints", "damaged"
+FILE = "checkpoint.json"
+# Names the temporary folder that Orbax wrote to, and with it the time.
+COMMITTED = "commit_success.txt"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FULL_TEXTS = ("no space left", "disk quota", "file too large", "resource_exhausted")
 
 
+class Halves(NamedTuple):
+    """The state of a run, as it is kept: what may be shown, and what may not."""
+
+    released: PyTree
+    private: PyTree
+
+
 @dataclasses.dataclass(frozen=True)
 class Meta:
-    """What a state belongs to.
+    """What a state belongs to. Private: a digest of a state can depend on the noise.
 
     Attributes:
       step: steps that it has taken.
       attempt: of the ledger, under which it was released.
       plan: the plan's fingerprint.
       key: commitment to the run's secrets.
-      ledger: head of the ledger, in which all its steps were charged.
-      exactly: what must be the same for a step to give the same bits again: program, versions,
-        mesh, data.
-      digest: checksums of the arrays.
-      frozen: checksums of the frozen parameters.
+      ledger: hash of the ledger's last line before this checkpoint was charged.
+      digest: checksums of the arrays of both halves.
     """
 
     step: int
@@ -50,9 +74,10 @@ class Meta:
     plan: str
     key: str
     ledger: str
-    exactly: dict[str, Any]
     digest: list[str] = dataclasses.field(default_factory=list)
-    frozen: list[str] = dataclasses.field(default_factory=list)
+
+    def public(self) -> dict[str, Any]:
+        return {"step": self.step, "attempt": self.attempt, "plan": self.plan}
 
 
 class Checkpoints:
@@ -60,97 +85,149 @@ class Checkpoints:
 
     Args:
       folder: of the run.
-      keep: so many of the newest are kept.
+      keep: how many of the newest are kept.
       keep_period: and every one whose step is a multiple of this.
     """
 
-    def __init__(self, folder: Path, *, keep: int = 3, keep_period: int | None = None) -> None:
-        self.folder = folder.absolute() / FOLDER
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._damaged = folder.absolute() / DAMAGED
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            keep_period=keep_period,
-            cleanup_tmp_directories=True,
-            enable_async_checkpointing=True,
-        )
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
+    def __init__(self, folder: RunFolder, *, keep: int = 3, keep_period: int | None = None) -> None:
+        self.keep, self.keep_period = keep, keep_period
+        self.folder = folder.released.absolute() / CHECKPOINTS
+        self._private = folder.private.absolute() / CHECKPOINTS
+        self._staging = folder.private.absolute() / STAGING
+        self._damaged = folder.private.absolute() / DAMAGED
+        if is_first():
+            self.folder.mkdir(exist_ok=True)
+            for place in (self._private, self._staging):
+                closed_folder(place)
+        together("bevel: folders of checkpoints")
+        halves = {RELEASED: array_handler(), PRIVATE: array_handler()}
+        self._writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(**halves))
+        logging.getLogger("absl").addFilter(is_news)
+        self._staged: Meta | None = None
 
     def steps(self) -> list[int]:
-        """Steps of the whole checkpoints, newest first."""
-        self._manager.reload()
-        return sorted(self._manager.all_steps(), reverse=True)
+        """Steps of the released checkpoints, newest first."""
+        return numbered(self.folder)
 
-    def damaged(self, attempt: int) -> list[int]:
-        """Steps of checkpoints that an attempt released and that could not be read since."""
+    def damaged(self) -> list[int]:
+        """Steps of checkpoints that could not be read."""
         if not self._damaged.is_dir():
             return []
-        names = (path.name.split("-") for path in self._damaged.iterdir())
-        return [int(step) for step, number, *_ in names if int(number) == attempt]
+        return [int(path.name.split("-")[0]) for path in self._damaged.iterdir()]
 
-    def save(self, state: PyTree, meta: Meta) -> None:
-        """Begins to save, and returns when the arrays may be used and given away again.
+    # Writing: stage, then publish.
 
-        The checkpoint is there, and released, when `wait` returns.
+    def stage(self, halves: Halves, meta: Meta) -> Meta:
+        """Begins to write, and returns when the arrays may be used and given away again.
+
+        The checkpoint is whole, and not yet released, when `wait` returns. The result has the
+        checksums of the arrays.
         """
-        named = by_name(state)
-        meta = dataclasses.replace(meta, digest=digest(named))
+        released, private = by_name(halves.released), by_name(halves.private)
+        if not meta.digest:
+            meta = dataclasses.replace(meta, digest=digest_of(halves))
         args = ocp.args.Composite(
-            state=ocp.args.StandardSave(detached(named)),
-            meta=ocp.args.JsonSave(dataclasses.asdict(meta)),
+            **{
+                RELEASED: ocp.args.PyTreeSave(detached(released)),
+                PRIVATE: ocp.args.PyTreeSave(detached(private)),
+            }
         )
-        with full_disk_explained(self.folder):
-            self._manager.save(meta.step, args=args, force=True)
+        with full_disk_explained(self._staging):
+            self._writer.save(self._staging / str(meta.step), args=args, force=True)
+        self._staged = meta
+        return meta
 
     def wait(self) -> None:
-        """Waits until what `save` began is on disk under its name. Raises if it failed."""
-        with full_disk_explained(self.folder):
-            self._manager.wait_until_finished()
-            self._manager.check_for_errors()
+        """Waits until what `stage` began is whole. Raises if it failed."""
+        with full_disk_explained(self._staging):
+            self._writer.wait_until_finished()
+            self._writer.check_for_errors()
+            meta, self._staged = self._staged, None
+            if meta is not None and is_first():
+                seal(self._staging / str(meta.step), meta)
+        together("bevel: checkpoint staged")
 
     def is_saving(self) -> bool:
-        """Whether what `save` began is not on disk yet."""
-        return self._manager.is_saving_in_progress()
+        """Whether what `stage` began is not on disk yet."""
+        return self._staged is not None and not (self._staging / str(self._staged.step)).exists()
 
-    def restore(self, step: int, like: PyTree) -> tuple[PyTree, Meta]:
+    def publish(self, step: int) -> None:
+        """Gives both halves of a staged checkpoint their names: from here on it is released.
+
+        May be called again after it was cut short.
+        """
+        with full_disk_explained(self.folder):
+            if is_first():
+                staged = self._staging / str(step)
+                for half, target in ((PRIVATE, self._private), (RELEASED, self.folder)):
+                    if (staged / half).exists():
+                        replace_folder(staged / half, target / str(step), self._staging)
+                shutil.rmtree(staged)
+                self._drop_old()
+        together("bevel: checkpoint published")
+
+    def staged(self) -> Meta | None:
+        """The checkpoint that was staged, whole, and not published: its process ended."""
+        for step in numbered(self._staging):
+            for place in (self._staging / str(step) / PRIVATE, self._private / str(step)):
+                with contextlib.suppress(RestoreCheckpointError):
+                    if (self._staging / str(step) / RELEASED / FILE).exists():
+                        return read_meta(place)
+        return None
+
+    def discard_staged(self) -> None:
+        """Removes what was not published: its steps are run again."""
+        if is_first():
+            for path in self._staging.iterdir():
+                shutil.rmtree(path)
+        together("bevel: staging is empty")
+
+    def _drop_old(self) -> None:
+        period = self.keep_period
+        for step in self.steps()[self.keep :]:
+            if period is None or step % period:
+                self._move_away(step, self._staging / f"dropped-{step}")
+                shutil.rmtree(self._staging / f"dropped-{step}")
+
+    def _move_away(self, step: int, target: Path) -> None:
+        """Both halves of a released checkpoint, as two folders of `target`: the released first."""
+        closed_folder(target)
+        for half, place in ((RELEASED, self.folder), (PRIVATE, self._private)):
+            if (place / str(step)).exists():
+                (place / str(step)).rename(target / half)
+
+    # Reading.
+
+    def restore(self, step: int, like: Halves) -> tuple[Halves, Meta]:
         """The state of a checkpoint, in the place of `like`: on its mesh, whatever it was saved on.
 
         Raises `RestoreCheckpointError` if it cannot be read, or is not what was saved.
         """
-        named = by_name(like)
-        shapes = {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            for name, x in named.items()
-        }
-        args = ocp.args.Composite(
-            state=ocp.args.StandardRestore(shapes), meta=ocp.args.JsonRestore()
-        )
+        meta = read_meta(self._private / str(step))
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that the mesh is another one is no news
-                restored = self._manager.restore(step, args=args)
-            meta = Meta(**restored.meta)
-            arrays = [restored.state[name] for name in named]
-            found = digest(dict(zip(named, arrays, strict=True)))
+            found = Halves(
+                read_arrays(self.folder / str(step), like.released),
+                read_arrays(self._private / str(step), like.private),
+            )
+            checksums = digest_of(found)
         except Exception as error:
             raise RestoreCheckpointError(
-                f"checkpoint {self.folder / str(step)} cannot be read "
-                f"({type(error).__name__}: {str(error)[:300]})"
+                f"checkpoint {self.folder / str(step)} cannot be read ({in_short(error)})"
             ) from error
-        if (meta.step, meta.digest) != (step, found):
+        if (meta.step, meta.digest) != (step, checksums):
             raise RestoreCheckpointError(
                 f"checkpoint {self.folder / str(step)} is damaged: its arrays do not have the "
                 "checksums that were saved with them"
             )
-        return jax.tree.unflatten(jax.tree.structure(like), arrays), meta
+        return found, meta
 
     def newest_good(
-        self, like: PyTree, attempt: int, check: Callable[[Meta], None]
-    ) -> tuple[PyTree, Meta] | None:
+        self, like: Halves, attempt: int, check: Callable[[Meta], None]
+    ) -> tuple[Halves, Meta] | None:
         """The newest checkpoint that can be read and passes `check`; None if there never was any.
 
-        The others are moved to `damaged/`, with a warning. If none is left, that is an error: a run
-        that has released something never begins afresh by itself.
+        The others are moved to `private/damaged/`, with a warning. If none is left, that is an
+        error: a run that has released something never begins afresh by itself.
         """
         failures = []
         for step in self.steps():
@@ -169,23 +246,97 @@ class Checkpoints:
                 if bad > step:
                     self._set_aside(bad, attempt)
             return found
-        if failures or self.damaged(attempt):
+        if failures or self.damaged():
             raise RestoreCheckpointError(
                 f"no checkpoint of {self.folder} is good: {'; '.join(failures)}. Restore one from "
-                "a copy; the run does not begin afresh, for what it released is spent."
+                "a copy; the run does not begin afresh, because what it released is spent."
             )
         return None
 
     def _set_aside(self, step: int, attempt: int) -> None:
-        if jax.process_index() == 0:
-            self._damaged.mkdir(exist_ok=True)
+        if is_first():
+            closed_folder(self._damaged)
             names = (self._damaged / f"{step}-{attempt}-{k}" for k in range(10**6))
-            (self.folder / str(step)).rename(next(name for name in names if not name.exists()))
+            self._move_away(step, next(name for name in names if not name.exists()))
         together("bevel: damaged checkpoint set aside")
-        self._manager.reload()
 
     def close(self) -> None:
-        self._manager.close()
+        with contextlib.suppress(Exception):  # `wait` has raised it; nothing relies on the rest
+            self._writer.close()
+        logging.getLogger("absl").removeFilter(is_news)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """False for Orbax's warning, at every save, that there are no files of its other container."""
+    return "Skipping merge of OCDBT" not in str(record.msg)
+
+
+def array_handler() -> ocp.PyTreeCheckpointHandler:
+    return ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False)
+
+
+def read_arrays(folder: Path, like: PyTree) -> PyTree:
+    """The arrays of one half, sharded as those of `like` are."""
+    named = by_name(like)
+    shapes = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        for name, x in named.items()
+    }
+    args = ocp.args.PyTreeRestore(
+        item=shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes)
+    )
+    with warnings.catch_warnings(), ocp.Checkpointer(array_handler()) as reader:
+        warnings.simplefilter("ignore")  # of a mesh that is another one than when it was saved
+        found = reader.restore(folder, args=args)
+    return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in named])
+
+
+def seal(staged: Path, meta: Meta) -> None:
+    """Completes a staged checkpoint: what it belongs to, and no trace of when it was written."""
+    for half in (RELEASED, PRIVATE):
+        (staged / half / COMMITTED).unlink(missing_ok=True)
+    write_whole(staged / PRIVATE / FILE, json.dumps(dataclasses.asdict(meta)), private=True)
+    write_whole(staged / RELEASED / FILE, json.dumps(meta.public()), private=False)
+    for place, _, files in os.walk(staged / RELEASED, topdown=False):
+        for name in (*files, "."):
+            os.utime(os.path.join(place, name), (NO_TIME, NO_TIME))
+
+
+def replace_folder(source: Path, target: Path, trash: Path) -> None:
+    """Renames a folder; one that has the name already is taken out of the way first."""
+    if target.exists():
+        old = trash / f"replaced-{target.name}"
+        target.rename(old)
+        shutil.rmtree(old)
+    source.rename(target)
+    sync_folder(target.parent)
+
+
+def read_meta(folder: Path) -> Meta:
+    try:
+        return Meta(**json.loads((folder / FILE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise RestoreCheckpointError(
+            f"checkpoint {folder} cannot be read ({in_short(error)})"
+        ) from error
+
+
+def in_short(error: Exception) -> str:
+    """An error on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def numbered(folder: Path) -> list[int]:
+    """Folders whose names are numbers, the largest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        (int(path.name) for path in folder.iterdir() if path.name.isdigit()), reverse=True
+    )
+
+
+def digest_of(halves: Halves) -> list[str]:
+    return digest((by_name(halves.released), by_name(halves.private)))
 
 
 def by_name(tree: PyTree) -> dict[str, jax.Array]:

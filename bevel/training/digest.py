@@ -30,10 +30,10 @@ def digest(tree: PyTree) -> list[str]:
 def _checksums(leaves: list[jax.Array]) -> jax.Array:
     if not leaves:
         return jnp.zeros((0, len(SEEDS)), jnp.uint32)
-    return jnp.stack([_checksum(leaf) for leaf in leaves])
+    return jnp.stack([checksum(leaf) for leaf in leaves])
 
 
-def _checksum(leaf: jax.Array) -> jax.Array:
+def checksum(leaf: jax.Array) -> jax.Array:
     words = as_words(leaf)
     places = flat_places(words.shape)
     mixed = [mix(words ^ mix(places + np.uint32(seed))) for seed in SEEDS]

@@ -10,14 +10,25 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """A run ended early by a signal, after it saved its state. Start it again to go on.
+    """A run ended early by a signal, after its step was finished.
 
-    `exit_code` is what a shell expects: 130 for Ctrl-C, 143 for SIGTERM.
+    Attributes:
+      state: the `TrainingState` that it ended with. A run in a folder has saved it: start it again
+        to go on. Without a folder nothing is saved: pass the state to `fit` to go on.
+      exit_code: what a shell expects: 130 for Ctrl-C, 143 for SIGTERM.
     """
 
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + number
+    def __init__(self, number: int, state: Any, steps: int, *, saved: bool) -> None:
+        how = (
+            "the state is saved: start again to go on"
+            if saved
+            else "nothing is saved, because the run has no folder: go on with "
+            "fit(data, error.state), error being this exception"
+        )
+        super().__init__(
+            f"stopped by signal {number} after {int(state.step)} of {steps} steps; {how}"
+        )
+        self.state, self.exit_code = state, 128 + number
 
 
 class Wish:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,25 +12,28 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-import bevel.training.data as data
 from bevel.errors import StopRunError
-from bevel.training.agreement import agreed, any_of, is_first
+from bevel.training.agreement import agreed, any_of, check_same, is_first, joined_digests
 from bevel.training.batches import Batches
-from bevel.training.digest import digest
+from bevel.training.checkpoint import Halves
+from bevel.training.identity import Change
 from bevel.training.interrupts import RunInterrupted, Wish, interrupts
+from bevel.training.memory import MemoryRun
 from bevel.training.prefetch import Prefetched
-from bevel.training.programs import Programs
+from bevel.training.programs import Programs, shaped
 from bevel.training.progress import Progress
-from bevel.training.record import described
-from bevel.training.resume import surroundings
-from bevel.training.run import Metrics, RunOptions, now
-from bevel.training.state import TrainingState, joined, split
+from bevel.training.record import identity_of, private_record, public_record
+from bevel.training.replicas import check_replicas
+from bevel.training.resume import ReplayDiffersError, surroundings
+from bevel.training.run import FolderRun, Metrics, now
+from bevel.training.run_options import RunOptions
+from bevel.training.state import ReleasedState, TrainingState, joined, split
 
 if TYPE_CHECKING:
     from bevel.training.trainer import Trainer
 
 PyTree = Any
-Callback = Callable[[TrainingState, Mapping[str, Any]], Any]
+Callback = Callable[[ReleasedState, Mapping[str, Any]], Any]
 Evaluate = Callable[[PyTree], Mapping[str, Any]]
 # Steps that may be under way on the device before the host waits for the first of them.
 UNDER_WAY = 2
@@ -40,7 +44,7 @@ class Loop:
     """One call of `fit`."""
 
     trainer: "Trainer"
-    run: Any  # FolderRun or MemoryRun
+    run: FolderRun | MemoryRun
     batches: Batches
     options: RunOptions
     evaluate: Evaluate | None
@@ -49,35 +53,60 @@ class Loop:
     def go(self, begin: TrainingState, precompile: bool) -> TrainingState:
         """Goes on from the last checkpoint, or from `begin`, to the end of the plan."""
         run, plan = self.run, self.trainer.plan
-        words = self.words()
-        programs = Programs(self.trainer._measured_step, begin, words, self.batches)
+        programs = Programs(self.trainer._measured_step, begin, self.words(), self.batches)
+        exactly = surroundings(self.trainer.mesh) | {
+            "program": programs.fingerprint(),
+            "padded_sizes": list(self.batches.sizes.sizes),
+        }
+        check_same(self.trainer.program_digests(begin) | {"program": exactly["program"]})
         show = self.options.progress is not False and is_first()
         notes = Progress(plan.iterations, show=show)
-        exactly = self.exactly(programs) if run.keeps else {}
-        _, frozen = split(begin.params, self.trainer.trainable)
-        kept = run.resume(saved_part(begin, frozen), digest(frozen), exactly)
-        state = with_saved(kept, frozen)
+        changes: list[Change] = []
+        if isinstance(run, FolderRun):
+            changes = run.identify(identity_of(self.trainer, begin, self.batches, run, exactly))
+        like, frozen = self.halves(begin), split(begin.params, self.trainer.trainable)[1]
+        state = self.whole(run.resume(like, exactly, self.rows_between), frozen)
+        like = jax.tree.map(shaped, like)
         step = int(state.step)
-        words = self.words()  # of the attempt that goes on
-        self.batches = dataclasses.replace(self.batches, seed=self.sampling_seed())
+        if changes:
+            notes.note(f"at step {step}, with changes: {'; '.join(map(str, changes))}")
         if precompile and step < plan.iterations:
             programs.compile_ahead(self.batches.sizes.sizes)
-        if run.keeps:
-            run.write_record(**described(self.trainer, self.batches, state, programs, exactly, run))
+        if isinstance(run, FolderRun):
+            run.write_record(
+                **public_record(self.trainer, self.batches, state, programs, exactly, run, changes)
+            )
+            run.write_private_record(**private_record(run, exactly))
         notes.note(
             f"{programs.compiled} programs compiled ahead in {programs.seconds:.1f} s, for batches "
             f"padded to {', '.join(map(str, self.batches.sizes.sizes))}; step {step} of "
             f"{plan.iterations}" + (f", attempt {run.attempt}" if run.attempt else "")
         )
-        budget, begun = run.budget and run.budget.epsilon, time.perf_counter()
+        try:
+            return self.attempt(state, step, programs, show)
+        except ReplayDiffersError:
+            run.take_fresh_attempt(["running them again gave another result"])
+            state = self.whole(run.restore_again(like), frozen)
+            return self.attempt(state, step, programs, show)
+
+    def attempt(
+        self, state: TrainingState, step: int, programs: Programs, show: bool
+    ) -> TrainingState:
+        """Takes the steps that are left, with the noise and batches of the present attempt."""
+        run, plan = self.run, self.trainer.plan
+        words, batches = self.words(), self.seeded()
+        budget = None if run.budget is None else run.budget.epsilon
+        begun = time.perf_counter()
         with (
             Progress(plan.iterations, step, show=show, budget=budget) as progress,
-            Prefetched(lambda: self.batches.since(step), self.options.ahead) as selected,
+            Prefetched(lambda: batches.since(step), self.options.ahead) as selected,
             interrupts() as wish,
         ):
             state, status = self.steps(state, step, programs, words, selected, progress, wish)
             run.finish_release()
-        run.write_record(
+        # Who stopped the run, and when, is not for everyone; where it ended by itself is.
+        run.write_record(ending=None if status == "interrupted" else status)
+        run.write_private_record(
             finished=now(),
             status=status,
             steps_taken=int(state.step),
@@ -86,11 +115,7 @@ class Loop:
             seconds_waiting_for_data=round(selected.waited, 3),
         )
         if wish.number is not None and status == "interrupted":
-            raise RunInterrupted(
-                f"stopped by signal {wish.number} after {int(state.step)} of {plan.iterations} "
-                "steps; the state is saved: start again to go on",
-                wish.number,
-            )
+            raise RunInterrupted(wish.number, state, plan.iterations, saved=run.keeps)
         return state
 
     def steps(
@@ -110,7 +135,7 @@ class Loop:
         if run.needs_metrics(step):
             self.release(state, step, step, seen, progress, 0.0)
         while step < end:
-            goal = run.affordable(step, min((step // every + 1) * every, end))
+            goal = run.next_goal(step, min((step // every + 1) * every, end))
             if goal == 0:
                 raise StopRunError(
                     f"the budget ({run.budget}) does not allow a single step: other runs of the "
@@ -128,7 +153,7 @@ class Loop:
                     break
                 state, measured = programs(state, batch, words)  # clip, noise, update
                 step += 1
-                seen.add(step - 1, run.attempt, measured)
+                seen.add(step - 1, run.attempt, measured, batch.digest)
                 progress.advance(step)
                 run.finish_release(if_ready=True)
             stop = False
@@ -152,28 +177,58 @@ class Loop:
         progress: Progress,
         since: float,
     ) -> bool:
-        """Charges, saves, and shows what may then be shown. True if the callback wants to stop."""
-        rows = seen.taken()
-        _, frozen = split(state.params, self.trainer.trainable)
+        """Saves, charges, and shows what may then be shown. True if the callback wants to stop."""
+        raw, rows = seen.taken()
         size, seconds = self.trainer.plan.expected_batch_size, time.perf_counter() - since
-        speed = (step - begun) * size / seconds if size and step > begun else None
+        if size and raw:
+            raw[-1]["examples_per_second"] = round((step - begun) * size / seconds, 1)
+        shown = self.trainer.released(state)
+        if jax.process_count() > 1:
+            check_replicas(state, self.trainer.mesh)
 
         def metrics() -> Mapping[str, Any]:
-            # Of the expected batch size: the real ones are not for everyone.
-            known = {} if speed is None else {"examples_per_second": round(speed, 1)}
-            return known | (dict(self.evaluate(shown_params(state))) if self.evaluate else {})
+            return dict(self.evaluate(shown.evaluated)) if self.evaluate else {}
 
         def show(released: Metrics) -> None:
-            progress.released(released, rows[-1] if rows else None)
+            progress.released(released, raw[-1] if raw else None)
 
-        saved = saved_part(state, frozen)
-        released = self.run.release(step, saved, rows, metrics, show, again=step == begun)
-        if self.callback is None:
+        self.run.release(step, begun, self.halves(state), raw, rows, metrics, show)
+        if self.evaluate is None and self.callback is None:
+            return False  # saving goes on beside the next steps
+        released = self.run.finish_release()  # before user code sees anything, it is charged
+        if self.callback is None or released is None:
             return False
-        self.run.finish_release()  # what the callback sees must be on disk
-        answer = self.callback(state, released)
+        answer = self.callback(shown, released)
         wants_end = isinstance(answer, bool | np.bool_) and bool(answer)
         return bool(agreed(float(wants_end))[0])
+
+    # The state and the batches of the present attempt.
+
+    def halves(self, state: TrainingState) -> Halves:
+        """What is kept of a state. Frozen parameters do not change, and are in neither half."""
+        trained, _ = split(state.params, self.trainer.trainable)
+        released = dataclasses.replace(self.trainer.released(state), params=trained)
+        return Halves(released, state.noise_state)
+
+    def whole(self, halves: Halves, frozen: PyTree) -> TrainingState:
+        released = halves.released
+        return TrainingState(
+            step=released.step,
+            params=joined(released.params, frozen),
+            opt_state=released.opt_state,
+            noise_state=halves.private,
+            average=released.average,
+        )
+
+    def seeded(self) -> Batches:
+        """The batches of the present attempt."""
+        key = self.run.secrets.row_key if self.run.keeps else b""
+        return dataclasses.replace(self.batches, seed=self.sampling_seed(), digest_key=key)
+
+    def rows_between(self, first: int, stop: int) -> list[str]:
+        """Digests of the rows of steps: they are read for it."""
+        read = itertools.islice(self.seeded().since(first), stop - first)
+        return joined_digests([batch.digest for batch in read])
 
     def words(self) -> PyTree:
         """The keys of a step, on the mesh, as words."""
@@ -190,17 +245,6 @@ class Loop:
         seed = getattr(self.run, "sampling_seed", None)
         return self.run.secrets.sampling_seed if seed is None else seed
 
-    def exactly(self, programs: Programs) -> dict[str, Any]:
-        """What must be the same for steps to give the same bits again."""
-        salt = self.run.secrets.root
-        known = data.fingerprint(self.batches.source, salt)
-        sizes = list(self.batches.sizes.sizes)
-        return surroundings(self.trainer.mesh) | {
-            "program": programs.fingerprint(),
-            "data": known,
-            "padded_sizes": sizes,
-        }
-
 
 class Seen:
     """The measures of steps, taken off the device a little later, so that nothing waits."""
@@ -208,48 +252,25 @@ class Seen:
     def __init__(self) -> None:
         self._under_way: collections.deque[Metrics] = collections.deque()
         self._rows: list[Metrics] = []
+        self._digests: list[bytes] = []
 
-    def add(self, step: int, attempt: int, measured: Mapping[str, Any]) -> None:
+    def add(self, step: int, attempt: int, measured: Mapping[str, Any], digest: bytes) -> None:
+        self._digests.append(digest)
         self._under_way.append({"step": step, "attempt": attempt, **measured})
         if len(self._under_way) > UNDER_WAY:
             self._rows.append(jax.device_get(self._under_way.popleft()))
 
-    def taken(self) -> list[Metrics]:
-        """All rows since the last time; waits for the steps that are under way."""
+    def taken(self) -> tuple[list[Metrics], list[str]]:
+        """Measures and digests of rows since the last time; waits for the steps under way."""
         rows = self._rows + [jax.device_get(row) for row in self._under_way]
-        self._rows = []
+        digests = joined_digests(self._digests)
+        self._rows, self._digests = [], []
         self._under_way.clear()
-        return rows
-
-
-def saved_part(state: TrainingState, frozen: PyTree) -> TrainingState:
-    """What changes from step to step: the state without the frozen parameters."""
-    return dataclasses.replace(state, params=without(state.params, frozen))
-
-
-def without(params: PyTree, frozen: PyTree) -> PyTree:
-    is_none = lambda x: x is None  # noqa: E731
-    return jax.tree.map(lambda f, p: p if f is None else None, frozen, params, is_leaf=is_none)
-
-
-def with_saved(kept: TrainingState, frozen: PyTree) -> TrainingState:
-    return dataclasses.replace(kept, params=joined(kept.params, frozen))
-
-
-def shown_params(state: TrainingState) -> PyTree:
-    """The parameters to evaluate: averaged, where they are."""
-    if state.average is None:
-        return state.params
-    return jax.tree.map(
-        lambda average, p: p if average is None else average,
-        state.average,
-        state.params,
-        is_leaf=lambda x: x is None,
-    )
+        return rows, digests
 
 
 def loss_words(sampling_seed: int) -> np.ndarray:
-    """A threefry key for losses: who does not have the run's secrets knows nothing of it."""
+    """A threefry key for losses, which nobody without the run's secrets knows."""
     seed = sampling_seed.to_bytes(16, "little")
     hashed = hashlib.blake2b(b"loss", key=seed, digest_size=8).digest()
     return np.frombuffer(hashed, np.uint32)

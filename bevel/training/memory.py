@@ -5,9 +5,10 @@ from typing import Any
 
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
-from bevel.training.run import Metrics, RunOptions
+from bevel.training.run_options import RunOptions
 
 PyTree = Any
+Metrics = dict[str, Any]
 
 
 class MemoryRun:
@@ -27,10 +28,11 @@ class MemoryRun:
         budget = options.budget or plan.budget
         self.budget = None
         self.delta = options.delta or (budget.delta if budget else None)
+        self._line: Metrics | None = None
         if begin < reached[0] and not plan.secrets.known:
             raise FixArgumentsError(
                 f"this trainer took {reached[0]} steps before, and would take those from {begin} "
-                "on with the same noise again: who subtracts the results has the data. Make "
+                "on with the same noise again: anyone who subtracts the results has the data. Make "
                 "another Trainer for another run, or go on from the state that fit returned."
             )
 
@@ -42,36 +44,46 @@ class MemoryRun:
     def sampling_seed(self) -> int:
         return self.secrets.sampling_seed if self._seed is None else self._seed
 
-    def resume(self, like: PyTree, frozen: list[str], exactly: dict[str, Any]) -> PyTree:
+    def resume(self, like: PyTree, exactly: dict[str, Any], rows_between: Any) -> PyTree:
         return like
 
-    def affordable(self, step: int, stop: int) -> int:
+    def next_goal(self, step: int, stop: int) -> int:
         return stop
 
     def release(
         self,
         step: int,
+        begun: int,
         state: PyTree,
         raw: list[Metrics],
-        metrics: Callable[[], Mapping[str, Any]],
+        rows: list[str],
+        evaluate: Callable[[], Mapping[str, Any]],
         show: Callable[[Metrics], None],
-        *,
-        again: bool = False,
-    ) -> Metrics:
+    ) -> None:
         self._reached[0] = max(self._reached[0], step)
         epsilon = None if self.delta is None else self.plan.epsilon(step, delta=self.delta)
         line = {"step": step, "epsilon": epsilon, "delta": self.delta, "attempt": 0}
-        line |= metrics()
+        line |= evaluate()
         show(line)
-        return line
+        self._line = line
 
-    def finish_release(self, *, if_ready: bool = False) -> None:
-        pass
+    def finish_release(self, *, if_ready: bool = False) -> Metrics | None:
+        line, self._line = self._line, None
+        return line
 
     def needs_metrics(self, step: int) -> bool:
         return False
 
+    def take_fresh_attempt(self, why: list[str]) -> None:
+        raise AssertionError("a run without a folder never runs released steps again")
+
+    def restore_again(self, like: PyTree) -> PyTree:
+        raise AssertionError("a run without a folder has no checkpoint")
+
     def write_record(self, **what: Any) -> None:
+        pass
+
+    def write_private_record(self, **what: Any) -> None:
         pass
 
     def __enter__(self) -> "MemoryRun":

@@ -12,7 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-RAW_SHOWN = ("loss", "accuracy", "clipped_fraction", "signal_to_noise", "not_finite")
+RAW_SHOWN = (
+    "loss",
+    "accuracy",
+    "clipped_fraction",
+    "signal_to_noise",
+    "not_finite",
+    "examples_per_second",
+)
 NOT_SHOWN = {"step", "attempt", "delta", "epsilon"}
 
 

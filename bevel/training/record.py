@@ -1,49 +1,61 @@
-"""What run.json says: all that a reader of a report needs, and nothing that is secret."""
+"""What a run writes down about itself: for everyone, for its owner, and to know itself again."""
 
 import dataclasses
+import hashlib
+import json
 import os
 import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
+
 from bevel import sharding
+from bevel.training import data
 from bevel.training.batches import Batches
+from bevel.training.digest import digest
+from bevel.training.identity import Change, Identity, flat, named_values, plan_settings
 from bevel.training.programs import Programs
-from bevel.training.run import LEDGER, now
-from bevel.training.state import TrainingState
+from bevel.training.run import FolderRun, now
+from bevel.training.run_options import RunOptions
+from bevel.training.state import TrainingState, path_text, split
 
 if TYPE_CHECKING:
     from bevel.training.trainer import Trainer
 
 PACKAGES = ("bevel", "jax", "jaxlib", "numpy", "optax", "dp-accounting", "orbax-checkpoint")
+# Of what bits depend on, these are digests, or are recorded elsewhere.
+NOT_SURROUNDINGS = ("program", "padded_sizes")
 
 
-def described(
+def public_record(
     trainer: "Trainer",
     batches: Batches,
     state: TrainingState,
     programs: Programs,
     exactly: dict[str, Any],
-    run: Any,
+    run: FolderRun,
+    changes: list[Change],
 ) -> dict[str, Any]:
-    """The fields of run.json that are known before the first step."""
+    """released/run.json: public settings, and what follows from them without the data."""
     plan, budget = trainer.plan, run.budget
-    before = getattr(run, "record", {})
-    began, same_plan = before.get("started"), before.get("plan")
+    made = [
+        {"step": int(state.step), "name": change.name, "from": change.before, "to": change.now}
+        for change in changes
+        if change.kind == "acceptable"
+    ]
     return {
-        "started": began or now(),
-        "resumed": now() if began else None,
-        "finished": None,
-        "status": "running",
         # The text takes a second, for it states epsilon under every relation.
-        "plan": same_plan or {"fingerprint": plan.fingerprint(), "description": str(plan)},
+        "plan": run.record.get("plan")
+        or {"fingerprint": plan.fingerprint(), "description": str(plan)},
         "unit": plan.unit.name,
         "relation": plan.neighboring_relation.name,
         "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta},
         "delta": run.delta,
-        # As it is found from the folder, so that both can be moved together.
-        "ledger": os.path.relpath(run.options.ledger or run.folder / LEDGER, run.folder),
+        # As it is found from this file's folder, so that both can be moved together.
+        "ledger": os.path.relpath(run.ledger_path, run.folder.released),
         "steps": plan.iterations,
         "data": {
             "records": len(batches.source),
@@ -51,15 +63,89 @@ def described(
             "expected_batch_size": plan.expected_batch_size,
             "padded_sizes": list(batches.sizes.sizes),
         },
+        "settings": settings_of(trainer, run),
+        "changes": [*run.record.get("changes", []), *made],
         "key_is_secret": not plan.secrets.known,
         "versions": {name: version_of(name) for name in PACKAGES},
         "commit": commit_of_caller(),
-        "surroundings": {k: v for k, v in exactly.items() if k not in ("program", "data")},
-        "program": exactly["program"],
-        "programs_compiled_ahead": programs.compiled,
+        "surroundings": surroundings_of(exactly),
+        "programs_compiled_ahead": len(batches.sizes.sizes),
         "arrays": [dataclasses.asdict(row) for row in sharding.describe(state).rows],
-        "collectives": collectives(programs, batches.sizes.sizes),
+        "collectives": collectives(programs, batches.sizes.sizes) or run.record.get("collectives"),
+        "ending": None,
     }
+
+
+def private_record(run: FolderRun, exactly: dict[str, Any]) -> dict[str, Any]:
+    """private/run.json: when, and by which program."""
+    began = run.private_record.get("started")
+    return {
+        "started": began or now(),
+        "resumed": now() if began else None,
+        "finished": None,
+        "status": "running",
+        "program": exactly["program"],
+    }
+
+
+def identity_of(
+    trainer: "Trainer",
+    begin: TrainingState,
+    batches: Batches,
+    run: FolderRun,
+    exactly: dict[str, Any],
+) -> Identity:
+    """What the run is, as far as can be seen before a step is taken."""
+    trained, frozen = split(begin.params, trainer.trainable)
+    found = Identity(
+        settings=settings_of(trainer, run),
+        digests={
+            "plan": trainer.plan.fingerprint(),
+            "data": data.fingerprint(batches.source, run.root.row_key),
+            "structure": structure_of(dataclasses.replace(begin, params=trained)),
+            "initial parameters": " ".join(digest(trained)),
+            "frozen parameters": " ".join(digest(frozen)),
+            **trainer.program_digests(begin),
+        },
+        surroundings=surroundings_of(exactly),
+    )
+    return Identity(**json.loads(json.dumps(dataclasses.asdict(found))))
+
+
+def in_common(trainer: "Trainer", source: Any, state: Any, options: RunOptions) -> dict[str, str]:
+    """What all processes of a run must have in common before they begin, by name."""
+    params = [
+        hashlib.sha256(np.asarray(x).tobytes()).hexdigest()
+        for x in jax.tree.leaves(state)
+        if getattr(x, "is_fully_addressable", True)
+    ]
+    return {
+        "plan": trainer.plan.fingerprint(),
+        "initial parameters": f"{jax.tree.structure(state)} {params}",
+        "data": data.fingerprint(source, b"compared in memory only"),
+        "options": str(dataclasses.replace(options, progress=None)),
+        "versions": " ".join(str(version_of(name)) for name in PACKAGES),
+        "trainer": f"{trainer.rules} {trainer.batch_axes} {trainer.trainable} {trainer.ema_decay}",
+    }
+
+
+def settings_of(trainer: "Trainer", run: FolderRun) -> dict[str, Any]:
+    """All values that have names: those of the plan, the trainer and the caller."""
+    own = {"ema_decay": trainer.ema_decay}
+    if trainer.augmentation is not None:
+        own["augmentation.views"] = trainer.augmentation.views
+    return plan_settings(trainer.plan) | own | flat(named_values(run.options.settings))
+
+
+def surroundings_of(exactly: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in exactly.items() if name not in NOT_SURROUNDINGS}
+
+
+def structure_of(tree: Any) -> str:
+    """A hash of the paths, shapes and dtypes of a tree."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    text = [f"{path_text(path)} {x.dtype}{list(x.shape)}" for path, x in leaves]
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
 
 def collectives(programs: Programs, sizes: tuple[int, ...]) -> list[dict[str, Any]] | None:

@@ -1,9 +1,9 @@
-"""What a run writes down, in two files that are never mixed.
+"""What a run writes down, in files of both halves that are never mixed.
 
-`metrics.jsonl` is what may be released: numbers that come from the noised parameters, from public
-or held-out data and from the plan. `raw.jsonl` is *not private*: it is computed from the training
-data without noise (loss, accuracy, norms, clipped fraction, signal to noise, batch sizes), is
-covered by no epsilon, and must not leave the hands of those who may see the data.
+`released/metrics.jsonl` has numbers that come from the noised parameters, from public or held-out
+data and from the plan. `private/raw.jsonl` is computed from the training data without noise (loss,
+norms, clipped fraction, batch sizes): no epsilon covers it, so it stays with those who may see the
+data. Times are kept there too, because how long a step takes can depend on the data.
 """
 
 import contextlib
@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-METRICS, RAW = "metrics.jsonl", "raw.jsonl"
-EVENTS, RAW_EVENTS = "tensorboard", "tensorboard_raw_not_private"
+from bevel.training.folder import EVENTS, METRICS, RAW, RunFolder, closed_folder, open_private
 
 
 class Lines:
@@ -26,9 +25,13 @@ class Lines:
     A torn last line is what a killed process leaves: it is cut off when the file is opened.
     """
 
-    def __init__(self, path: Path, mode: int = 0o644) -> None:
+    def __init__(self, path: Path, *, private: bool = False) -> None:
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        if private:
+            self._file = open_private(path, flags)
+        else:
+            self._file = os.open(path, flags | os.O_CLOEXEC, 0o644)
         whole = path.read_bytes().rfind(b"\n") + 1
         os.ftruncate(self._file, whole)
 
@@ -70,38 +73,38 @@ def plain(value: Any) -> Any:
 class Records:
     """Both files of a run, and TensorBoard events where tensorboardX is installed.
 
-    Nothing is written before it may be released: raw rows wait in memory until `release`.
+    Raw rows are written before their steps are charged, so that none is lost to a crash; metrics
+    when the checkpoint is published. Events carry the time of day, so all of them are private.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
-        self.metrics = Lines(folder / METRICS)
-        self.raw = Lines(folder / RAW, mode=0o600)
-        self._released = {place(line) for line in read_lines(folder / METRICS)}
-        self._seen = {place(line) for line in read_lines(folder / RAW)}
+    def __init__(self, folder: RunFolder, *, tensorboard: bool = True) -> None:
+        self.metrics = Lines(folder.released / METRICS)
+        self.raw = Lines(folder.private / RAW, private=True)
+        self._released = {place(line) for line in read_lines(folder.released / METRICS)}
+        self._seen = {place(line) for line in read_lines(folder.private / RAW)}
         writer = event_writer() if tensorboard else None
-        self._events = writer and writer(str(folder / EVENTS))
-        self._raw_events = writer and writer(str(folder / RAW_EVENTS))
+        if writer:
+            closed_folder(folder.private / EVENTS)
+        self._events = writer and writer(str(folder.private / EVENTS / "released"))
+        self._raw_events = writer and writer(str(folder.private / EVENTS / "raw"))
 
     def released(self, step: int, attempt: int) -> bool:
         """Whether the metrics of a step were written before."""
         return (step, attempt) in self._released
 
-    def release(self, metrics: Mapping[str, Any], raw: Iterable[Mapping[str, Any]]) -> None:
-        """Writes the metrics of a checkpoint, and the raw rows of the steps that led to it.
-
-        Steps that were run again to the same bits are not written twice.
-        """
+    def keep(self, raw: Iterable[Mapping[str, Any]]) -> None:
+        """Writes raw rows. Steps that are run again, under one attempt, are written once."""
         rows = [row for row in raw if place(row) not in self._seen]
         self.raw.add(*rows)
         self._seen.update(map(place, rows))
+        add_events(self._raw_events, rows)
+
+    def release(self, metrics: Mapping[str, Any]) -> None:
+        """Writes the metrics of a checkpoint, once."""
         if place(metrics) not in self._released:
             self.metrics.add(metrics)
             self._released.add(place(metrics))
-        for events, lines in ((self._events, [metrics]), (self._raw_events, rows)):
-            if events:
-                for line in lines:
-                    add_events(events, line)
-                events.flush()
+            add_events(self._events, [metrics])
 
     def close(self) -> None:
         self.metrics.close()
@@ -125,7 +128,11 @@ def event_writer() -> Any:
     return None
 
 
-def add_events(events: Any, record: Mapping[str, Any]) -> None:
-    for name, value in plain(record).items():
-        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
-            events.add_scalar(name, value, record["step"])
+def add_events(events: Any, records: Iterable[Mapping[str, Any]]) -> None:
+    if not events:
+        return
+    for record in records:
+        for name, value in plain(record).items():
+            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+                events.add_scalar(name, value, record["step"])
+    events.flush()

@@ -1,15 +1,17 @@
-"""Whether steps that are run again need fresh noise, and a charge (DESIGN, promise 6).
+"""Whether steps that are run again need fresh noise, and a charge.
 
-A step is released when anything computed from it leaves the trainer; here that is at a checkpoint,
-when Orbax gives it its name. Steps after the checkpoint that a run goes on from are
+The ledger says which steps count as released: those it has charged, or, where a charge reaches
+ahead, those it has marked. Steps after the checkpoint that a run goes on from are
 
-| were they released?            | what is done                                                    |
-| ------------------------------ | --------------------------------------------------------------- |
-| no                             | run with the same noise and batches, on any mesh; no charge     |
-| yes, and all is as it was      | run again to the same bits; no charge                           |
-| yes, and something is not      | run as a new attempt: fresh noise and batches, charged again    |
+| were they released?          | what is done                                                      |
+| ---------------------------- | ----------------------------------------------------------------- |
+| no                           | run with the same noise and batches, on any mesh; no charge       |
+| yes, and all is as it was    | run again with the same noise; if the result has the recorded     |
+|                              | checksums it is published, at no charge, otherwise as below       |
+| yes, and something is not    | run as a new attempt: fresh noise and batches, charged again      |
 
-The last two come up only when released checkpoints were damaged or removed.
+The last two come up when released checkpoints were lost or damaged, or the folder of a run was put
+back from a copy. Mechanisms that do not compose step by step are refused in the last row.
 """
 
 import os
@@ -22,37 +24,29 @@ from jax.sharding import Mesh
 from bevel.errors import RestoreCheckpointError
 
 
-def attempt_to_take(
-    *,
-    step: int,
-    attempt: int,
-    ledger_attempt: int,
-    released_until: int,
-    differences: list[str],
-    composes_by_step: bool,
-) -> int:
-    """The attempt under which the steps from `step` on are run.
+class ReplayDiffersError(Exception):
+    """Steps that were run again did not give the recorded state: nothing of them was shown."""
 
-    Args:
-      step, attempt: of the checkpoint.
-      ledger_attempt: the last one that was charged.
-      released_until: steps before this one were released by that attempt.
-      differences: what is not as it was when the checkpoint was written.
-      composes_by_step: whether steps of a second attempt may follow those of a first.
-    """
-    if released_until <= step:
-        return ledger_attempt
-    if attempt == ledger_attempt and not differences:
-        return ledger_attempt
-    if not composes_by_step:
-        raise RestoreCheckpointError(
-            f"the run can only go on from step {step}, and steps up to {released_until} were "
-            f"released; they cannot be run again to the same bits ({'; '.join(differences)}), and "
-            "with noise or batches that tie steps together no guarantee is proven for steps that "
-            "are run again with fresh ones. Restore the newer checkpoint, go on where the run was "
-            "begun, or begin another run in the same ledger."
-        )
-    return ledger_attempt + 1
+
+def check_composes(step: int, released: int, why: list[str], composes_by_step: bool) -> None:
+    """Raises where released steps cannot be run again with fresh noise."""
+    if composes_by_step:
+        return
+    raise RestoreCheckpointError(
+        f"the run can only go on from step {step}, and steps up to {released} were released. They "
+        f"cannot be run again with the same noise ({'; '.join(why)}), and with noise or batches "
+        "that tie steps together no guarantee is proven for steps that are run again with fresh "
+        "noise. Restore the newer checkpoint with its private half, go on where the run was begun, "
+        "or begin another run in the same ledger."
+    )
+
+
+def fresh_attempt_notice(step: int, released: int, attempt: int, why: list[str]) -> str:
+    return (
+        f"steps {step} to {released} were released before, and cannot be run again with the same "
+        f"noise: {'; '.join(why)}. They are run as attempt {attempt}, with fresh noise and "
+        "batches, and are charged again."
+    )
 
 
 def surroundings(mesh: Mesh | None) -> dict[str, Any]:
@@ -80,19 +74,3 @@ def surroundings(mesh: Mesh | None) -> dict[str, Any]:
 
 def axes_of(mesh: Mesh) -> Any:
     return zip(mesh.shape.items(), mesh.axis_types, strict=True)
-
-
-def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What is not as it was, in words; and what makes no two runs of a step alike."""
-    found = [
-        f"{name} is {now.get(name)}, and was {saved.get(name)}"
-        for name in sorted(saved.keys() | now.keys())
-        if saved.get(name) != now.get(name)
-    ]
-    flags, device = str(now.get("flags")), str(now.get("device"))
-    if device.startswith(("gpu", "cuda", "rocm")) and not (
-        "--xla_gpu_deterministic_ops=true" in flags
-        or "--xla_gpu_exclude_nondeterministic_ops=true" in flags
-    ):
-        found.append("on a GPU bits repeat only with XLA_FLAGS=--xla_gpu_deterministic_ops=true")
-    return found

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import PlanSecrets
-
-FILE = "secrets.json"
+from bevel.training.folder import SECRETS as FILE
+from bevel.training.folder import open_private, sync_folder
 
 
 def write_secrets(path: Path, secrets: PlanSecrets) -> None:
     """Writes a new file of mode 0600, on disk with its name when this returns."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    beside.unlink(missing_ok=True)
+    descriptor = open_private(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        os.fchmod(descriptor, 0o600)  # of a file that was there before, or another umask
         with os.fdopen(descriptor, "w") as file:
             json.dump(secrets.to_dict(), file)
             file.flush()
@@ -50,8 +50,8 @@ def read_secrets(path: Path) -> PlanSecrets:
         ) from None
     if mode & 0o077:
         raise RestoreCheckpointError(
-            f"{path} has mode {mode:04o}: others can read the noise key, and who has it can take "
-            f"the noise off. If nobody did, `chmod 600 {path}`; otherwise begin another run."
+            f"{path} has mode {mode:04o}: others can read the noise key, and whoever knows it can "
+            f"remove the noise. If nobody did, `chmod 600 {path}`; otherwise begin another run."
         )
     try:
         saved = json.loads(text)
@@ -70,12 +70,3 @@ def check_commitment(secrets: PlanSecrets, expected: str, where: str) -> None:
             f"{where} was written with another noise key than the one in {FILE}: going on would "
             "mix the noise of two runs. Put the right file back."
         )
-
-
-def sync_folder(folder: Path) -> None:
-    """The name of a new file is on disk only once its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,11 +20,14 @@ Trainable = Callable[[str], bool] | str | tuple[str, ...] | None
 class TrainingState:
     """All that a run goes on from, apart from its secrets.
 
+    Not for release as a whole: the state of correlated noise holds noise that was added. What may
+    be shown is `ReleasedState`, which callbacks get.
+
     Attributes:
       step: steps that were taken.
       params: of the model, those that are frozen included.
       opt_state: of the optimizer, for the trainable parameters.
-      noise_state: of the plan's noise. It does not hold the key.
+      noise_state: of the plan's noise. Private, though it does not hold the key.
       average: of the trainable parameters over past steps (`ema_decay`), or None.
     """
 
@@ -33,6 +36,35 @@ class TrainingState:
     opt_state: PyTree
     noise_state: PyTree
     average: PyTree = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReleasedState:
+    """The half of a state that may be shown to anyone: a function of the noised outputs alone.
+
+    Attributes:
+      step, params, opt_state, average: as in `TrainingState`.
+      clip_norm: of the next step, where it adapts (its count is noised); otherwise None.
+    """
+
+    step: Any
+    params: PyTree
+    opt_state: PyTree
+    average: PyTree = None
+    clip_norm: Any = None
+
+    @property
+    def evaluated(self) -> PyTree:
+        """The parameters to evaluate: their average, where there is one."""
+        if self.average is None:
+            return self.params
+        return jax.tree.map(
+            lambda average, p: p if average is None else average,
+            self.average,
+            self.params,
+            is_leaf=lambda x: x is None,
+        )
 
 
 def split(params: PyTree, trainable: Trainable) -> tuple[PyTree, PyTree]:

@@ -20,14 +20,26 @@ from bevel.execution_plan import DPExecutionPlan, PerformanceFlags
 from bevel.noise_addition import keys as noise_keys
 from bevel.optimizers import AugmentedGradientTransformation, as_augmented_optimizer
 from bevel.sharding import place
+from bevel.training.agreement import check_same
 from bevel.training.batches import Batches, Layout, batch_layout
 from bevel.training.contribution import Augmentation, LossFn, contribution
 from bevel.training.data import check_length, source_of
 from bevel.training.loop import Callback, Evaluate, Loop
 from bevel.training.measures import measures
 from bevel.training.memory import MemoryRun
-from bevel.training.run import FolderRun, RunOptions
-from bevel.training.state import Trainable, TrainingState, copied, joined, on_mesh, split
+from bevel.training.program_digest import program_digest
+from bevel.training.record import in_common
+from bevel.training.run import FolderRun
+from bevel.training.run_options import RunOptions
+from bevel.training.state import (
+    ReleasedState,
+    Trainable,
+    TrainingState,
+    copied,
+    joined,
+    on_mesh,
+    split,
+)
 
 PyTree = Any
 Optimizer: TypeAlias = AugmentedGradientTransformation | optax.GradientTransformation
@@ -55,8 +67,7 @@ class Trainer:
       performance_flags: of the plan.
       compilation_strategy: sizes that batches are padded to; by default the plan's choice.
 
-    None of these but the config changes what epsilon is: the loss, the optimizer and the mesh do
-    not enter it.
+    Only the config affects epsilon: the loss, the optimizer and the mesh do not enter it.
     """
 
     config: Any
@@ -119,8 +130,19 @@ class Trainer:
             noise_state=self.plan.noise_addition_transform.init(trained),
             average=None if self.ema_decay is None else trained,
         )
-        # Copied, for some optimizers begin with one array in two places: each is given away once.
+        # Copied: some optimizers begin with one array in two places, and each is donated once.
         return on_mesh(copied(state), self.mesh)
+
+    def released(self, state: TrainingState) -> ReleasedState:
+        """The half of a state that may be shown to anyone, once its steps are charged."""
+        adapts = self.plan.counting is not None
+        return ReleasedState(
+            step=state.step,
+            params=state.params,
+            opt_state=state.opt_state,
+            average=state.average,
+            clip_norm=self.plan.clip_norm(state.noise_state) if adapts else None,
+        )
 
     # One step: clip, noise, update.
 
@@ -192,12 +214,36 @@ class Trainer:
         clipped = self.plan.clipped_grad(loss, 0, has_aux=True, clip_norm=clip_norm, **options)
         trained, frozen = split(state.params, self.trainable)
         at_step = jax.random.fold_in(key, state.step)
-        return clipped(trained, frozen, batch, at_step, is_padding_example=is_padding)
+        result = clipped(trained, frozen, batch, at_step, is_padding_example=is_padding)
+        self._loss_digest[:] = [program_digest(clipped.program.loss)]
+        return result
+
+    @functools.cached_property
+    def _loss_digest(self) -> list[str]:
+        """Of the loss for one example, once a step was traced."""
+        return []
+
+    def program_digests(self, state: TrainingState) -> dict[str, str]:
+        """Digests of what a run does beside its plan: the optimizer, and the loss once traced."""
+        trained, _ = split(state.params, self.trainable)
+        arguments = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (trained, state.opt_state, trained)
+        )
+        try:
+            optimizer = program_digest(jax.make_jaxpr(self._optimizer.update)(*arguments))
+        except Exception:  # it may ask for a mesh; the whole step has a fingerprint of its own
+            optimizer = "cannot be traced by itself"
+        return {"optimizer": optimizer, "loss": "".join(self._loss_digest)}
 
     def _noise(self, sums: PyTree, state: TrainingState, key: jax.Array) -> tuple[PyTree, Any]:
-        """The sum with noise: from here on, everything may be released."""
+        """The sum with noise: from here on, everything may be released.
+
+        The barrier keeps the update a program of its own, with the same bits whatever the noised
+        sum was computed from: what is released can then be rebuilt from the noised sums.
+        """
         transform = self.plan.noise_addition_transform
-        return transform.update(sums, state.noise_state, prng_key=key)
+        noised, noise_state = transform.update(sums, state.noise_state, prng_key=key)
+        return jax.tree.map(jax.lax.optimization_barrier, noised), noise_state
 
     def _update(self, noised: PyTree, state: TrainingState) -> tuple[PyTree, Any]:
         trained, frozen = split(state.params, self.trainable)
@@ -254,20 +300,22 @@ class Trainer:
         Args:
           dataset: arrays with one row per record, or any random-access source (`training.data`).
           state: the parameters to begin with; without a folder also a state to go on from.
-          folder: keeps the run (`training.run`): secrets, ledger, checkpoints and records. Killed
-            at any moment and started again, on any mesh, it goes on from its last checkpoint.
-            Without one nothing is written, and nothing is charged.
+          folder: keeps the run (`training.folder`): what may be shown under `released/`, the rest
+            under `private/`. Killed at any moment and started again, on any mesh, it goes on from
+            its last checkpoint. Without one nothing is written, and nothing is charged.
           evaluate: `params -> metrics`, on public or held-out data, at every checkpoint. What it
             returns is released: it must not look at the training data.
-          callback: `(state, metrics)`, at every checkpoint once it is on disk. If it returns True,
-            the run ends there.
+          callback: `(state, metrics)`, at every checkpoint once it is on disk. The state is a
+            `ReleasedState`. If it returns True, the run ends there.
           user_ids: of every record, where users are protected.
           options: see `RunOptions`.
           rng_or_seed: of the batches, without a folder; by default the plan's secret seed.
           precompile: compile the program of every padded size before the first step.
 
         Raises:
-          RunInterrupted: after Ctrl-C or SIGTERM, once the state is saved.
+          RunInterrupted: after Ctrl-C or SIGTERM, once the state is saved; it carries the state.
+          RestoreCheckpointError: the folder holds a run with other data, another plan, other
+            parameters or, unless `options.accept` has it, another optimizer or loss.
           FixDataError: data that cannot be read, or is not what the plan was made for; the state
             is saved first.
           StopRunError: the budget does not allow a single step. It otherwise ends the run early.
@@ -305,6 +353,8 @@ class Trainer:
                 "rng_or_seed beside a folder: the seed of a run is drawn when it begins, and kept "
                 "in its secrets.json. For tests: config.make(secrets=PlanSecrets.for_tests(seed))."
             )
+        if jax.process_count() > 1:
+            check_same(in_common(self, source, state, options))
         begin = copied(state) if isinstance(state, TrainingState) else self.init(state)
         if folder is None:
             run: Any = MemoryRun(self.plan, options, seed, self._reached, int(begin.step))

@@ -12,12 +12,12 @@ def test_a_short_demo(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "1437 digits to train on, 360 to test with" in printed
     assert "without privacy" in printed
-    assert printed.splitlines()[-1] == f"report: {folder}/report.html"
-    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert printed.splitlines()[-1] == f"report: {folder}/released/report.html"
+    last = json.loads((folder / "released" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 4
     assert 3 < last["epsilon"] <= 4
     assert last["test_accuracy"] > 0.15
-    assert "epsilon 4" in (folder / "report.html").read_text()
+    assert "epsilon 4" in (folder / "released" / "report.html").read_text()
 
 
 def test_the_demo_is_what_it_says():

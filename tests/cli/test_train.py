@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from bevel.cli import main
@@ -27,7 +28,7 @@ def test_ctrl_c_saves_and_the_next_start_goes_on(
         patch.setattr(Job, "evaluate", interrupted)
         assert main(["train", str(config_file)]) == 130
     assert "Traceback" not in capsys.readouterr().err
-    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics = tmp_path / "run" / "released" / "metrics.jsonl"
     assert last_line(metrics)["step"] < 4
     assert not reports
 
@@ -50,7 +51,34 @@ def test_another_plan_in_the_same_folder_is_refused(config_file, reports, capsys
     assert main(["train", str(config_file), "--plan.steps=3"]) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("bevel: ")
-    assert "plan" in printed
+    assert "plan.steps 2 -> 3" in printed
+
+
+def test_other_data_are_refused_and_a_learning_rate_is_accepted_by_name(
+    config_file, tmp_path, reports, capsys
+):
+    first = ["train", str(config_file)]
+    assert main(first) == 0
+    charged = (tmp_path / "run" / "released" / "ledger.jsonl").read_bytes()
+    other = tmp_path / "other.npz"
+    with np.load(tmp_path / "points.npz") as file:
+        arrays = dict(file)
+    np.savez(other, **arrays)
+    assert main([*first, f"--data.source={other}"]) == 0  # the same data, elsewhere
+    arrays["x_train"][7] += 5
+    np.savez(other, **arrays)
+    assert main([*first, f"--data.source={other}"]) == 1  # though the run is finished
+    printed = capsys.readouterr().err
+    assert "the data differ" in printed and "another run" in printed
+    rate = "--optimizer.learning-rate=0.25"
+    assert main([*first, rate]) == 1
+    assert "optimizer.learning_rate 0.5 -> 0.25" in capsys.readouterr().err
+    assert main([*first, "--model.init-seed=5"]) == 1
+    assert "model.init_seed 0 -> 5" in capsys.readouterr().err
+    assert main([*first, rate, "--accept", "optimizer.learning_rate"]) == 0
+    assert main([*first, "--accept", "plan"]) == 1
+    assert "cannot change within a run" in capsys.readouterr().err
+    assert (tmp_path / "run" / "released" / "ledger.jsonl").read_bytes() == charged
 
 
 @pytest.mark.parametrize("override", ["--plan.stepz=2", "--plan.steps=two", "--run.folder"])

@@ -1,5 +1,7 @@
 """Batches: those of the plan, on any mesh, each row read by those who hold it."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ def test_a_batch_is_the_same_on_every_mesh(mesh):
     for _ in range(3):
         one, other = next(here), next(there)
         assert one.step == other.step
-        for a, b in zip(jax.tree.leaves(one[1:]), jax.tree.leaves(other[1:]), strict=True):
+        for a, b in zip(jax.tree.leaves(one[1:4]), jax.tree.leaves(other[1:4]), strict=True):
             assert np.array_equal(a, b)
             assert b.sharding.spec == P(layout.axes)
 
@@ -79,7 +81,7 @@ def test_users_bring_their_examples_and_a_mask_of_the_missing():
     assert np.array_equal(missing.all(axis=1), batch.is_padding)
     assert not np.asarray(batch.data["x"])[missing].any()
     shapes = made.shapes(len(batch.is_padding))
-    for found, said in zip(jax.tree.leaves(batch[1:]), jax.tree.leaves(shapes[1:]), strict=True):
+    for found, said in zip(jax.tree.leaves(batch[1:4]), jax.tree.leaves(shapes[1:4]), strict=True):
         assert (found.shape, found.dtype, found.sharding) == (said.shape, said.dtype, said.sharding)
 
 
@@ -92,6 +94,25 @@ def test_a_process_reads_only_the_rows_of_its_devices(monkeypatch):
     made.of(0, np.arange(8))
     # Each part is read once, although two devices hold it.
     assert sorted(asked) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_a_digest_is_that_of_the_rows_and_needs_a_key():
+    def digests(given=None, key=b"k" * 32, layout=None, step=0):
+        made = batches(layout) if layout else batches()
+        made = dataclasses.replace(made, digest_key=key, source=source_of(given or runs.data()))
+        return next(made.since(step)).digest
+
+    one, changed = digests(), runs.data()
+    assert one == digests() and len(one) == 16 and digests(key=b"") == b""
+    assert one != digests(key=b"j" * 32) and one != digests(step=1)
+    row = next(batches().indices(0))[0]
+    changed["x"][row, 0] += 1e-6
+    assert digests(changed) != one
+    absent = set(range(runs.N)) - set(next(batches().indices(0)).tolist())
+    changed = runs.data()
+    changed["x"][min(absent)] += 1
+    assert digests(changed) == one  # of the rows that the step reads, and no others
+    assert digests(layout=batch_layout(make_mesh("data=8"))) != b""
 
 
 def test_the_axes_of_a_batch_are_found_or_said():

@@ -1,8 +1,10 @@
-"""Checkpoints: a state and what it belongs to, together or not at all, on any mesh."""
+"""Checkpoints: two halves, staged and published as one, on any mesh."""
 
 import dataclasses
 import errno
+import json
 import os
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +16,19 @@ from training_runs import same_bits
 
 from bevel.errors import FreeSpaceError, RestoreCheckpointError
 from bevel.sharding import make_mesh
-from bevel.training.checkpoint import Checkpoints, Meta, full_disk_explained, is_full
+from bevel.training.checkpoint import (
+    Checkpoints,
+    Halves,
+    Meta,
+    full_disk_explained,
+    is_full,
+)
+from bevel.training.folder import RunFolder
 
 # A read that fails leaves other reads of Orbax behind, which then find their event loop closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-META = Meta(
-    step=0, attempt=0, plan="p", key="k", ledger="l", exactly={"mesh": {"data": [8, "Auto"]}}
-)
+META = Meta(step=0, attempt=0, plan="p", key="k", ledger="l")
 
 
 def state(axes="data=4,model=2", scale=1):
@@ -29,18 +36,32 @@ def state(axes="data=4,model=2", scale=1):
     spec = P("data", "model" if "model" in axes else None)
     x = jnp.arange(16.0).reshape(8, 2) * scale
     rest = [jnp.ones(3, jnp.bfloat16), None, (), {"on": jnp.array([True, False])}]
-    return {
-        "x": jax.device_put(x, NamedSharding(mesh, spec)),
-        "rest": jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, P())), rest),
-    }
+    return Halves(
+        {
+            "x": jax.device_put(x, NamedSharding(mesh, spec)),
+            "rest": jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, P())), rest),
+        },
+        {"noise": jax.device_put(x + 1, NamedSharding(mesh, spec))},
+    )
+
+
+def opened(path, **options):
+    folder = RunFolder(path)
+    folder.create()
+    return Checkpoints(folder, **options)
+
+
+def save(checkpoints, halves, step):
+    checkpoints.stage(halves, dataclasses.replace(META, step=step))
+    checkpoints.wait()
+    checkpoints.publish(step)
 
 
 @pytest.fixture
 def saved(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = opened(tmp_path, keep=2)
     for step in (1, 2, 3):
-        checkpoints.save(state(scale=step), dataclasses.replace(META, step=step))
-        checkpoints.wait()
+        save(checkpoints, state(scale=step), step)
     yield checkpoints
     checkpoints.close()
 
@@ -49,47 +70,127 @@ def accept(meta):
     pass
 
 
-def test_the_newest_are_kept_and_restored_on_another_mesh(saved):
+def flip(folder):
+    for path in folder.rglob("0*/[0-9]*"):
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 4
+        path.write_bytes(data)
+
+
+def test_the_newest_are_kept_and_restored_on_another_mesh(saved, tmp_path):
     assert saved.steps() == [3, 2] and not saved.is_saving()
+    for half in ("released", "private"):
+        assert sorted(os.listdir(tmp_path / half / "checkpoints")) == ["2", "3"]
     like = state("data=8", scale=0)
     found, meta = saved.restore(3, like)
     assert same_bits(found, state(scale=3))
-    assert found["x"].sharding == like["x"].sharding
-    assert meta == dataclasses.replace(META, step=3, digest=meta.digest) and len(meta.digest) == 3
+    assert found.released["x"].sharding == like.released["x"].sharding
+    assert meta == dataclasses.replace(META, step=3, digest=meta.digest) and len(meta.digest) == 4
+
+
+def test_a_period_keeps_more(tmp_path):
+    checkpoints = opened(tmp_path, keep=1, keep_period=2)
+    for step in range(5):
+        save(checkpoints, state(scale=step), step)
+    assert checkpoints.steps() == [4, 2, 0]
+    checkpoints.close()
+
+
+def test_nothing_is_released_before_it_is_published(tmp_path):
+    checkpoints = opened(tmp_path)
+    assert checkpoints.staged() is None
+    checkpoints.stage(state(), dataclasses.replace(META, step=5))
+    checkpoints.wait()
+    assert checkpoints.steps() == [] and not list((tmp_path / "released" / "checkpoints").iterdir())
+    assert checkpoints.staged().step == 5
+    checkpoints.close()
+    again = opened(tmp_path)  # by the process after it
+    again.publish(5)
+    assert again.steps() == [5] and again.staged() is None
+    assert same_bits(again.restore(5, state(scale=0))[0], state())
+    again.close()
+
+
+def test_a_publication_that_was_cut_short_is_finished(tmp_path):
+    checkpoints = opened(tmp_path)
+    checkpoints.stage(state(), dataclasses.replace(META, step=5))
+    checkpoints.wait()
+    private = tmp_path / "private"
+    (private / "staging" / "5" / "private").rename(private / "checkpoints" / "5")
+    assert checkpoints.staged().step == 5
+    checkpoints.publish(5)
+    assert same_bits(checkpoints.restore(5, state(scale=0))[0], state())
+    assert os.listdir(private / "staging") == []
+    checkpoints.close()
+
+
+def test_what_is_not_whole_is_not_staged_and_is_discarded(tmp_path):
+    checkpoints = opened(tmp_path)
+    checkpoints.stage(state(), dataclasses.replace(META, step=5))
+    checkpoints.wait()
+    staging = tmp_path / "private" / "staging"
+    (staging / "5" / "released" / "checkpoint.json").unlink()
+    (staging / "7.orbax-checkpoint-tmp").mkdir()
+    assert checkpoints.staged() is None
+    checkpoints.discard_staged()
+    assert os.listdir(staging) == []
+    checkpoints.close()
+
+
+def test_a_step_that_is_published_again_replaces_the_first(saved):
+    save(saved, state(scale=9), 3)
+    assert saved.steps() == [3, 2]
+    assert same_bits(saved.restore(3, state(scale=0))[0], state(scale=9))
+
+
+def test_the_released_half_has_no_noise_no_key_and_no_time(saved, tmp_path):
+    released = tmp_path / "released" / "checkpoints" / "3"
+    assert not [path for path in released.rglob("*") if "noise" in path.name]
+    text = b"".join(path.read_bytes() for path in released.rglob("*") if path.is_file())
+    assert b"noise" not in text and b"timestamp" not in text and b"orbax-checkpoint-tmp" not in text
+    fields = json.loads((released / "checkpoint.json").read_text())
+    assert fields == {"step": 3, "attempt": 0, "plan": "p"}
+    assert len({path.stat().st_mtime for path in released.rglob("*")}) == 1
 
 
 def test_saving_does_not_see_what_happens_to_the_state_afterwards(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = opened(tmp_path)
     step = jax.jit(lambda s: jax.tree.map(lambda x: x + x, s), donate_argnums=0)
-    moving = {"x": jnp.ones((256, 256))}
-    checkpoints.save(moving, META)
+    moving = Halves({"x": jnp.ones((256, 256))}, {"n": jnp.ones(3)})
+    checkpoints.stage(moving, META)
     for _ in range(20):
         moving = step(moving)
     jax.block_until_ready(moving)
     checkpoints.wait()
-    found, _ = checkpoints.restore(0, {"x": jnp.zeros((256, 256))})
-    assert np.array_equal(found["x"], np.ones((256, 256)))
+    checkpoints.publish(0)
+    like = Halves({"x": jnp.zeros((256, 256))}, {"n": jnp.zeros(3)})
+    found, _ = checkpoints.restore(0, like)
+    assert np.array_equal(found.released["x"], np.ones((256, 256)))
     checkpoints.close()
 
 
-def test_a_flipped_bit_is_found_and_the_one_before_is_taken(saved, tmp_path):
-    for path in (saved.folder / "3" / "state").rglob("d/*"):
-        data = bytearray(path.read_bytes())
-        data[-9] ^= 4
-        path.write_bytes(data)
+@pytest.mark.parametrize("half", ["released", "private"])
+def test_a_flipped_bit_is_found_and_the_one_before_is_taken(saved, tmp_path, half):
+    flip(tmp_path / half / "checkpoints" / "3")
     with pytest.raises(RestoreCheckpointError, match=r"3 cannot be read|3 is damaged"):
         saved.restore(3, state())
     with pytest.warns(UserWarning, match="Going on from step 2"):
         found, meta = saved.newest_good(state(), 5, accept)
     assert meta.step == 2 and same_bits(found, state(scale=2))
-    assert saved.steps() == [2] and saved.damaged(5) == [3] and saved.damaged(0) == []
-    saved.save(state(scale=3), dataclasses.replace(META, step=3))  # the step can be taken again
-    saved.wait()
+    assert saved.steps() == [2] and saved.damaged() == [3]
+    assert sorted(os.listdir(tmp_path / "private" / "damaged" / "3-5-0")) == ["private", "released"]
+    save(saved, state(scale=3), 3)  # the step can be taken again
     assert saved.steps() == [3, 2]
 
 
+def test_a_released_half_without_its_private_one_is_not_a_checkpoint(saved, tmp_path):
+    shutil.rmtree(tmp_path / "private" / "checkpoints" / "3")
+    with pytest.warns(UserWarning, match="Going on from step 2"):
+        assert saved.newest_good(state(), 0, accept)[1].step == 2
+
+
 def test_checksums_are_compared_with_what_was_read(saved, monkeypatch):
-    monkeypatch.setattr("bevel.training.checkpoint.digest", lambda tree: ["0"] * 3)
+    monkeypatch.setattr("bevel.training.checkpoint.digest", lambda tree: ["0"] * 4)
     with pytest.raises(RestoreCheckpointError, match="do not have the checksums"):
         saved.restore(3, state())
 
@@ -110,7 +211,7 @@ def test_without_a_good_one_there_is_an_error_and_with_none_there_is_none(saved,
     with pytest.raises(RestoreCheckpointError, match="is good: not this one; not this one"):
         saved.newest_good(state(), 0, never)
     assert saved.steps() == [3, 2]
-    empty = Checkpoints(tmp_path / "empty")
+    empty = opened(tmp_path / "empty")
     assert empty.newest_good(state(), 0, accept) is None
     empty.close()
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import types
 
 import pytest
 
@@ -40,4 +41,9 @@ def test_in_another_thread_signals_stay_as_they_are():
 
 
 def test_the_exit_code_is_that_of_the_signal():
-    assert RunInterrupted("saved", signal.SIGINT).exit_code == 130
+    state = types.SimpleNamespace(step=3)
+    kept = RunInterrupted(signal.SIGINT, state, 8, saved=True)
+    assert kept.exit_code == 130 and kept.state is state
+    assert "after 3 of 8 steps; the state is saved" in str(kept)
+    lost = RunInterrupted(signal.SIGTERM, state, 8, saved=False)
+    assert lost.exit_code == 143 and "the state is saved" not in str(lost)

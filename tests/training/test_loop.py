@@ -21,7 +21,7 @@ def test_empty_batches_still_add_noise_and_larger_ones_are_not_cut(tmp_path):
         options=runs.options(checkpoint_every=1),
         callback=lambda s, m: seen.append(np.asarray(s.params["w"])),
     )
-    raw = list(read_lines(tmp_path / "run" / "raw.jsonl"))
+    raw = list(read_lines(tmp_path / "run" / "private" / "raw.jsonl"))
     assert [row["batch_size"] for row in raw] == sizes
     assert raw[sizes.index(0)]["loss"] is None
     moved = [np.abs(a - b).max() for a, b in zip([0 * seen[0], *seen], seen, strict=False)]
@@ -31,9 +31,10 @@ def test_empty_batches_still_add_noise_and_larger_ones_are_not_cut(tmp_path):
 def test_measures_come_in_order_and_once():
     seen = Seen()
     for step in range(5):
-        seen.add(step, 0, {"loss": jnp.float32(step)})
-    assert [row["step"] for row in seen.taken()] == list(range(5))
-    assert seen.taken() == []
+        seen.add(step, 0, {"loss": jnp.float32(step)}, bytes([step] * 16))
+    rows, digests = seen.taken()
+    assert [row["step"] for row in rows] == list(range(5)) and len(set(digests)) == 5
+    assert seen.taken() == ([], [])
 
 
 def test_keys_of_losses_belong_to_the_seed():

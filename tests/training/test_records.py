@@ -6,7 +6,14 @@ import stat
 import numpy as np
 import pytest
 
+from bevel.training.folder import RunFolder
 from bevel.training.records import Lines, Records, plain, read_lines
+
+
+def halves(path):
+    folder = RunFolder(path)
+    folder.create()
+    return folder
 
 
 def test_a_torn_line_is_cut_off_and_the_next_one_is_whole(tmp_path):
@@ -42,32 +49,40 @@ def test_values_are_valid_json(value, written):
 
 def test_a_step_is_written_once_for_each_attempt(tmp_path):
     for _ in range(2):
-        records = Records(tmp_path, tensorboard=False)
-        records.release({"step": 2}, [{"step": 0}, {"step": 1}])
-        records.release({"step": 2, "attempt": 1}, [{"step": 1, "attempt": 1}])
+        records = Records(halves(tmp_path), tensorboard=False)
+        records.keep([{"step": 0}, {"step": 1}])
+        records.release({"step": 2})
+        records.keep([{"step": 1, "attempt": 1}])
+        records.release({"step": 2, "attempt": 1})
         assert records.released(2, 1) and not records.released(3, 0)
         records.close()
-    assert list(read_lines(tmp_path / "metrics.jsonl")) == [{"step": 2}, {"step": 2, "attempt": 1}]
-    raw = [(line["step"], line.get("attempt", 0)) for line in read_lines(tmp_path / "raw.jsonl")]
-    assert raw == [(0, 0), (1, 0), (1, 1)]
-    assert stat.S_IMODE((tmp_path / "raw.jsonl").stat().st_mode) == 0o600
+    lines = list(read_lines(tmp_path / "released" / "metrics.jsonl"))
+    assert lines == [{"step": 2}, {"step": 2, "attempt": 1}]
+    raw = tmp_path / "private" / "raw.jsonl"
+    steps = [(line["step"], line.get("attempt", 0)) for line in read_lines(raw)]
+    assert steps == [(0, 0), (1, 0), (1, 1)]
+    assert stat.S_IMODE(raw.stat().st_mode) == 0o600
 
 
 def test_tensorboard_keeps_them_apart_too(tmp_path):
     pytest.importorskip("tensorboardX")
-    records = Records(tmp_path)
-    records.release({"step": 2, "epsilon": 1.0}, [{"step": 0, "loss": 3.0}])
+    records = Records(halves(tmp_path))
+    records.keep([{"step": 0, "loss": 3.0}])
+    records.release({"step": 2, "epsilon": 1.0})
     records.close()
-    public = b"".join(path.read_bytes() for path in (tmp_path / "tensorboard").iterdir())
-    raw_folder = tmp_path / "tensorboard_raw_not_private"
-    raw = b"".join(path.read_bytes() for path in raw_folder.iterdir())
-    assert b"epsilon" in public and b"loss" not in public
+    events = tmp_path / "private" / "tensorboard"
+    metrics = b"".join(path.read_bytes() for path in (events / "released").iterdir())
+    raw = b"".join(path.read_bytes() for path in (events / "raw").iterdir())
+    assert b"epsilon" in metrics and b"loss" not in metrics
     assert b"loss" in raw and b"epsilon" not in raw
+    assert [path.name for path in (tmp_path / "released").iterdir()] == ["metrics.jsonl"]
 
 
 def test_without_tensorboard_there_are_lines(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
-    records = Records(tmp_path)
-    records.release({"step": 2}, [])
+    records = Records(halves(tmp_path))
+    records.release({"step": 2})
     records.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "raw.jsonl"]
+    files = sorted(path.name for path in tmp_path.rglob("*.jsonl"))
+    assert files == ["metrics.jsonl", "raw.jsonl"]
+    assert not list(tmp_path.rglob("events*"))

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import warnings
@@ -46,19 +45,32 @@ def half(unbroken, tmp_path):
     return folder
 
 
+HALVES = ("released", "private")
+
+
+def undo_release(folder, step):
+    """Takes back what is on disk of the last release: charge, checkpoint, metrics."""
+    for half in HALVES:
+        shutil.rmtree(folder / half / "checkpoints" / str(step))
+    for path in ("released/metrics.jsonl", "released/ledger.jsonl", "private/raw.jsonl"):
+        lines = (folder / path).read_text().splitlines(keepends=True)
+        last = 2 if "raw" in path else 1
+        (folder / path).write_text("".join(lines[:-last]))
+
+
 def charges(folder):
-    lines = (folder / "ledger.jsonl").read_text().splitlines()[1:]
+    lines = (folder / "released" / "ledger.jsonl").read_text().splitlines()[1:]
     entries = [json.loads(line)["entry"] for line in lines]
     return [(e["first"], e["stop"], e["attempt"]) for e in entries]
 
 
 def metrics(folder):
-    return list(read_lines(folder / "metrics.jsonl"))
+    return list(read_lines(folder / "released" / "metrics.jsonl"))
 
 
 def damage(folder, step):
     """Flips a bit in the middle of every file of a checkpoint's arrays."""
-    for path in (folder / "checkpoints" / str(step) / "state").rglob("d/*"):
+    for path in (folder / "released" / "checkpoints" / str(step)).rglob("0*/[0-9]*"):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
@@ -68,16 +80,16 @@ def test_the_folder_holds_what_it_says(unbroken):
     _, folder = unbroken
     assert charges(folder) == [(0, 2, 0), (2, 4, 0), (4, 6, 0), (6, 8, 0)]
     assert [line["step"] for line in metrics(folder)] == [2, 4, 6, 8]
-    assert sorted(map(int, os.listdir(folder / "checkpoints"))) == [4, 6, 8]
-    raw = list(read_lines(folder / "raw.jsonl"))
+    assert sorted(map(int, os.listdir(folder / "released" / "checkpoints"))) == [4, 6, 8]
+    raw = list(read_lines(folder / "private" / "raw.jsonl"))
     assert [row["step"] for row in raw] == list(range(8))
-    for name in ("secrets.json", "raw.jsonl"):
-        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
-    record = json.loads((folder / "run.json").read_text())
-    assert record["status"] == "complete" and record["steps_taken"] == 8
+    assert sorted(os.listdir(folder)) == ["private", "released"]
+    record, owners = (json.loads((folder / h / "run.json").read_text()) for h in HALVES)
+    assert owners["status"] == record["ending"] == "complete" and owners["steps_taken"] == 8
     assert record["unit"] == "example" and record["relation"] == "ADD_OR_REMOVE_ONE"
-    assert record["programs_compiled_ahead"] == record["programs_compiled"] == 1
+    assert record["programs_compiled_ahead"] == owners["programs_compiled"] == 1
     assert {row["path"] for row in record["arrays"]} >= {"params/w", "params/b"}
+    assert record["settings"]["plan.mechanism.noise_multiplier"] == 1.0
 
 
 def test_no_file_but_one_has_the_secrets(unbroken):
@@ -97,7 +109,7 @@ def test_no_file_but_one_has_the_secrets(unbroken):
 
 def test_what_is_released_does_not_hold_what_is_not_private(unbroken):
     _, folder = unbroken
-    allowed = {"step", "epsilon", "delta", "attempt", "examples_per_second"}
+    allowed = {"step", "epsilon", "delta", "attempt"}
     assert all(set(line) == allowed for line in metrics(folder))
 
 
@@ -106,7 +118,9 @@ def test_a_run_that_goes_on_is_bit_identical_to_one_that_was_not_broken(unbroken
     again = runs.fit(half)
     assert runs.same_bits(state, again)
     assert charges(half) == charges(folder)
-    raw, expected = (list(read_lines(f / "raw.jsonl")) for f in (half, folder))
+    raw, expected = (list(read_lines(f / "private" / "raw.jsonl")) for f in (half, folder))
+    for row in raw + expected:
+        row.pop("examples_per_second", None)
     assert raw == expected
 
 
@@ -117,10 +131,8 @@ def test_steps_since_the_last_checkpoint_are_run_again_and_cost_nothing(unbroken
 
     with pytest.raises(RuntimeError, match="power cut"):
         runs.fit(half, callback=stop_hard)
-    shutil.rmtree(half / "checkpoints" / "6")  # as if it had been killed while it saved
-    lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (half / "metrics.jsonl").write_text("".join(lines[:2]))
-    assert charges(half)[-1] == (4, 6, 0)
+    undo_release(half, 6)  # as if it had been killed while it saved
+    assert charges(half)[-1] == (2, 4, 0)
     mesh = make_mesh("data=8")
     again = runs.fit(half, of=runs.trainer(mesh=mesh))
     np.testing.assert_allclose(again.params["w"], unbroken[0].params["w"], atol=1e-6)
@@ -129,9 +141,9 @@ def test_steps_since_the_last_checkpoint_are_run_again_and_cost_nothing(unbroken
 
 def test_a_complete_run_comes_back_as_it_is(unbroken):
     state, folder = unbroken
-    before = (folder / "ledger.jsonl").read_bytes()
+    before = (folder / "released" / "ledger.jsonl").read_bytes()
     assert runs.same_bits(runs.fit(folder), state)
-    assert (folder / "ledger.jsonl").read_bytes() == before
+    assert (folder / "released" / "ledger.jsonl").read_bytes() == before
 
 
 def test_a_damaged_checkpoint_falls_back_and_the_same_bits_cost_nothing(unbroken, half):
@@ -141,19 +153,22 @@ def test_a_damaged_checkpoint_falls_back_and_the_same_bits_cost_nothing(unbroken
     assert runs.same_bits(again, unbroken[0])
     assert charges(half) == charges(unbroken[1])
     assert [line["step"] for line in metrics(half)] == [2, 4, 6, 8]
-    assert os.listdir(half / "damaged") == ["4-0-0"]
+    assert os.listdir(half / "private" / "damaged") == ["4-0-0"]
 
 
 def test_released_steps_that_are_run_again_differently_get_fresh_noise_and_a_charge(unbroken, half):
     damage(half, 4)
-    with pytest.warns(UserWarning, match="Going on from step 2"):
+    with pytest.warns(UserWarning) as said:
         again = runs.fit(half, of=runs.trainer(mesh=make_mesh("data=8")))
+    found = " ".join(str(warning.message) for warning in said)
+    assert "Going on from step 2" in found
+    assert "steps 2 to 4 were released before" in found and "charged again" in found
     assert charges(half) == [(0, 2, 0), (2, 4, 0), (2, 4, 1), (4, 6, 1), (6, 8, 1)]
     assert np.abs(again.params["w"] - np.asarray(unbroken[0].params["w"])).max() > 1e-3
     steps = [(line["step"], line["attempt"]) for line in metrics(half)]
     assert steps == [(2, 0), (4, 0), (4, 1), (6, 1), (8, 1)]
     # Batches are fresh too: a batch that is used twice was sampled once.
-    raw = list(read_lines(half / "raw.jsonl"))
+    raw = list(read_lines(half / "private" / "raw.jsonl"))
     sizes = {
         k: [r["batch_size"] for r in raw if r["attempt"] == k and r["step"] in (2, 3)]
         for k in (0, 1)
@@ -164,18 +179,18 @@ def test_released_steps_that_are_run_again_differently_get_fresh_noise_and_a_cha
 def test_without_a_good_checkpoint_nothing_begins_afresh(half):
     for step in (2, 4):
         damage(half, step)
-    (half / "checkpoints" / "0").exists() and damage(half, 0)
-    before = sorted(os.listdir(half / "checkpoints"))
+    (half / "released" / "checkpoints" / "0").exists() and damage(half, 0)
+    before = sorted(os.listdir(half / "released" / "checkpoints"))
     with pytest.raises(RestoreCheckpointError, match=r"no checkpoint of .* is good"):
         runs.fit(half)
-    assert sorted(os.listdir(half / "checkpoints")) == before
-    shutil.rmtree(half / "checkpoints")
+    assert sorted(os.listdir(half / "released" / "checkpoints")) == before
+    shutil.rmtree(half / "released" / "checkpoints")
     with pytest.raises(RestoreCheckpointError, match="does not begin afresh"):
         runs.fit(half)
 
 
 def test_a_half_written_checkpoint_is_not_one(unbroken, half):
-    kept = half / "checkpoints"
+    kept = half / "released" / "checkpoints"
     shutil.copytree(kept / "4", kept / "6.orbax-checkpoint-tmp-0")
     (kept / "8").mkdir()  # a copy that was cut short
     with pytest.warns(UserWarning, match="Going on from step 4"):
@@ -185,9 +200,9 @@ def test_a_half_written_checkpoint_is_not_one(unbroken, half):
 
 def test_another_plan_other_keys_and_other_frozen_parameters_are_refused(half, tmp_path):
     other = runs.plan(noise_multiplier=2.0)
-    with pytest.raises(FixArgumentsError, match="a run has one plan"):
+    with pytest.raises(RestoreCheckpointError, match=r"noise_multiplier 1\.0 -> 2\.0"):
         runs.fit(half, of=runs.trainer(config=other))
-    secrets = half / "secrets.json"
+    secrets = half / "private" / "secrets.json"
     saved = secrets.read_text()
     secrets.unlink()
     with pytest.raises(RestoreCheckpointError, match=r"secrets.json is missing.*noise key"):
@@ -195,8 +210,8 @@ def test_another_plan_other_keys_and_other_frozen_parameters_are_refused(half, t
     runs.fit(
         tmp_path / "other", of=runs.trainer(config=runs.plan(seed=4)), callback=runs.at_step(2)
     )
-    shutil.copy(tmp_path / "other" / "secrets.json", secrets)
-    with pytest.raises(RestoreCheckpointError, match="another noise key"):
+    shutil.copy(tmp_path / "other" / "private" / "secrets.json", secrets)
+    with pytest.raises(RestoreCheckpointError, match=r"the data differ|another noise key"):
         runs.fit(half)
     secrets.write_text(saved)
     secrets.chmod(0o644)
@@ -207,14 +222,15 @@ def test_another_plan_other_keys_and_other_frozen_parameters_are_refused(half, t
 def test_a_checkpoint_of_another_plan_is_passed_over(unbroken, half, tmp_path):
     other = tmp_path / "other"
     runs.fit(other, of=runs.trainer(config=runs.plan(noise_multiplier=2.0)))
-    shutil.copytree(other / "checkpoints" / "8", half / "checkpoints" / "8")
+    for name in HALVES:
+        shutil.copytree(other / name / "checkpoints" / "8", half / name / "checkpoints" / "8")
     with pytest.warns(UserWarning, match=r"of another plan.*Going on from step 4"):
         again = runs.fit(half)
     assert runs.same_bits(again, unbroken[0])
 
 
 def test_a_ledger_that_was_cut_or_lost_is_refused(half):
-    ledger = half / "ledger.jsonl"
+    ledger = half / "released" / "ledger.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
     ledger.write_bytes(b"".join(lines[:2]))
     with pytest.raises(RestoreLedgerError, match="checkpoint of run"):
@@ -222,6 +238,7 @@ def test_a_ledger_that_was_cut_or_lost_is_refused(half):
     ledger.unlink()
     with pytest.raises(RestoreLedgerError, match="checkpoint of run"):
         runs.fit(half)
+    assert not ledger.exists()
 
 
 def test_a_run_ends_before_it_would_exceed_its_budget(tmp_path):
@@ -231,8 +248,9 @@ def test_a_run_ends_before_it_would_exceed_its_budget(tmp_path):
     state = runs.fit(folder, options=runs.options(budget=budget))
     assert int(state.step) == 5
     assert charges(folder) == [(0, 2, 0), (2, 4, 0), (4, 5, 0)]
-    assert json.loads((folder / "run.json").read_text())["status"] == "ended by the budget"
-    assert Ledger.read(folder / "ledger.jsonl").spent().epsilon <= budget.epsilon
+    record = json.loads((folder / "released" / "run.json").read_text())
+    assert record["ending"] == "ended by the budget"
+    assert Ledger.read(folder / "released" / "ledger.jsonl").spent().epsilon <= budget.epsilon
     assert metrics(folder)[-1]["epsilon"] == pytest.approx(plan.epsilon(5, delta=1e-5), rel=1e-6)
     assert int(runs.fit(folder, options=runs.options(budget=budget)).step) == 5
     with pytest.raises(StopRunError, match="does not allow a single step"):
@@ -259,12 +277,13 @@ def test_nothing_is_seen_before_it_is_charged_and_saved(tmp_path):
     def look(state, metrics):
         step = metrics["step"]
         assert charges(folder)[-1][1] == step
-        assert (folder / "checkpoints" / str(step)).is_dir()
-        assert list(read_lines(folder / "metrics.jsonl"))[-1]["step"] == step
+        assert (folder / "released" / "checkpoints" / str(step)).is_dir()
+        assert list(read_lines(folder / "released" / "metrics.jsonl"))[-1]["step"] == step
         seen.append(step)
 
     def evaluate(params):
-        assert not (folder / "raw.jsonl").read_text() or len(seen)
+        step = metrics(folder)[-1]["step"] + 2 if metrics(folder) else 2
+        assert charges(folder)[-1][1] == step
         return {"norm": float(np.linalg.norm(params["w"]))}
 
     runs.fit(folder, callback=look, evaluate=evaluate)
@@ -272,8 +291,8 @@ def test_nothing_is_seen_before_it_is_charged_and_saved(tmp_path):
 
 
 def test_metrics_that_a_crash_left_out_are_made_up_for(unbroken, half):
-    lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (half / "metrics.jsonl").write_text(lines[0] + lines[1][:10])
+    lines = (half / "released" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (half / "released" / "metrics.jsonl").write_text(lines[0] + lines[1][:10])
     called = []
     runs.fit(half, callback=lambda s, m: called.append(m["step"]))
     assert called == [4, 6, 8]
@@ -320,7 +339,9 @@ def test_a_signal_saves_and_says_so(unbroken, tmp_path, number, code):
         runs.fit(folder, callback=press)
     assert stopped.value.exit_code == code and isinstance(stopped.value, KeyboardInterrupt)
     assert signal.getsignal(number) is before
-    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+    record, owners = (json.loads((folder / h / "run.json").read_text()) for h in HALVES)
+    assert owners["status"] == "interrupted" and record["ending"] is None
+    assert int(stopped.value.state.step) == 4
     assert runs.same_bits(runs.fit(folder), unbroken[0])
     assert charges(folder)[-1][1] == 8
 
@@ -352,10 +373,10 @@ def test_frozen_parameters_are_not_saved_and_must_be_the_same(tmp_path):
         return runs.fit(tmp_path / "run", of=trainer, begin=begin, **changed)
 
     go(params, callback=runs.at_step(2))
-    saved = (tmp_path / "run" / "checkpoints" / "2" / "state" / "_METADATA").read_text()
+    saved = (tmp_path / "run" / "released" / "checkpoints" / "2" / "_METADATA").read_text()
     assert "lora" in saved and "base" not in saved
     other = {**params, "base": {"w": params["base"]["w"] * 2}}
-    with pytest.raises(RestoreCheckpointError, match="other frozen parameters"):
+    with pytest.raises(RestoreCheckpointError, match="the frozen parameters differ"):
         go(other)
     seen = []
     state = go(params, evaluate=lambda p: {"b": seen.append(p) or 0})
@@ -390,7 +411,7 @@ except FreeSpaceError as error:
 """
 
 
-@pytest.mark.parametrize("limit, what", [(0, "ledger.jsonl"), (9000, "checkpoints")])
+@pytest.mark.parametrize("limit, what", [(0, "staging"), (9000, "staging")])
 def test_a_full_disk_is_an_error_and_the_last_checkpoint_stays(unbroken, tmp_path, limit, what):
     folder = tmp_path / "run"
     tests = Path(__file__).resolve().parents[1]
@@ -415,7 +436,7 @@ def test_the_terminal_shows_nothing_before_the_checkpoint_is_there(tmp_path, mon
 
     def released(self, metrics, raw):
         shown.append(metrics["step"])
-        assert (folder / "checkpoints" / str(metrics["step"])).is_dir()
+        assert (folder / "released" / "checkpoints" / str(metrics["step"])).is_dir()
 
     monkeypatch.setattr("bevel.training.progress.Progress.released", released)
     runs.fit(folder, evaluate=lambda params: {"seen": len(shown)})
@@ -425,8 +446,8 @@ def test_the_terminal_shows_nothing_before_the_checkpoint_is_there(tmp_path, mon
 def test_the_last_metrics_are_made_up_for_too(unbroken, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(unbroken[1], folder)
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:-1]))
+    lines = (folder / "released" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "released" / "metrics.jsonl").write_text("".join(lines[:-1]))
     called = []
     runs.fit(folder, callback=lambda s, m: called.append(m["step"]))
     assert called == [8] and [line["step"] for line in metrics(folder)] == [2, 4, 6, 8]

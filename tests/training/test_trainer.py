@@ -191,7 +191,7 @@ def test_nan_in_the_data_contributes_nothing(tmp_path):
     given["x"][::3] = np.nan
     state = runs.fit(tmp_path / "run", given=given)
     assert all(np.isfinite(x).all() for x in runs.arrays(state.params))
-    raw = list(read_lines(tmp_path / "run" / "raw.jsonl"))
+    raw = list(read_lines(tmp_path / "run" / "private" / "raw.jsonl"))
     assert sum(row["not_finite"] for row in raw) > 5
     assert all(0 < row["loss"] < 10 for row in raw if row["not_finite"] < row["batch_size"])
 
@@ -255,5 +255,5 @@ def test_correlated_noise_goes_on_from_its_buffers(tmp_path):
             tmp_path / "run", of=runs.trainer(config=plan), callback=runs.at_step(stop)
         )
     assert runs.same_bits(state, unbroken)
-    spent = Ledger.read(tmp_path / "run" / "ledger.jsonl").spent(1e-5)
+    spent = Ledger.read(tmp_path / "run" / "released" / "ledger.jsonl").spent(1e-5)
     assert spent.epsilon == pytest.approx(plan.epsilon(delta=1e-5), rel=1e-3)

@@ -64,13 +64,13 @@ def test_two_processes_train_as_one_and_one_goes_on(tmp_path):
         with np.load(folder / f"process{process}.npz") as found:
             for name in ("w", "b"):
                 np.testing.assert_allclose(found[name], expected.params[name], atol=1e-6)
-    lines = (folder / "ledger.jsonl").read_text().splitlines()[1:]
+    lines = (folder / "released" / "ledger.jsonl").read_text().splitlines()[1:]
     assert [json.loads(line)["entry"]["stop"] for line in lines] == [2, 4]
-    record = json.loads((folder / "run.json").read_text())
+    record = json.loads((folder / "released" / "run.json").read_text())
     assert record["surroundings"]["processes"] == 2
     # One process, another mesh: only unreleased steps are left, at no cost.
     again = runs.fit(folder, of=runs.trainer(mesh=make_mesh("data=4,model=2")))
     unbroken = runs.fit()
     np.testing.assert_allclose(again.params["w"], unbroken.params["w"], atol=1e-6)
-    lines = (folder / "ledger.jsonl").read_text().splitlines()[1:]
+    lines = (folder / "released" / "ledger.jsonl").read_text().splitlines()[1:]
     assert [json.loads(line)["entry"]["attempt"] for line in lines] == [0] * 4

@@ -1,0 +1,350 @@
+"""Attacks on whole runs: a folder put back from a copy, other data, other processes, open files."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+import training_runs as runs
+from two_processes import started
+
+from bevel.accounting import Budget, Ledger
+from bevel.errors import FixArgumentsError, RestoreCheckpointError
+from bevel.execution_plan import PlanSecrets
+from bevel.optimizers import dp_adam
+from bevel.training import RunInterrupted, RunOptions, data
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def charges(ledger):
+    lines = Path(ledger).read_text().splitlines()[1:]
+    entries = [json.loads(line)["entry"] for line in lines]
+    return [(e["first"], e["stop"], e["attempt"]) for e in entries if e["kind"] == "charge"]
+
+
+def correlated(config):
+    return runs.trainer(config=config.make(secrets=PlanSecrets.for_tests(3)))
+
+
+@pytest.fixture
+def put_back(tmp_path):
+    """A run of 8 steps on a ledger elsewhere, whose folder is put back as it was at step 4."""
+
+    def made(of=None):
+        folder, ledger = tmp_path / "run", tmp_path / "ledger.jsonl"
+        options = runs.options(ledger=ledger)
+        runs.fit(folder, of=of, options=options, callback=runs.at_step(4))
+        shutil.copytree(folder, tmp_path / "copy")
+        state = runs.fit(folder, of=of, options=options)
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "copy", folder)
+        return folder, ledger, options, state
+
+    return made
+
+
+def test_charged_steps_of_a_folder_put_back_get_fresh_noise_and_are_charged_again(put_back):
+    folder, ledger, options, first = put_back()
+    with pytest.warns(UserWarning, match=r"steps 4 to 8 were released.*no record.*charged again"):
+        again = runs.fit(folder, options=options)
+    assert charges(ledger)[-4:] == [(4, 6, 0), (6, 8, 0), (4, 6, 1), (6, 8, 1)]
+    assert np.abs(np.asarray(again.params["w"]) - np.asarray(first.params["w"])).max() > 1e-3
+
+
+def test_a_record_changed_in_a_folder_put_back_is_refused(put_back):
+    folder, ledger, options, _ = put_back()
+    before, changed = ledger.read_bytes(), runs.data()
+    changed["x"][5] += 5
+    with pytest.raises(RestoreCheckpointError, match="the data differ"):
+        runs.fit(folder, options=options, given=changed)
+    assert ledger.read_bytes() == before
+
+
+@pytest.mark.parametrize("config", [runs.BANDMF, runs.BLT], ids=["BandMF", "BLT"])
+def test_correlated_noise_is_not_run_again_after_a_folder_was_put_back(put_back, config):
+    folder, ledger, options, _ = put_back(correlated(config))
+    before = ledger.read_bytes()
+    with pytest.raises(RestoreCheckpointError, match="no guarantee is proven"):
+        runs.fit(folder, of=correlated(config), options=options)
+    assert ledger.read_bytes() == before
+
+
+@pytest.mark.parametrize("config", [runs.BANDMF, runs.BLT], ids=["BandMF", "BLT"])
+def test_correlated_noise_goes_on_where_charges_reached_ahead(config, tmp_path):
+    unbroken = runs.fit(tmp_path / "unbroken", of=correlated(config))
+    folder = tmp_path / "run"
+    runs.fit(folder, of=correlated(config), callback=runs.at_step(4))
+    again = runs.fit(folder, of=correlated(config))
+    assert runs.same_bits(unbroken, again)
+    spent = [
+        Ledger.read(f / "released" / "ledger.jsonl").spent(1e-5).epsilon
+        for f in (tmp_path / "unbroken", folder)
+    ]
+    assert spent[0] == spent[1]
+
+
+def lose_the_last_checkpoint(folder):
+    """As a disk would: both halves of it are gone, all else is as it was."""
+    for half in ("released", "private"):
+        steps = sorted(map(int, os.listdir(folder / half / "checkpoints")))
+        shutil.rmtree(folder / half / "checkpoints" / str(steps[-1]))
+
+
+def test_lost_checkpoints_are_run_again_to_the_same_bits_at_no_cost(tmp_path):
+    folder = tmp_path / "run"
+    state = runs.fit(folder)
+    before = charges(folder / "released" / "ledger.jsonl")
+    for _ in range(2):
+        lose_the_last_checkpoint(folder)
+    assert runs.same_bits(runs.fit(folder), state)
+    assert charges(folder / "released" / "ledger.jsonl") == before
+
+
+def test_a_record_that_no_fingerprint_sampled_is_found_by_the_digests_of_rows(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(data, "numbers_to_hash", lambda *_: iter(()))  # as of a very large data set
+    folder, of = tmp_path / "run", runs.trainer()
+    runs.fit(folder, of=of)
+    lose_the_last_checkpoint(folder)
+    row = of.plan.batch(7, runs.N)[0]  # in a batch of the steps that are run again
+    changed = runs.data()
+    changed["x"][row] += 5
+    with pytest.warns(UserWarning, match=r"rows that they read are not the same.*charged again"):
+        runs.fit(folder, of=of, given=changed)
+    assert charges(folder / "released" / "ledger.jsonl")[-1] == (6, 8, 1)
+
+
+def test_a_result_that_is_not_the_recorded_one_is_not_shown(tmp_path):
+    folder, of = tmp_path / "run", runs.trainer()
+    runs.fit(folder, of=of)
+    lose_the_last_checkpoint(folder)
+    record = folder / "private" / "releases.jsonl"
+    lines = record.read_text().splitlines()
+    last = json.loads(lines[-1])
+    last["after"][1] = "0" * 16  # as if the machine did not repeat its bits
+    record.write_text("\n".join([*lines[:-1], json.dumps(last), ""]))
+    with pytest.warns(UserWarning, match="running them again gave another result"):
+        state = runs.fit(folder, of=of)
+    assert int(state.step) == 8
+    assert charges(folder / "released" / "ledger.jsonl")[-1] == (6, 8, 1)
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"of": lambda: runs.trainer(optimizer=optax.sgd(0.4, momentum=0.9))}, "the optimizer's"),
+        ({"of": lambda: runs.trainer(optimizer=optax.sgd(0.5))}, "another structure"),
+        (
+            {"of": lambda: runs.trainer(optimizer=lambda plan: dp_adam(0.1, noise_stddev=1.0))},
+            "another structure",
+        ),
+        ({"of": lambda: runs.trainer(loss_fn=lambda *a: scaled(*a))}, "the loss's program differs"),
+        ({"of": lambda: runs.trainer(ema_decay=0.5)}, "ema_decay None -> 0.5"),
+        ({"of": lambda: runs.trainer(trainable="w")}, "another structure"),
+        ({"of": lambda: runs.trainer(config=runs.plan(noise_multiplier=2.0))}, "1.0 -> 2.0"),
+        ({"of": lambda: runs.trainer(config=runs.plan(iterations=9))}, "iterations 8 -> 9"),
+        ({"begin": lambda: jax.tree.map(lambda x: x + 1, runs.params())}, "initial parameters"),
+        ({"given": lambda: {**runs.data(), "y": 1 - runs.data()["y"]}}, "the data differ"),
+        ({"options": lambda: runs.options(settings={"rate": 2})}, "rate 1 -> 2"),
+    ],
+)
+def test_a_run_does_not_go_on_otherwise_than_it_was_begun(changed, said, tmp_path):
+    folder = tmp_path / "run"
+    known = {"options": runs.options(settings={"rate": 1})}
+    runs.fit(folder, callback=runs.at_step(4), **known)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(RestoreCheckpointError, match=said):
+        runs.fit(folder, **known | {name: make() for name, make in changed.items()})
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    runs.fit(folder, **known)  # nothing is lost, and a finished run is compared, too
+    with pytest.raises(RestoreCheckpointError, match=said):
+        runs.fit(folder, **known | {name: make() for name, make in changed.items()})
+
+
+def scaled(params, batch, prng):
+    loss, aux = runs.loss(params, batch, prng)
+    return loss * 2.0, aux
+
+
+def test_what_is_accepted_is_recorded_and_the_run_goes_on(tmp_path):
+    folder = tmp_path / "run"
+    runs.fit(folder, callback=runs.at_step(4), options=runs.options(settings={"rate": 0.5}))
+    slower = runs.trainer(optimizer=optax.sgd(0.4, momentum=0.9), loss_fn=scaled)
+    accept = {"accept": ["optimizer", "loss", "rate"], "settings": {"rate": 0.4}}
+    state = runs.fit(folder, of=slower, options=runs.options(**accept))
+    assert int(state.step) == 8
+    record = json.loads((folder / "released" / "run.json").read_text())
+    assert [(c["step"], c["name"]) for c in record["changes"]] == [
+        (4, "rate"),
+        (4, "optimizer"),
+        (4, "loss"),
+    ]
+    assert record["changes"][0]["from"] == 0.5 and record["changes"][0]["to"] == 0.4
+    assert record["settings"]["rate"] == 0.4
+    runs.fit(folder, of=slower, options=runs.options(settings={"rate": 0.4}))  # as it is now
+
+
+def test_ctrl_c_without_a_folder_keeps_the_state_in_the_exception():
+    of = runs.trainer()
+
+    def press(state, metrics):
+        if metrics["step"] == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(RunInterrupted, match=r"nothing is saved.*error\.state") as stopped:
+        runs.fit(of=of, callback=press)
+    again = runs.fit(of=of, begin=stopped.value.state)
+    assert runs.same_bits(again, runs.fit())
+
+
+def test_callbacks_get_what_may_be_shown(tmp_path):
+    for folder in (None, tmp_path / "run"):
+        seen = []
+        runs.fit(
+            folder, of=correlated(runs.BANDMF), callback=lambda s, m, seen=seen: seen.append(s)
+        )
+        assert {type(state).__name__ for state in seen} == {"ReleasedState"}
+        assert not hasattr(seen[0], "noise_state") and int(seen[-1].step) == 8
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_everything_private_is_for_its_owner(umask, tmp_path):
+    folder, before = tmp_path / "run", os.umask(umask)
+    try:
+        runs.fit(folder, options=runs.options(tensorboard=True), callback=runs.at_step(4))
+    finally:
+        os.umask(before)
+    private = folder / "private"
+    modes = {p: stat.S_IMODE(p.stat().st_mode) for p in private.iterdir()}
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    for path, mode in modes.items():
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+    (private / "raw.jsonl").chmod(0o644)
+    private.chmod(0o755)
+    with pytest.warns(UserWarning) as said:
+        runs.fit(folder)
+    found = " ".join(str(warning.message) for warning in said)
+    assert "private had mode 0755" in found and "raw.jsonl had mode 0644" in found
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / "raw.jsonl").stat().st_mode) == 0o600
+
+
+def test_links_are_not_followed_out_of_the_private_half(tmp_path):
+    folder = tmp_path / "run"
+    runs.fit(folder, callback=runs.at_step(4))
+    raw = folder / "private" / "raw.jsonl"
+    raw.rename(tmp_path / "elsewhere")
+    raw.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FixArgumentsError, match="is a link"):
+        runs.fit(folder)
+    raw.unlink()
+    (folder / "private").rename(tmp_path / "private")
+    (folder / "private").symlink_to(tmp_path / "private")
+    with pytest.raises(FixArgumentsError, match="is a link"):
+        runs.fit(folder)
+
+
+def test_an_older_folder_says_what_to_do_and_its_ledger_goes_on(tmp_path):
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "checkpoints").mkdir()
+    (older / "run.json").write_text("{}")
+    with pytest.raises(FixArgumentsError, match=r"contain the noise.*ledger\.jsonl"):
+        runs.fit(older)
+    assert sorted(os.listdir(older)) == ["checkpoints", "run.json"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"delta": 1.5}, {"delta": 0.0}, {"keep_period": 0}, {"budget": 3}, {"accept": "loss"}],
+)
+def test_options_are_checked_before_anything_runs(wrong):
+    with pytest.raises(FixArgumentsError):
+        RunOptions(**wrong)
+
+
+def test_evaluation_cannot_overwrite_what_the_run_says(tmp_path):
+    with pytest.raises(FixArgumentsError, match="evaluate returned epsilon"):
+        runs.fit(tmp_path / "run", evaluate=lambda params: {"epsilon": 0.0})
+
+
+def test_a_ledger_rolled_back_with_its_folder_is_found_by_its_anchor(tmp_path):
+    folder, options = tmp_path / "run", runs.options(anchor=tmp_path / "anchor")
+    runs.fit(folder, options=options, callback=runs.at_step(4))
+    shutil.copytree(folder, tmp_path / "copy")
+    runs.fit(folder, options=options)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    with pytest.raises(ValueError, match="rolled back"):
+        runs.fit(folder, options=options)
+
+
+DIFFERENT = """
+import sys, pathlib
+import numpy as np, optax
+import training_runs as runs
+from bevel.execution_plan import PlanSecrets
+from bevel.sharding import make_mesh
+
+folder, what = sys.argv[3:]
+odd = jax.process_index() == 1
+fields, given = {}, runs.data()
+if what == "plan" and odd:
+    fields["config"] = runs.plan(noise_multiplier=0.1)
+if what == "optimizer" and odd:
+    fields["optimizer"] = optax.sgd(0.4, momentum=0.9)
+if what == "loss" and odd:
+    fields["loss_fn"] = lambda p, b, k: (2.0 * runs.loss(p, b, k)[0], {})
+if what == "data" and odd:
+    given["x"][3] += 1
+begin = runs.params()
+if what == "initial parameters" and odd:
+    begin["b"] = begin["b"] + 1
+options = runs.options(checkpoint_every=3 if what == "options" and odd else 2)
+trainer = runs.trainer(mesh=make_mesh("data=4,model=2"), rules="fsdp", **fields)
+try:
+    runs.fit(folder, of=trainer, given=given, begin=begin, options=options)
+except ValueError as error:
+    print(error)
+    sys.exit(0)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    "what", ["plan", "optimizer", "loss", "data", "initial parameters", "options"]
+)
+def test_processes_that_do_not_run_the_same_are_all_ended(what, tmp_path):
+    folder = tmp_path / "run"
+    codes, outputs = started(DIFFERENT, folder, what)
+    for code, output in zip(codes, outputs, strict=True):
+        assert code == 0, output[-3000:]
+        assert f"process 1 has another {what}" in output
+    assert not list(folder.rglob("checkpoints/*")), "nothing was released"
+
+
+def test_a_budget_is_still_one_after_a_folder_was_put_back(tmp_path):
+    """What runs again is charged again, so the budget stops it."""
+    plan = runs.plan()
+    budget = Budget(plan.epsilon(8, delta=1e-5) * 1.05, 1e-5)
+    folder = tmp_path / "run"
+    options = runs.options(ledger=tmp_path / "ledger.jsonl", budget=budget)
+    runs.fit(folder, options=options, callback=runs.at_step(4))
+    shutil.copytree(folder, tmp_path / "copy")
+    runs.fit(folder, options=options)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = runs.fit(folder, options=options)
+    assert int(state.step) < 8
+    assert Ledger.read(tmp_path / "ledger.jsonl").spent().epsilon <= budget.epsilon

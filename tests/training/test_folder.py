@@ -1,0 +1,90 @@
+"""The two halves of a run's folder: what is private is for its owner, whatever the umask."""
+
+import os
+import stat
+
+import pytest
+
+from bevel.errors import FixArgumentsError
+from bevel.training.folder import NO_TIME, RunFolder, closed_folder, open_private, write_whole
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(autouse=True)
+def open_to_all():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_both_halves_are_made_and_one_is_closed(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "one")
+    assert not folder.begun
+    folder.create()
+    folder.create()
+    assert mode(folder.private) == 0o700 and mode(folder.released) == 0o777
+    (folder.private / "secrets.json").touch()
+    assert folder.begun
+
+
+def test_a_folder_that_was_open_is_closed_with_a_warning(tmp_path):
+    path = tmp_path / "private"
+    path.mkdir(mode=0o750)
+    with pytest.warns(UserWarning, match=r"had mode 0750.*0700 now.*begin another run"):
+        closed_folder(path)
+    assert mode(path) == 0o700
+
+
+def test_a_file_or_a_link_is_no_private_folder(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "there").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    for name, said in (("file", "is no folder"), ("link", "is a link")):
+        with pytest.raises(FixArgumentsError, match=said):
+            closed_folder(tmp_path / name)
+
+
+def test_private_files_are_closed_and_links_are_not_followed(tmp_path):
+    path, link = tmp_path / "raw", tmp_path / "link"
+    os.close(open_private(path, os.O_WRONLY | os.O_CREAT))
+    assert mode(path) == 0o600
+    path.chmod(0o666)
+    with pytest.warns(UserWarning, match="had mode 0666; it has 0600 now"):
+        os.close(open_private(path, os.O_WRONLY))
+    assert mode(path) == 0o600
+    link.symlink_to(path)
+    with pytest.raises(FixArgumentsError, match="is a link"):
+        open_private(link, os.O_WRONLY)
+    with pytest.raises(FileNotFoundError):
+        open_private(tmp_path / "none", os.O_WRONLY)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "run.json"
+    write_whole(path, "one", private=False)
+    write_whole(path, "two", private=True)
+    assert path.read_text() == "two" and mode(path) == 0o600
+    assert os.listdir(tmp_path) == ["run.json"]
+    with pytest.raises(TypeError):
+        write_whole(path, 3, private=True)
+    assert path.read_text() == "two" and os.listdir(tmp_path) == ["run.json"]
+
+
+def test_released_files_carry_no_time(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    (folder.released / "run.json").touch()
+    folder.forget_times("run.json", "missing")
+    assert folder.released.stat().st_mtime == NO_TIME
+    assert (folder.released / "run.json").stat().st_mtime == NO_TIME
+
+
+@pytest.mark.parametrize("name", ["run.json", "secrets.json", "checkpoints"])
+def test_an_older_folder_is_refused_and_left_as_it_is(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(FixArgumentsError, match=r"contain the noise.*RunOptions\(ledger="):
+        RunFolder(tmp_path).create()
+    assert os.listdir(tmp_path) == [name]

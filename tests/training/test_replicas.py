@@ -1,0 +1,41 @@
+"""Copies of an array that differ are found, whatever it is split over."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bevel.errors import RestoreCheckpointError
+from bevel.sharding import make_mesh
+from bevel.training.replicas import check_replicas
+
+MESH = make_mesh("data=4,model=2")
+
+
+def placed(spec, odd=None):
+    """An array of which device `odd` holds something else."""
+    values = np.arange(16, dtype=np.float32).reshape(8, 2)
+    sharding = NamedSharding(MESH, spec)
+    parts = []
+    for number, (device, index) in enumerate(
+        sharding.addressable_devices_indices_map((8, 2)).items()
+    ):
+        part = values[index].copy()
+        if number == odd:
+            part[0, 0] += 1e-6 + part[0, 0] * 1e-6
+        parts.append(jax.device_put(part, device))
+    return jax.make_array_from_single_device_arrays((8, 2), sharding, parts)
+
+
+@pytest.mark.parametrize("spec", [P(), P("data"), P(None, "model")])
+def test_one_copy_that_differs_is_named(spec):
+    check_replicas({"w": placed(spec), "b": placed(P())}, MESH)
+    with pytest.raises(RestoreCheckpointError, match="copies of w differ"):
+        check_replicas({"w": placed(spec, odd=3), "b": placed(P())}, MESH)
+
+
+def test_what_has_no_copies_is_not_compared():
+    check_replicas({"w": placed(P("data", "model"), odd=3), "x": jnp.ones(3)}, MESH)
+    check_replicas({"x": jnp.ones(3)}, None)

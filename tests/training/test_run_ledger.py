@@ -1,0 +1,75 @@
+"""A run in its ledger: charges before releases, marks where a charge reached ahead."""
+
+import dataclasses
+import json
+
+import pytest
+import training_runs as runs
+
+from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.execution_plan import PlanSecrets
+from bevel.training.checkpoint import Meta
+from bevel.training.run_ledger import RunLedger
+
+SECRETS = PlanSecrets.for_tests(3)
+
+
+def opened(path, plan):
+    ledger = RunLedger(path, plan, "one", None, None)
+    ledger.join(SECRETS.commitment)
+    return ledger
+
+
+def entries(path):
+    return [json.loads(line)["entry"] for line in path.read_text().splitlines()[1:]]
+
+
+def position(ledger):
+    return ledger.attempt, ledger.begun, ledger.charged, ledger.released
+
+
+def test_steps_are_charged_once_and_the_position_is_read_back(tmp_path):
+    path, plan = tmp_path / "ledger.jsonl", runs.plan()
+    ledger = opened(path, plan)
+    ledger.release(2)
+    ledger.release(2)
+    ledger.release(4)
+    assert [(e["first"], e["stop"]) for e in entries(path)] == [(0, 2), (2, 4)]
+    assert ledger.epsilon(None) is None and ledger.epsilon(1e-5) > 0
+    ledger.close()
+    again = opened(path, plan)
+    assert position(again) == position(ledger) == (0, 0, 4, 4)
+    again.begin_attempt(2)
+    again.release(4)
+    assert [(e["first"], e["attempt"]) for e in entries(path)][-1] == (2, 1)
+    again.close()
+
+
+def test_what_was_charged_ahead_is_marked_when_it_is_released(tmp_path):
+    path, plan = tmp_path / "ledger.jsonl", runs.BANDMF.make(secrets=SECRETS)
+    ledger = opened(path, plan)
+    ledger.release(1)
+    assert position(ledger) == (0, 0, 3, 1)  # a round of three bands
+    ledger.release(2)
+    ledger.close()
+    assert [entry["kind"] for entry in entries(path)] == ["charge", "release"]
+    again = opened(path, plan)
+    assert position(again) == (0, 0, 3, 2)
+    again.close()
+
+
+def test_a_checkpoint_that_the_ledger_does_not_know_is_refused(tmp_path):
+    path, plan = tmp_path / "ledger.jsonl", runs.BANDMF.make(secrets=SECRETS)
+    ledger = opened(path, plan)
+    ledger.release(1)
+    meta = Meta(1, 0, plan.fingerprint(), SECRETS.commitment, ledger.head)
+    ledger.check_has(meta)
+    with pytest.raises(RestoreLedgerError, match="says that steps up to 1 were"):
+        ledger.check_has(dataclasses.replace(meta, step=2))
+    with pytest.raises(RestoreLedgerError, match="charges up to step 3"):
+        ledger.check_has(dataclasses.replace(meta, step=5))
+    with pytest.raises(RestoreLedgerError, match="hash"):
+        ledger.check_has(dataclasses.replace(meta, ledger="0" * 64))
+    with pytest.raises(FixArgumentsError, match="another name"):
+        ledger.check_is_new(tmp_path)
+    ledger.close()
