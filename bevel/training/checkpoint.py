@@ -5,28 +5,29 @@
 
 A checkpoint is staged in the private folder, whole, by Orbax. Once its steps are charged it is
 published: the private half gets its name first, the released half last, so a released half always
-has its private one. Arrays are written as zarr, one file per shard: Orbax's other container holds
+has its private one. One that is never charged shows nothing to anyone: a run that was interrupted
+goes on from it. Arrays are written as zarr, one file per shard: Orbax's other container holds
 the time of day and random names. Keys and seeds are in neither half, nor are frozen parameters.
 """
 
 import contextlib
 import dataclasses
-import errno
 import json
 import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
-from bevel.errors import FreeSpaceError, RestoreCheckpointError
+from bevel.errors import RestoreCheckpointError
 from bevel.training.agreement import any_of, is_first, together
 from bevel.training.digest import digest
+from bevel.training.disk import full_disk_explained
 from bevel.training.folder import (
     CHECKPOINTS,
     DAMAGED,
@@ -42,11 +43,9 @@ from bevel.training.folder import (
 from bevel.training.state import path_text
 
 PyTree = Any
-FILE = "checkpoint.json"
+FILE, RELEASE = "checkpoint.json", "release.json"
 # Names the temporary folder that Orbax wrote to, and with it the time.
 COMMITTED = "commit_success.txt"
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-FULL_TEXTS = ("no space left", "disk quota", "file too large", "resource_exhausted")
 
 
 class Halves(NamedTuple):
@@ -80,6 +79,14 @@ class Meta:
         return {"step": self.step, "attempt": self.attempt, "plan": self.plan}
 
 
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """A checkpoint that is whole and not published, and the release that it was staged for."""
+
+    meta: Meta
+    release: dict[str, Any] | None
+
+
 class Checkpoints:
     """The checkpoints of a run. Every process of a run has its own of these, on one folder.
 
@@ -103,7 +110,7 @@ class Checkpoints:
         halves = {RELEASED: array_handler(), PRIVATE: array_handler()}
         self._writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(**halves))
         logging.getLogger("absl").addFilter(is_news)
-        self._staged: Meta | None = None
+        self._staged: Staged | None = None
 
     def steps(self) -> list[int]:
         """Steps of the released checkpoints, newest first."""
@@ -117,15 +124,13 @@ class Checkpoints:
 
     # Writing: stage, then publish.
 
-    def stage(self, halves: Halves, meta: Meta) -> Meta:
+    def stage(self, halves: Halves, meta: Meta, release: dict[str, Any] | None = None) -> None:
         """Begins to write, and returns when the arrays may be used and given away again.
 
-        The checkpoint is whole, and not yet released, when `wait` returns. The result has the
-        checksums of the arrays.
+        The checkpoint is whole, and not yet released, when `wait` returns. `meta` has the checksums
+        of the arrays, `release` what is known of the steps that led to it.
         """
         released, private = by_name(halves.released), by_name(halves.private)
-        if not meta.digest:
-            meta = dataclasses.replace(meta, digest=digest_of(halves))
         args = ocp.args.Composite(
             **{
                 RELEASED: ocp.args.PyTreeSave(detached(released)),
@@ -134,22 +139,22 @@ class Checkpoints:
         )
         with full_disk_explained(self._staging):
             self._writer.save(self._staging / str(meta.step), args=args, force=True)
-        self._staged = meta
-        return meta
+        self._staged = Staged(meta, release)
 
     def wait(self) -> None:
         """Waits until what `stage` began is whole. Raises if it failed."""
         with full_disk_explained(self._staging):
             self._writer.wait_until_finished()
             self._writer.check_for_errors()
-            meta, self._staged = self._staged, None
-            if meta is not None and is_first():
-                seal(self._staging / str(meta.step), meta)
+            staged, self._staged = self._staged, None
+            if staged is not None and is_first():
+                seal(self._staging / str(staged.meta.step), staged)
         together("bevel: checkpoint staged")
 
     def is_saving(self) -> bool:
         """Whether what `stage` began is not on disk yet."""
-        return self._staged is not None and not (self._staging / str(self._staged.step)).exists()
+        staged = self._staged
+        return staged is not None and not (self._staging / str(staged.meta.step)).exists()
 
     def publish(self, step: int) -> None:
         """Gives both halves of a staged checkpoint their names: from here on it is released.
@@ -162,25 +167,29 @@ class Checkpoints:
                 for half, target in ((PRIVATE, self._private), (RELEASED, self.folder)):
                     if (staged / half).exists():
                         replace_folder(staged / half, target / str(step), self._staging)
-                shutil.rmtree(staged)
+                self._clear_staging()
                 self._drop_old()
         together("bevel: checkpoint published")
 
-    def staged(self) -> Meta | None:
-        """The checkpoint that was staged, whole, and not published: its process ended."""
+    def staged(self) -> Staged | None:
+        """The newest checkpoint that was staged, whole, and not published: its process ended."""
         for step in numbered(self._staging):
-            for place in (self._staging / str(step) / PRIVATE, self._private / str(step)):
-                with contextlib.suppress(RestoreCheckpointError):
-                    if (self._staging / str(step) / RELEASED / FILE).exists():
-                        return read_meta(place)
+            folder = self._staging / str(step)
+            for place in (folder / PRIVATE, self._private / str(step)):
+                with contextlib.suppress(RestoreCheckpointError, OSError, ValueError):
+                    if (folder / RELEASED / FILE).exists():
+                        return Staged(read_meta(place), json.loads((folder / RELEASE).read_text()))
         return None
 
     def discard_staged(self) -> None:
         """Removes what was not published: its steps are run again."""
         if is_first():
-            for path in self._staging.iterdir():
-                shutil.rmtree(path)
+            self._clear_staging()
         together("bevel: staging is empty")
+
+    def _clear_staging(self) -> None:
+        for path in self._staging.iterdir():
+            shutil.rmtree(path)
 
     def _drop_old(self) -> None:
         period = self.keep_period
@@ -198,26 +207,26 @@ class Checkpoints:
 
     # Reading.
 
-    def restore(self, step: int, like: Halves) -> tuple[Halves, Meta]:
+    def restore(self, step: int, like: Halves, *, staged: bool = False) -> tuple[Halves, Meta]:
         """The state of a checkpoint, in the place of `like`: on its mesh, whatever it was saved on.
 
         Raises `RestoreCheckpointError` if it cannot be read, or is not what was saved.
         """
-        meta = read_meta(self._private / str(step))
+        released, private = self.folder / str(step), self._private / str(step)
+        if staged:
+            released, private = (self._staging / str(step) / half for half in (RELEASED, PRIVATE))
+        meta = read_meta(private)
         try:
-            found = Halves(
-                read_arrays(self.folder / str(step), like.released),
-                read_arrays(self._private / str(step), like.private),
-            )
+            found = Halves(read_arrays(released, like.released), read_arrays(private, like.private))
             checksums = digest_of(found)
         except Exception as error:
             raise RestoreCheckpointError(
-                f"checkpoint {self.folder / str(step)} cannot be read ({in_short(error)})"
+                f"checkpoint {released} cannot be read ({in_short(error)})"
             ) from error
         if (meta.step, meta.digest) != (step, checksums):
             raise RestoreCheckpointError(
-                f"checkpoint {self.folder / str(step)} is damaged: its arrays do not have the "
-                "checksums that were saved with them"
+                f"checkpoint {released} is damaged: its arrays do not have the checksums that were "
+                "saved with them"
             )
         return found, meta
 
@@ -229,8 +238,8 @@ class Checkpoints:
         The others are moved to `private/damaged/`, with a warning. If none is left, that is an
         error: a run that has released something never begins afresh by itself.
         """
-        failures = []
-        for step in self.steps():
+        failures, steps = [], self.steps()
+        for step in steps:
             found, failure = None, ""
             try:
                 found = self.restore(step, like)
@@ -242,7 +251,7 @@ class Checkpoints:
                 continue
             for failure in failures:
                 warnings.warn(f"{failure}. Going on from step {step} instead.", stacklevel=3)
-            for bad in self.steps():
+            for bad in steps:
                 if bad > step:
                     self._set_aside(bad, attempt)
             return found
@@ -291,13 +300,15 @@ def read_arrays(folder: Path, like: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in named])
 
 
-def seal(staged: Path, meta: Meta) -> None:
+def seal(folder: Path, staged: Staged) -> None:
     """Completes a staged checkpoint: what it belongs to, and no trace of when it was written."""
     for half in (RELEASED, PRIVATE):
-        (staged / half / COMMITTED).unlink(missing_ok=True)
-    write_whole(staged / PRIVATE / FILE, json.dumps(dataclasses.asdict(meta)), private=True)
-    write_whole(staged / RELEASED / FILE, json.dumps(meta.public()), private=False)
-    for place, _, files in os.walk(staged / RELEASED, topdown=False):
+        (folder / half / COMMITTED).unlink(missing_ok=True)
+    meta = json.dumps(dataclasses.asdict(staged.meta))
+    write_whole(folder / RELEASE, json.dumps(staged.release), private=True)
+    write_whole(folder / PRIVATE / FILE, meta, private=True)
+    write_whole(folder / RELEASED / FILE, json.dumps(staged.meta.public()), private=False)
+    for place, _, files in os.walk(folder / RELEASED, topdown=False):
         for name in (*files, "."):
             os.utime(os.path.join(place, name), (NO_TIME, NO_TIME))
 
@@ -357,29 +368,3 @@ def detached(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
     if jax.default_backend() != "cpu":
         return named
     return jax.tree.map(lambda x: x.copy(), named)
-
-
-@contextlib.contextmanager
-def full_disk_explained(where: Path) -> Iterator[None]:
-    """Errors of a full disk, in words. What was written in part is not relied on."""
-    try:
-        yield
-    except Exception as error:
-        if not is_full(error):
-            raise
-        raise FreeSpaceError(
-            f"{where} could not be written: the disk is full ({error}). Nothing was released that "
-            "is not saved and charged. Free some space and start again: the run goes on from its "
-            "last whole checkpoint."
-        ) from error
-
-
-def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, says that there is no room."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in FULL:
-            return True
-        if any(text in str(error).lower() for text in FULL_TEXTS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -133,7 +133,8 @@ class Loop:
         every = self.options.checkpoint_every
         seen = Seen()
         if run.needs_metrics(step):
-            self.release(state, step, step, seen, progress, 0.0)
+            self.release(state, step, step, seen, progress, (step, 0.0))
+        begun = run.last_release(step)
         while step < end:
             goal = run.next_goal(step, min((step // every + 1) * every, end))
             if goal == 0:
@@ -143,27 +144,24 @@ class Loop:
                 )
             if goal == step:
                 return state, "ended by the budget"
-            begun, since = step, time.perf_counter()
-            trouble: Exception | None = None
-            while step < goal and not (wish and jax.process_count() == 1):
+            since = (step, time.perf_counter())
+            while step < goal:
+                if wish and jax.process_count() == 1:
+                    self.park(state, step, begun, seen)
+                    return state, "interrupted"
                 try:
                     batch = next(selected)  # select
-                except Exception as error:  # of reading: the steps before it are saved first
-                    trouble = error
-                    break
+                except Exception:  # of reading: the steps before it are kept
+                    self.park(state, step, begun, seen)
+                    raise
                 state, measured = programs(state, batch, words)  # clip, noise, update
                 step += 1
                 seen.add(step - 1, run.attempt, measured, batch.digest)
                 progress.advance(step)
                 run.finish_release(if_ready=True)
-            stop = False
-            if step > begun:  # account
-                stop = self.release(state, step, begun, seen, progress, since)
-            if trouble is not None:
-                run.finish_release()
-                raise trouble
-            if stop:
+            if self.release(state, step, begun, seen, progress, since):  # account
                 return state, "ended by the callback"
+            begun = step
             if any_of(bool(wish)):
                 return state, "interrupted"
         return state, "complete"
@@ -175,13 +173,13 @@ class Loop:
         begun: int,
         seen: "Seen",
         progress: Progress,
-        since: float,
+        since: tuple[int, float],
     ) -> bool:
         """Saves, charges, and shows what may then be shown. True if the callback wants to stop."""
         raw, rows = seen.taken()
-        size, seconds = self.trainer.plan.expected_batch_size, time.perf_counter() - since
+        size, seconds = self.trainer.plan.expected_batch_size, time.perf_counter() - since[1]
         if size and raw:
-            raw[-1]["examples_per_second"] = round((step - begun) * size / seconds, 1)
+            raw[-1]["examples_per_second"] = round((step - since[0]) * size / seconds, 1)
         shown = self.trainer.released(state)
         if jax.process_count() > 1:
             check_replicas(state, self.trainer.mesh)
@@ -201,6 +199,11 @@ class Loop:
         answer = self.callback(shown, released)
         wants_end = isinstance(answer, bool | np.bool_) and bool(answer)
         return bool(agreed(float(wants_end))[0])
+
+    def park(self, state: TrainingState, step: int, begun: int, seen: "Seen") -> None:
+        """Keeps the state, and shows nothing."""
+        raw, rows = seen.taken()
+        self.run.park(step, begun, self.halves(state), raw, rows)
 
     # The state and the batches of the present attempt.
 

@@ -48,7 +48,7 @@ def public_record(
     ]
     return {
         # The text takes a second, for it states epsilon under every relation.
-        "plan": run.record.get("plan")
+        "plan": run.record.public.get("plan")
         or {"fingerprint": plan.fingerprint(), "description": str(plan)},
         "unit": plan.unit.name,
         "relation": plan.neighboring_relation.name,
@@ -64,21 +64,22 @@ def public_record(
             "padded_sizes": list(batches.sizes.sizes),
         },
         "settings": settings_of(trainer, run),
-        "changes": [*run.record.get("changes", []), *made],
+        "changes": [*run.record.public.get("changes", []), *made],
         "key_is_secret": not plan.secrets.known,
         "versions": {name: version_of(name) for name in PACKAGES},
         "commit": commit_of_caller(),
         "surroundings": surroundings_of(exactly),
         "programs_compiled_ahead": len(batches.sizes.sizes),
         "arrays": [dataclasses.asdict(row) for row in sharding.describe(state).rows],
-        "collectives": collectives(programs, batches.sizes.sizes) or run.record.get("collectives"),
+        "collectives": collectives(programs, batches.sizes.sizes)
+        or run.record.public.get("collectives"),
         "ending": None,
     }
 
 
 def private_record(run: FolderRun, exactly: dict[str, Any]) -> dict[str, Any]:
     """private/run.json: when, and by which program."""
-    began = run.private_record.get("started")
+    began = run.record.private.get("started")
     return {
         "started": began or now(),
         "resumed": now() if began else None,

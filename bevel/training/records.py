@@ -16,7 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from bevel.errors import FixArgumentsError
 from bevel.training.folder import EVENTS, METRICS, RAW, RunFolder, closed_folder, open_private
+
+# What a line of metrics has of its own: `evaluate` may not return these.
+OF_THE_RUN = ("step", "epsilon", "delta", "attempt")
 
 
 class Lines:
@@ -112,6 +116,17 @@ class Records:
         for events in (self._events, self._raw_events):
             if events:
                 events.close()
+
+
+def checked_metrics(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What `evaluate` returned, if it takes no name of the run's own."""
+    taken = [name for name in OF_THE_RUN if name in found]
+    if taken:
+        raise FixArgumentsError(
+            f"evaluate returned {', '.join(taken)}, which every line of metrics has of its own: "
+            "give it another name."
+        )
+    return dict(found)
 
 
 def place(line: Mapping[str, Any]) -> tuple[int, int]:

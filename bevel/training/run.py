@@ -8,12 +8,13 @@ The order of a release, in which each part is on disk before the next begins:
 4. the checkpoint is published by rename; then evaluation, metrics and callbacks.
 
 So a crash leaves steps that the ledger has, whose checkpoint is published or can be, and steps that
-nobody has seen: those are run again, with the same noise, at no cost.
+nobody has seen: those are run again, with the same noise, at no cost. A run that is interrupted
+stages its state and releases nothing, so when that happened is not seen from what it releases.
 """
 
+import contextlib
 import dataclasses
 import datetime
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,30 +24,35 @@ import jax
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedgerError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
-from bevel.training.agreement import agreed, is_first, together
-from bevel.training.checkpoint import Checkpoints, Halves, Meta, full_disk_explained, numbered
+from bevel.training.agreement import agreed, any_of, is_first, together
+from bevel.training.checkpoint import (
+    Checkpoints,
+    Halves,
+    Meta,
+    Staged,
+    digest_of,
+    numbered,
+)
+from bevel.training.disk import full_disk_explained
 from bevel.training.folder import (
     CHECKPOINTS,
     LEDGER,
     METRICS,
     RELEASES,
-    RUN,
     SECRETS,
     RunFolder,
-    write_whole,
 )
 from bevel.training.identity import Change, Identity, check_goes_on, read_identity, write_identity
-from bevel.training.records import Records, plain
+from bevel.training.records import Records, checked_metrics, plain
 from bevel.training.releases import Release, Releases, differences
 from bevel.training.resume import ReplayDiffersError, check_composes, fresh_attempt_notice
 from bevel.training.run_ledger import RunLedger
 from bevel.training.run_options import RunOptions
+from bevel.training.run_record import RunRecord
 from bevel.training.secrets import check_commitment, read_secrets, write_secrets
 
 PyTree = Any
 Metrics = dict[str, Any]
-# What a line of metrics has of its own: `evaluate` may not return these.
-OF_THE_RUN = ("step", "epsilon", "delta", "attempt")
 
 
 @dataclasses.dataclass
@@ -69,15 +75,15 @@ class FolderRun:
         self.folder, self.plan, self.options = RunFolder(folder), plan, options
         self._restored = (0, 0)  # step and attempt of the checkpoint that it goes on from
         self._before: list[str] = []  # checksums of the state at the last release
+        self._rows: list[str] = []  # digests of rows since then, of a run that was interrupted
         self._replayed: dict[int, list[str]] = {}  # checksums that released steps must give again
         self._pending: Pending | None = None
         self._records: Records | None = None
         if is_first():
             self.folder.create()
         together("bevel: folder of the run")
-        self.record = read_record(self.folder.released)
-        self.private_record = read_record(self.folder.private)
-        self.name = self.record.get("name") or options.name or folder.absolute().name
+        self.record = RunRecord(self.folder)
+        self.name = self.record.public.get("name") or options.name or folder.absolute().name
         if options.name not in (None, self.name):
             raise FixArgumentsError(
                 f"{folder} holds the run {self.name!r}, and it was opened as {options.name!r}: "
@@ -124,7 +130,7 @@ class FolderRun:
     def _secrets(self) -> PlanSecrets:
         """Those of the run: new ones, unless it was begun before."""
         path = self.folder.private / SECRETS
-        if not (self.record or path.exists() or self.checkpoints.steps()):
+        if not (self.record.public or path.exists() or self.checkpoints.steps()):
             self.ledger.check_is_new(self.folder.root)
             # Not the plan's own: a plan may serve several runs, and no two may have one key.
             known = self.plan.secrets if self.plan.secrets.known else None
@@ -173,9 +179,11 @@ class FolderRun:
                     f"and {self.checkpoints.folder} has no checkpoint: restore the checkpoints. "
                     "The run does not begin afresh, because what it released is spent."
                 )
-            self._before = self.checkpoints.stage(like, self._meta(0)).digest
+            meta = self._meta(0, digest_of(like))
+            self.checkpoints.stage(like, meta)
             self.checkpoints.wait()
             self.checkpoints.publish(0)
+            self._before = meta.digest
             return like
         state, meta = found
         self._restored, self._before = (meta.step, meta.attempt), meta.digest
@@ -187,7 +195,7 @@ class FolderRun:
                 self.take_fresh_attempt(why)
             else:
                 self._replayed = {release.stop: release.after for release in recorded}
-        return state
+        return self._interrupted_state(like, meta) or state
 
     def take_fresh_attempt(self, why: list[str]) -> None:
         """From the checkpoint on, noise and batches are fresh, and are charged again."""
@@ -196,7 +204,7 @@ class FolderRun:
         if is_first():
             notice = fresh_attempt_notice(step, released, self.attempt + 1, why)
             warnings.warn(notice, stacklevel=2)
-        self._replayed = {}
+        self._replayed, self._rows = {}, []
         self.ledger.begin_attempt(step)
 
     def restore_again(self, like: Halves) -> Halves:
@@ -206,12 +214,40 @@ class FolderRun:
         return state
 
     def _publish_what_was_charged(self) -> None:
-        """Publishes a staged checkpoint that the ledger has, and removes one that it has not."""
-        staged, ledger = self.checkpoints.staged(), self.ledger
-        ours = staged is not None and staged.key == self.root.commitment
-        if staged and ours and staged.attempt == ledger.attempt and staged.step <= ledger.released:
-            self.checkpoints.publish(staged.step)
-        self.checkpoints.discard_staged()
+        """Publishes a staged checkpoint that the ledger has: it counts as released."""
+        staged = self._staged()
+        charged = staged is not None and staged.meta.step <= self.ledger.released
+        step = int(agreed(staged.meta.step if staged and charged else -1)[0])
+        if step >= 0:
+            self.checkpoints.publish(step)
+
+    def _interrupted_state(self, like: Halves, last: Meta) -> Halves | None:
+        """What an interrupted run staged after its last release; None if there is nothing good.
+
+        Nobody has seen it, so going on from it costs nothing.
+        """
+        staged, state = self._staged(), None
+        follows = (
+            staged is not None
+            and staged.release is not None
+            and (staged.release["first"], staged.release["before"]) == (last.step, last.digest)
+            and not self._replayed
+        )
+        step = int(agreed(staged.meta.step if staged and follows else -1)[0])
+        if step >= 0:
+            with contextlib.suppress(RestoreCheckpointError):
+                state, _ = self.checkpoints.restore(step, like, staged=True)
+        if any_of(state is None):
+            self.checkpoints.discard_staged()
+            return None
+        self._rows = staged.release["rows"] if staged and staged.release else []
+        return state
+
+    def _staged(self) -> Staged | None:
+        """What the first process staged and did not publish, of this run and attempt."""
+        staged = self.checkpoints.staged() if is_first() else None
+        mine = (self.root.commitment, self.attempt)
+        return staged if staged and (staged.meta.key, staged.meta.attempt) == mine else None
 
     def _check(self, meta: Meta) -> None:
         """Raises unless a checkpoint belongs to this run."""
@@ -224,6 +260,10 @@ class FolderRun:
         check_commitment(self.root, meta.key, where)
 
     # Releasing.
+
+    def last_release(self, step: int) -> int:
+        """The step of the last release: before `step`, in a run that was interrupted."""
+        return self._restored[0]
 
     def next_goal(self, step: int, stop: int) -> int:
         """Where the next release is due: by `stop`, or earlier, as far as the budget allows.
@@ -253,16 +293,35 @@ class FolderRun:
         self.finish_release()
         record = None
         if step > begun:
-            meta = self.checkpoints.stage(state, self._meta(step))
-            if self._replayed.pop(step, meta.digest) != meta.digest:
-                self.checkpoints.wait()
-                self.checkpoints.discard_staged()
-                raise ReplayDiffersError
-            record = Release(
-                self.attempt, begun, step, self._before, rows, meta.digest, self.exactly
-            )
-            self._before = meta.digest
+            record = self._stage(step, begun, state, rows)
+            self._before, self._rows = record.after, []
         self._pending = Pending(step, record, raw, evaluate, show)
+
+    def park(
+        self, step: int, begun: int, state: Halves, raw: list[Metrics], rows: list[str]
+    ) -> None:
+        """Keeps a state without a release, because when a run is interrupted tells the time.
+
+        Steps that are being run again are not kept: whether they are the same is not known yet.
+        """
+        self.finish_release()
+        if step == begun or self._replayed or jax.process_count() > 1:
+            return
+        self._stage(step, begun, state, rows)
+        self.checkpoints.wait()
+        if self._records:
+            self._records.keep(raw)
+
+    def _stage(self, step: int, begun: int, state: Halves, rows: list[str]) -> Release:
+        """Begins to stage a state. Returns what it was made of."""
+        after = digest_of(state)
+        if self._replayed.pop(step, after) != after:
+            raise ReplayDiffersError
+        made = Release(
+            self.attempt, begun, step, self._before, self._rows + rows, after, self.exactly
+        )
+        self.checkpoints.stage(state, self._meta(step, after), dataclasses.asdict(made))
+        return made
 
     def finish_release(self, *, if_ready: bool = False) -> Metrics | None:
         """Waits for the staged checkpoint, charges, publishes, and shows. Returns the metrics.
@@ -299,31 +358,23 @@ class FolderRun:
         missing = self._records and same and step and not self._records.released(*self._restored)
         return bool(agreed(float(bool(missing)))[0])
 
-    def _meta(self, step: int) -> Meta:
+    def _meta(self, step: int, digest: list[str]) -> Meta:
         return Meta(
             step=step,
             attempt=self.attempt,
             plan=self.plan.fingerprint(),
             key=self.root.commitment,
             ledger=self.ledger.head,
+            digest=digest,
         )
 
     # Writing down what ran.
 
     def write_record(self, **what: Any) -> None:
-        """Adds to the public record, which is replaced as a whole."""
-        self.record |= {"name": self.name, **what}
-        if is_first():
-            text = json.dumps(plain(self.record), indent=2)
-            write_whole(self.folder.released / RUN, text, private=False)
-            self.folder.forget_times(RUN)
+        self.record.add_public(name=self.name, **what)
 
     def write_private_record(self, **what: Any) -> None:
-        """Adds to the owner's record: times, and all else that is not for everyone."""
-        self.private_record |= what
-        if is_first():
-            text = json.dumps(plain(self.private_record), indent=2)
-            write_whole(self.folder.private / RUN, text, private=True)
+        self.record.add_private(**what)
 
     def close(self) -> None:
         for part in ("checkpoints", "_records", "_releases", "ledger"):
@@ -336,29 +387,6 @@ class FolderRun:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
-
-
-def read_record(half: Path) -> dict[str, Any]:
-    path = half / RUN
-    if not path.exists():
-        return {}
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise RestoreCheckpointError(
-            f"{path} is damaged ({error}): restore it from a copy."
-        ) from error
-
-
-def checked_metrics(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `evaluate` returned, if it takes no name of the run's own."""
-    taken = [name for name in OF_THE_RUN if name in found]
-    if taken:
-        raise FixArgumentsError(
-            f"evaluate returned {', '.join(taken)}, which every line of metrics has of its own: "
-            "give it another name."
-        )
-    return dict(found)
 
 
 def now() -> str:

@@ -8,7 +8,8 @@ from bevel.accounting.ledger import Ledger, LedgerRun
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.training.agreement import agreed, is_first, together
-from bevel.training.checkpoint import Meta, full_disk_explained
+from bevel.training.checkpoint import Meta
+from bevel.training.disk import full_disk_explained
 from bevel.training.folder import RELEASED
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import simulator
 import training_runs as runs
 from two_processes import started
 
@@ -19,6 +20,7 @@ from bevel.accounting import Budget, Ledger
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import PlanSecrets
 from bevel.optimizers import dp_adam
+from bevel.sharding import make_mesh
 from bevel.training import RunInterrupted, RunOptions, data
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -348,3 +350,56 @@ def test_a_budget_is_still_one_after_a_folder_was_put_back(tmp_path):
         state = runs.fit(folder, options=options)
     assert int(state.step) < 8
     assert Ledger.read(tmp_path / "ledger.jsonl").spent().epsilon <= budget.epsilon
+
+
+def interrupting(monkeypatch, *stops):
+    """Ctrl-C after each of these steps, once; the steps that are taken, as they are taken."""
+    left, taken = list(stops), []
+
+    def advance(self, step):
+        taken.append(step)
+        if left and step == left[0]:
+            left.pop(0)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("bevel.training.progress.Progress.advance", advance)
+    return taken
+
+
+@pytest.mark.parametrize("config", [runs.config(), runs.BANDMF], ids=["DP-SGD", "BandMF"])
+def test_when_a_run_was_interrupted_is_not_seen_from_what_it_released(
+    config, tmp_path, monkeypatch
+):
+    unbroken, folder = tmp_path / "unbroken" / "run", tmp_path / "run"
+    expected = runs.fit(unbroken, of=correlated(config))
+    taken = interrupting(monkeypatch, 1, 5, 6)
+    for step in (1, 5, 6):
+        with pytest.raises(RunInterrupted, match=f"after {step} of 8 steps; the state is saved"):
+            runs.fit(folder, of=correlated(config))
+        shown = os.listdir(folder / "released" / "checkpoints")
+        assert max(map(int, shown)) == step // 2 * 2  # of checkpoints every two steps
+    assert runs.same_bits(runs.fit(folder, of=correlated(config)), expected)
+    assert taken == list(range(1, 9))  # none was taken twice
+    assert simulator.files_of(folder / "released") == simulator.files_of(unbroken / "released")
+
+
+def test_an_interrupted_run_goes_on_on_another_mesh(tmp_path, monkeypatch):
+    expected, folder = runs.fit(), tmp_path / "run"
+    interrupting(monkeypatch, 5)
+    with pytest.raises(RunInterrupted):
+        runs.fit(folder)
+    state = runs.fit(folder, of=runs.trainer(mesh=make_mesh("data=8")))
+    np.testing.assert_allclose(state.params["w"], expected.params["w"], atol=1e-6)
+    assert charges(folder / "released" / "ledger.jsonl")[-1] == (6, 8, 0)
+
+
+def test_a_damaged_interrupted_state_is_not_gone_on_from(tmp_path, monkeypatch):
+    expected, folder = runs.fit(), tmp_path / "run"
+    interrupting(monkeypatch, 5)
+    with pytest.raises(RunInterrupted):
+        runs.fit(folder)
+    for path in (folder / "private" / "staging" / "5").rglob("0*/[0-9]*"):
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 4
+        path.write_bytes(data)
+    assert runs.same_bits(runs.fit(folder), expected)

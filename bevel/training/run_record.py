@@ -1,0 +1,48 @@
+"""The two run.json of a run: what ran, for everyone; and when, for its owner."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bevel.errors import RestoreCheckpointError
+from bevel.training.agreement import is_first
+from bevel.training.folder import RUN, RunFolder, write_whole
+from bevel.training.records import plain
+
+
+class RunRecord:
+    """Both records, as they are on disk. The first process writes them, each as a whole."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self.public, self.private = read_record(folder.released), read_record(folder.private)
+
+    def add_public(self, **what: Any) -> None:
+        """Adds what may be shown to anyone."""
+        self.public |= what
+        if is_first():
+            write_whole(self._folder.released / RUN, as_text(self.public), private=False)
+            self._folder.forget_times(RUN)
+
+    def add_private(self, **what: Any) -> None:
+        """Adds times, and all else that is not for everyone."""
+        self.private |= what
+        if is_first():
+            write_whole(self._folder.private / RUN, as_text(self.private), private=True)
+
+
+def read_record(half: Path) -> dict[str, Any]:
+    """The record of one half; empty if there is none yet."""
+    path = half / RUN
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise RestoreCheckpointError(
+            f"{path} is damaged ({error}): restore it from a copy."
+        ) from error
+
+
+def as_text(record: dict[str, Any]) -> str:
+    return json.dumps(plain(record), indent=2)
