@@ -6,7 +6,8 @@ from pathlib import Path
 
 EXAMPLES = """examples:
   bevel report runs/digits
-  bevel report runs/digits --output digits.html --include-raw
+  bevel report runs/digits --output digits.html
+  bevel report runs/digits --include-raw
 """
 
 
@@ -17,12 +18,16 @@ def main(arguments: Sequence[str]) -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--output", type=Path, help="by default RUN/report.html")
+    parser.add_argument("run", type=Path, help="the folder of a run, or a copy of its released/")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="by default RUN/released/report.html; with --include-raw, RUN/private/report.html",
+    )
     parser.add_argument(
         "--include-raw",
         action="store_true",
-        help="add what is NOT private: training loss, norms, batch sizes",
+        help="the owner's page, with what is NOT private: times, training loss, norms, batch sizes",
     )
     given = parser.parse_args(arguments)
     from bevel.report import write_report

@@ -50,8 +50,11 @@ class DPExecutionPlan:
 
     Formal guarantee: what `noise_addition_transform` releases over all steps, if the batches are
     those of `batch_selection_strategy` with the plan's seed and the sums those of `clipped_grad`,
-    satisfies `dp_event` for neighbours that differ in one `unit` under `neighboring_relation`, but
-    for the rounding of the sums (`BoundedSensitivityCallable.rounding_bound`).
+    satisfies `dp_event` for neighbours that differ in one `unit` under `neighboring_relation`, in
+    real-number arithmetic. Computed in floating point, two things are not covered: the rounding of
+    the sums (`BoundedSensitivityCallable.rounding_bound`), and the bits of the noised result, from
+    which an adversary can learn more than the event says (docs/guarantees.md). Exact arithmetic,
+    `discrete_gaussian_privatizer` on an integer grid, is not offered by plans.
 
     A plan has no way to set one of the four without the others. Configs make plans; a step is
 

@@ -3,17 +3,21 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bevel.report.line_chart import COLOURS, Axis, Series, axis_of, line_chart
+from bevel.report.meaning import guess_bound
+from bevel.report.rounding import percent_up, shown_delta
 from bevel.report.run_files import Line, RunFiles
 
 if TYPE_CHECKING:
     from bevel.accounting.ledger.spent import Spent
 
-# What a line of metrics.jsonl has that is not of the evaluation.
+# What a line of metrics.jsonl has that is not of the evaluation. A speed depends on the data and is
+# shown to the owner only.
 OF_THE_RUN = {"step", "epsilon", "delta", "attempt", "examples_per_second"}
 MOST_POINTS = 400
 RATES = (0.001, 0.01, 0.1)
@@ -58,11 +62,11 @@ def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> Figure | None:
         values.append(budget.epsilon)
         ends = [budget.epsilon] * 2
         series.append(Series("budget, fixed beforehand", [0, last], ends, 2, dashed=True))
-    delta = f" at δ = {spent.delta:g}" if spent else ""
+    delta = f" at δ = {shown_delta(spent.delta)}" if spent else ""
     return figure(
         "epsilon",
         "Epsilon over steps",
-        f"Spent at each checkpoint{delta}, as metrics.jsonl has it.",
+        f"Spent up to each checkpoint{delta}, as recorded in metrics.jsonl.",
         Axis("step", 0, last or 1),
         axis_of("epsilon", values, include=[0]),
         series,
@@ -71,7 +75,7 @@ def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> Figure | None:
 
 def trade_off(spent: "Spent | None") -> tuple[Figure, list[tuple[str, str]]] | None:
     """The curve that no attack is above, and some of its points; None if there is no bound."""
-    if spent is None or not 0 < spent.epsilon < math.inf:
+    if spent is None or not spent.runs or math.isinf(spent.epsilon):
         return None
     fpr = np.unique(np.concatenate([np.linspace(0, 1, 101), np.geomspace(1e-4, 1, 81), RATES]))
     tpr, exact = attack_bound(spent, fpr)
@@ -84,16 +88,17 @@ def trade_off(spent: "Spent | None") -> tuple[Figure, list[tuple[str, str]]] | N
             1, Series("by the budget's ε and δ alone", list(fpr), list(promised), 2, True)
         )
     how = (
-        "From the whole privacy profile of what was charged."
+        "Computed from the whole privacy profile of what was charged. A guess at even odds is "
+        f"right at most {percent_up(best_guess(spent, fpr, tpr))} of the time by this curve."
         if exact
-        else "From ε and δ alone: no accountant has the charges together, or they are bounded by "
-        "sampling."
+        else "Computed from ε and δ alone, because no accountant can compose the charges, or they "
+        "are bounded by sampling."
     )
     drawn = figure(
         "trade-off",
         "What an attacker can reach",
-        f"Telling whether one {spent.terms.unit} was in the data: true positives at each rate of "
-        f"false positives, at most. {how}",
+        f"An attacker tests for the presence of one {spent.terms.unit}. The curve bounds the rate "
+        f"of true positives at each rate of false positives, in real-number arithmetic. {how}",
         Axis("false-positive rate", 0, 1),
         Axis("true-positive rate", 0, 1),
         series,
@@ -115,6 +120,16 @@ def attack_bound(spent: "Spent", fpr: np.ndarray) -> tuple[np.ndarray, bool]:
     (event,) = spent.events
     relation = spent.terms.relation
     return trade_off_curve(event, neighboring_relation=relation, fpr=fpr)[1], True
+
+
+def best_guess(spent: "Spent", fpr: np.ndarray, tpr: np.ndarray) -> Decimal:
+    """The largest `(TPR + 1 - FPR) / 2` on a curve, also between its points.
+
+    TPR grows with FPR, so between two points it is at most that of the right one. Where that is
+    too coarse, epsilon and delta alone say more.
+    """
+    on_curve = Decimal(float((1 + np.max(tpr[1:] - fpr[:-1])) / 2))
+    return min(on_curve, guess_bound(Decimal(spent.epsilon), Decimal(spent.delta)))
 
 
 def implied_bound(epsilon: float, delta: float, fpr: np.ndarray) -> np.ndarray:
@@ -143,7 +158,7 @@ def metric_figure(id: str, title: str, run: RunFiles, names: list[str]) -> Figur
         known = [line for line in lines if name in line]
         series += by_attempt(known, name, name, colour=1 + i % COLOURS)
     values = numbers_of(series)
-    caption = "At checkpoints, on public or held-out data."
+    caption = "At each checkpoint, on public or held-out data."
     if id == "accuracy":
         caption += f" Last: {', '.join(f'{name} {last_value(lines, name):.4g}' for name in names)}."
     steps = axis_of("step", [step for line in series for step in line.x], include=[0])
@@ -172,7 +187,7 @@ def last_value(lines: Sequence[Line], name: str) -> float:
 
 
 def raw_figures(rows: Sequence[Line]) -> list[Figure]:
-    """Training loss, clipped fraction, gradient norms and batch sizes, over steps."""
+    """Training loss, clipped fraction, norms, batch sizes and speed, over steps."""
     return list(_raw_figures(rows))
 
 
@@ -192,6 +207,12 @@ def _raw_figures(rows: Sequence[Line]) -> Iterator[Figure]:
         norms += over_steps(rows, "clip_norm", "clip norm", 4, dashed=True)
         title = "Gradient norms against the clip norm"
         yield raw_figure("raw-norms", title, "norm before clipping", norms, (), log=True)
+    speed = over_steps(rows, "examples_per_second", "examples per second")
+    if speed:
+        steps = axis_of("step", [step for line in speed for step in line.x], include=[0])
+        rate = axis_of("examples per second", numbers_of(speed), include=[0])
+        caption = "At each checkpoint, for the steps since the last one."
+        yield figure("raw-speed", "Examples per second", caption, steps, rate, speed)
 
 
 def raw_figure(

@@ -2,105 +2,134 @@
 
 import dataclasses
 import math
-from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING
 
+from bevel.report.meaning import ARITHMETIC, definitions, meaning
+from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import RunFiles
+from bevel.report.status import CALLBACK, ended_by_callback
 
 if TYPE_CHECKING:
     from bevel.accounting.ledger.spent import Spent
+    from bevel.accounting.ledger.terms import Budget
 
 UNITS = {
     "example": "one example of the training set",
     "user": "all examples of one user of the training set",
-}
-OTHERWISE = {
-    "ADD_OR_REMOVE_ONE": "had it not been in the data",
-    "REPLACE_ONE": "had any other one been in its place",
-    "REPLACE_SPECIAL": "had one that contributes nothing been in its place",
 }
 CHANGED = {
     "ADD_OR_REMOVE_ONE": "added or removed",
     "REPLACE_ONE": "replaced by any other",
     "REPLACE_SPECIAL": "replaced by one that contributes nothing",
 }
-ENDINGS = {
-    "complete": "All steps of the plan were taken.",
-    "interrupted": "It was interrupted, and goes on from its last checkpoint when it is started "
-    "again.",
-    "ended by the budget": "It ended because the next step would have exceeded the budget.",
-    "ended by the callback": "It was ended by a callback. If that looked at results of this run, "
-    "when it ended depended on the data, and the guarantee is the budget fixed beforehand.",
-    "running": "It has not come to its end: it is still running, or it was stopped from outside "
-    "and goes on from its last checkpoint when it is started again.",
-}
+MOST_RUNS = 20  # whose names are listed
 
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
     """What may be claimed, and under which assumptions.
 
-    `claim` is the sentence to quote; `warnings` are reasons why it does not hold as it stands.
+    Attributes:
+      claim: the sentence to quote.
+      warnings: reasons why the claim does not hold as it stands.
+      definitions: epsilon and delta for newcomers. Empty, like `meaning` and `arithmetic`, where
+        nothing can be claimed.
+      meaning: what the claim says, paragraph by paragraph.
+      arithmetic: in which arithmetic it holds.
+      facts: unit, relation, cost and budget, by name.
+      assumptions: what it rests on.
     """
 
     claim: str
+    warnings: tuple[str, ...]
+    definitions: tuple[str, ...]
     meaning: tuple[str, ...]
+    arithmetic: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
     assumptions: tuple[str, ...]
-    warnings: tuple[str, ...]
 
 
 def guarantee(run: RunFiles, spent: "Spent | None") -> Guarantee:
-    """The guarantee of all that the run's ledger has, in words."""
+    """The guarantee of everything that is in the run's ledger, in words."""
+    explained: tuple[str, ...] = ()
+    if spent is not None and is_claimed(run, spent):
+        units = (run.record.get("data") or {}).get("units")
+        explained = (*meaning(spent, units), choices(spent))
     return Guarantee(
         claim=claim(run, spent),
-        meaning=meaning(run, spent),
+        warnings=warnings(run, spent),
+        definitions=definitions(spent.terms.unit) if spent and explained else (),
+        meaning=explained,
+        arithmetic=ARITHMETIC if explained else (),
         facts=facts(run, spent),
         assumptions=assumptions(run),
-        warnings=warnings(run, spent),
     )
 
 
 def spent_of(run: RunFiles) -> "Spent | None":
-    """What the ledger says; None without a ledger or a delta, for then nothing can be said."""
+    """What the ledger says; None without a ledger or a delta, when nothing can be said."""
     delta = run.record.get("delta")
     if run.ledger is None or (delta is None and run.ledger.terms.budget is None):
         return None
     return run.ledger.spent(delta)
 
 
+def is_claimed(run: RunFiles, spent: "Spent") -> bool:
+    """Whether there is an epsilon that holds for what was released."""
+    return bool(
+        spent.runs
+        and math.isfinite(spent.epsilon)
+        and is_charged(run)
+        and run.record.get("key_is_secret") is not False
+    )
+
+
+def is_charged(run: RunFiles) -> bool:
+    """Whether the ledger knows this run, if the run released anything."""
+    return not run.metrics or (run.ledger is not None and run.name in run.ledger.runs)
+
+
 def claim(run: RunFiles, spent: "Spent | None") -> str:
     if spent is None:
-        why = "there is no ledger beside it" if run.ledger is None else "no delta was fixed for it"
-        return f"What this run spent is not known, for {why}. Nothing can be claimed."
-    if not math.isfinite(spent.epsilon):
-        return "No noise was added: nothing is protected."
-    unit = UNITS[spent.terms.unit]
-    if spent.epsilon == 0:
-        return "Nothing was charged so far, so nothing of the data was released."
+        why = "its ledger is not there" if run.ledger is None else "no δ was fixed for it"
+        return f"What this run spent is not known, because {why}. Nothing can be claimed."
+    if not is_charged(run):
+        return (
+            "The ledger has no charge of this run, which released results. It is the ledger of "
+            "something else, or the run has another name there. Nothing can be claimed."
+        )
+    if not spent.runs:
+        return "Nothing was charged so far, so nothing about the data was released."
+    if math.isinf(spent.epsilon):
+        return (
+            "Nothing is protected: some of what was released had no noise, or too little for any ε "
+            "at this δ."
+        )
+    if run.record.get("key_is_secret") is False:
+        return "Nothing is protected: the noise of this run comes from a known seed."
     return (
-        f"What was released is ({shown_epsilon(spent.epsilon)}, {spent.delta:g})-differentially "
-        f"private for {unit}, {CHANGED[spent.terms.relation]}."
+        f"In real-number arithmetic, what was released is ({shown_epsilon(spent.epsilon)}, "
+        f"{shown_delta(spent.delta)})-differentially private for {UNITS[spent.terms.unit]}, "
+        f"{CHANGED[spent.terms.relation]}."
     )
 
 
-def meaning(run: RunFiles, spent: "Spent | None") -> tuple[str, ...]:
-    if spent is None or not 0 < spent.epsilon < math.inf:
-        return ()
-    unit, otherwise = UNITS[spent.terms.unit], OTHERWISE[spent.terms.relation]
-    factor = "e^ε"
-    if spent.epsilon < 14:
-        factor += f" = {rounded_up(math.exp(spent.epsilon), 3)}"
-    return (
-        f"Take {unit}. Whatever anyone concludes from what was released (all checkpoints and all "
-        "metrics, together), they would have concluded with almost the same probability "
-        f"{otherwise}: probabilities differ by at most a factor of {factor}, but for a "
-        f"probability of δ = {spent.delta:g}. That holds also for someone who knows all other "
-        "data.",
-        "It holds if what ran, and when it ended, was chosen without looking at results. Where "
-        "what ran next depended on the data, the guarantee is the budget that was fixed "
-        f"beforehand: {spent.terms.budget or 'there was none, so there is none'}.",
+def choices(spent: "Spent") -> str:
+    """When the budget is the guarantee, and not what was spent."""
+    budget = spent.terms.budget
+    fixed = (
+        f"the budget that was fixed beforehand: {budget_in_words(budget)}"
+        if budget
+        else "a budget that was fixed beforehand, and there was none"
     )
+    return (
+        "This ε holds if what ran, and for how many steps, was chosen without looking at results. "
+        f"Where results influenced that choice, the guarantee is {fixed}."
+    )
+
+
+def budget_in_words(budget: "Budget") -> str:
+    return f"ε = {shown_delta(budget.epsilon)} at δ = {shown_delta(budget.delta)}"
 
 
 def facts(run: RunFiles, spent: "Spent | None") -> tuple[tuple[str, str], ...]:
@@ -115,12 +144,13 @@ def facts(run: RunFiles, spent: "Spent | None") -> tuple[tuple[str, str], ...]:
         ("Neighbouring data sets", related),
     ]
     if spent is not None:
-        cost = f"ε = {shown_epsilon(spent.epsilon)} at δ = {spent.delta:g}"
+        cost = f"ε = {shown_epsilon(spent.epsilon)} at δ = {shown_delta(spent.delta)}"
         rows.append(("Spent so far", cost))
     budget = terms.budget if terms else None
-    rows.append(("Budget fixed beforehand", str(budget) if budget else "none"))
+    rows.append(("Budget fixed beforehand", budget_in_words(budget) if budget else "none"))
+    rows.append(("Arithmetic", "real numbers: rounding is not covered"))
     rows.append(("Runs that are counted", runs_in_words(run)))
-    rows.append(("Tuning", "excluded: see the assumptions"))
+    rows.append(("Tuning", "not counted: see the assumptions"))
     return tuple(rows)
 
 
@@ -132,29 +162,36 @@ def runs_in_words(run: RunFiles) -> str:
         return "none: nothing was charged so far"
     if names == (run.name,):
         return "this one, which is the only one in its ledger"
-    shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-    return f"all {len(names)} of the ledger, together: {shown}"
+    more = f" and {len(names) - MOST_RUNS} more" if len(names) > MOST_RUNS else ""
+    return f"all {len(names)} of the ledger, together: {', '.join(names[:MOST_RUNS])}{more}"
 
 
 def assumptions(run: RunFiles) -> tuple[str, ...]:
     unit = str(run.record.get("unit") or "example")
     several = (
-        "Each person's data is in one example. If it is in several, they are protected one by "
-        "one, and not together."
+        "Each person's data is in one example. If it is in several, each of them is protected, but "
+        "not all of them together."
         if unit == "example"
         else "Each person's data is under one user id."
     )
     return (
-        "Tuning is excluded. The figures cover what is in the ledger. Other runs on the same data "
-        "by which settings were chosen are not in them, and choosing among results gives something "
-        "away, too.",
+        "Arithmetic: sums and noise are real numbers, as explained above.",
+        "Tuning: the ledger has every run on these data whose results influenced this one. Runs "
+        "that were used to choose settings and are not in the ledger are not counted, and "
+        "choosing the best of several results reveals something, too.",
         several,
-        f"How many {unit}s there are, the settings of the run, and that it took place are public.",
-        "The run's secrets (secrets.json) are known to nobody, and its raw records (raw.jsonl, "
-        "tensorboard_raw_not_private) only to those who may see the data.",
-        "Metrics of evaluation were computed on public or held-out data, as whoever ran it says.",
-        "Noise is computed with floating-point numbers and is taken to be the Gaussian noise that "
-        "was accounted for; how long steps took is taken to give nothing away.",
+        f"The number of {unit}s, the settings of the run, and the fact that it took place are "
+        "public.",
+        "Secrets: nobody else can read the private half of the run's folder. It holds the secrets "
+        "that noise and batches come from, and raw records of the training data.",
+        "The clock: only people who may see the data could watch the machine or the folder during "
+        "training. How long steps take can depend on the data. The released files contain no "
+        "times.",
+        "Backups: nobody set the folder and the ledger back to an earlier state, both at once, and "
+        "then went on training. bevel cannot detect that, and what was spent in between would be "
+        "missing here.",
+        "Evaluation: metrics were computed on data outside the training set, which the page cannot "
+        "check. The guarantee does not cover that data.",
     )
 
 
@@ -162,35 +199,16 @@ def warnings(run: RunFiles, spent: "Spent | None") -> tuple[str, ...]:
     found = []
     if run.record.get("key_is_secret") is False:
         found.append(
-            "The noise of this run comes from a known seed, as it is used in tests. Whoever knows "
-            "the seed can take the noise away: nothing is protected."
+            "The noise of this run comes from a known seed, as used in tests. Anyone who knows the "
+            "seed can remove the noise. The figures below would hold for secret noise only."
         )
     units = (run.record.get("data") or {}).get("units")
     if spent is not None and units and spent.delta >= 1 / units:
         found.append(
-            f"δ = {spent.delta:g} is not below one over the number of {spent.terms.unit}s "
-            f"({units}): a mechanism that publishes one of them as it is would be allowed."
+            f"δ = {shown_delta(spent.delta)} is not below one over the number of "
+            f"{spent.terms.unit}s ({units}). Publishing a randomly chosen {spent.terms.unit} in "
+            "full would satisfy such a guarantee."
         )
-    if run.record.get("status") == "ended by the callback":
-        found.append(ENDINGS["ended by the callback"])
+    if ended_by_callback(run):
+        found.append(CALLBACK)
     return tuple(found)
-
-
-def ending(run: RunFiles) -> str:
-    """How the run ended, if it did."""
-    status = str(run.record.get("status") or "not recorded")
-    return ENDINGS.get(status, f"Its status is: {status}.")
-
-
-def shown_epsilon(epsilon: float) -> str:
-    """Rounded up, for a smaller epsilon would be a claim that does not hold."""
-    if math.isinf(epsilon):
-        return "∞"
-    return rounded_up(epsilon, 4) if epsilon else "0"
-
-
-def rounded_up(value: float, digits: int) -> str:
-    exact = Decimal(value)
-    last = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    text = f"{exact.quantize(last, rounding=ROUND_CEILING):f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -9,6 +9,8 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
+from bevel.report.rounding import power_of_ten
+
 WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 78, 14, 14, 46
 MOST_LETTERS = 30  # of the name of an axis
@@ -155,9 +157,8 @@ def shown(value: float) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         return f"{value:.6g}".replace("-", "−")
     digits, power = f"{value:.2e}".split("e")
-    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     factor = f"{float(digits):g}·".replace("-", "−")
-    return ("" if factor == "1·" else factor) + f"10{raised}"
+    return ("" if factor == "1·" else factor) + power_of_ten(int(power))
 
 
 def shortened(label: str) -> str:

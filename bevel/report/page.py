@@ -1,5 +1,6 @@
 """Joins the parts of a report to one HTML page that needs nothing from anywhere else."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -8,12 +9,14 @@ from typing import Any
 
 from bevel.errors import FixArgumentsError
 from bevel.report import figures
-from bevel.report.guarantee import ending, guarantee, shown_epsilon, spent_of
+from bevel.report.guarantee import guarantee, is_claimed, spent_of
 from bevel.report.mesh_chart import layouts
+from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import RunFiles, read_run
+from bevel.report.status import status
 from bevel.sharding.table import short, shown_bytes, shown_shape
+from bevel.training.folder import NO_TIME, RELEASED, REPORT, open_private
 
-NAME, NOT_PRIVATE = "report.html", "report_not_private.html"
 TEMPLATE, STYLE = "page.html", "page.css"
 MOST_ROWS = 200
 
@@ -26,35 +29,54 @@ def write_report(
     """Writes one HTML page about a run, and returns its path.
 
     Args:
-      run_folder: of `Trainer.fit(folder=...)`. The run may be going on, or may have been killed.
-      output: by default `report.html` in the run's folder; with `include_raw`,
-        `report_not_private.html`, so that the two are never mistaken for one another.
-      include_raw: also shows what is *not private*: training loss, clipped fraction, gradient
-        norms and batch sizes. The file is then for its owner only.
+      run_folder: the folder of `Trainer.fit(folder=...)`, or a copy of its `released` folder. The
+        run may still be going on.
+      output: by default `released/report.html` in the run's folder; with `include_raw`,
+        `private/report.html`.
+      include_raw: make the owner's page, which is *not private*: it adds times, training loss,
+        clipped fraction, gradient norms and batch sizes. Its file has mode 0600.
 
-    The page has no scripts and asks for no other file. secrets.json is never opened, and raw.jsonl
-    only with `include_raw`. What a run does not have is said in words.
+    The public page is a function of the released files and the ledger: the same files give the same
+    bytes. Neither page has scripts or asks for another file, and secrets.json is never opened.
 
     Raises:
-      FixArgumentsError: the folder is not that of a run, or the page cannot be written.
+      FixArgumentsError: the folder is not that of a run, has the layout of an older version, or the
+        page cannot be written there.
       RestoreLedgerError: the ledger is damaged, so that nothing can be claimed.
     """
     run = read_run(run_folder, include_raw)
-    target = Path(output or run.folder / (NOT_PRIVATE if include_raw else NAME))
+    target = Path(output or (run.private or run.released) / REPORT)
+    if run.private is not None and run.released.resolve() in target.resolve().parents:
+        raise FixArgumentsError(
+            f"{target} lies in {RELEASED}/, which may be shown to anyone, and a report with raw "
+            "figures is not private: give another output."
+        )
     text = rendered(run)
-    beside = target.with_name(f".{target.name}")
     try:
-        beside.unlink(missing_ok=True)
-        mode = 0o600 if include_raw else 0o644
-        opened = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(opened, "w", encoding="utf-8") as file:
-            file.write(text)
-        beside.replace(target)
+        write_page(target, text, private=run.private is not None)
+        if target.parent.resolve() == run.released.resolve():
+            for path in (target, target.parent):
+                os.utime(path, (NO_TIME, NO_TIME))  # as all that is released
     except OSError as error:
         raise FixArgumentsError(
             f"the report cannot be written to {target} ({error}): give another output."
         ) from error
     return target
+
+
+def write_page(target: Path, text: str, private: bool) -> None:
+    """Replaces a page as a whole, so that nobody reads half of it."""
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    opened = open_private(beside, flags) if private else os.open(beside, flags, 0o644)
+    try:
+        with open(opened, "w", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def rendered(run: RunFiles) -> str:
@@ -78,13 +100,14 @@ def packaged(name: str) -> str:
 def content(run: RunFiles) -> dict[str, Any]:
     """Everything that the template puts into words."""
     record, spent = run.record, spent_of(run)
-    curve = figures.trade_off(spent)
+    curve = figures.trade_off(spent) if spent and is_claimed(run, spent) else None
+    pill, ending = status(run)
     raw = None if run.raw is None else figures.raw_figures(run.raw)
     return {
         "style": packaged(STYLE),
         "name": run.name,
-        "status": record.get("status") or "not recorded",
-        "ending": ending(run),
+        "status": pill,
+        "ending": ending,
         "guarantee": guarantee(run, spent),
         "headline": headline(run, spent),
         "epsilon": figures.epsilon_over_steps(run, spent),
@@ -100,11 +123,14 @@ def content(run: RunFiles) -> dict[str, Any]:
         "collectives": collective_rows(record.get("collectives")),
         "plan": str((record.get("plan") or {}).get("description") or "").strip(),
         "what_ran": what_ran(record),
+        "settings": [(name, shown_value(v)) for name, v in (record.get("settings") or {}).items()],
+        "changes": change_rows(record.get("changes") or []),
         "versions": [
             (n, v or "not installed") for n, v in sorted((record.get("versions") or {}).items())
         ],
         "raw": raw,
         "raw_steps": len(run.raw or ()),
+        "times": None if run.private_record is None else times(run),
         "bytes": shown_bytes,
     }
 
@@ -113,13 +139,14 @@ def headline(run: RunFiles, spent: Any) -> list[tuple[str, str]]:
     """The few figures at the top."""
     record = run.record
     found = []
-    if spent is not None:
-        found += [("ε spent", shown_epsilon(spent.epsilon)), ("δ", f"{spent.delta:g}")]
+    if spent is not None and (is_claimed(run, spent) or not spent.runs):
+        found += [("ε spent", shown_epsilon(spent.epsilon)), ("δ", shown_delta(spent.delta))]
+    else:
+        found.append(("guarantee", "none"))
     found.append(("protects one", str(record.get("unit") or "not recorded")))
     accuracies = [pair for pair in figures.last_metrics(run) if "acc" in pair[0].lower()]
     found += [(name.replace("_", " "), f"{100 * float(v):.3g} %") for name, v in accuracies[:1]]
-    taken = run.metrics[-1]["step"] if run.metrics else record.get("steps_taken") or 0
-    found.append(("steps", f"{taken} of {record.get('steps') or '?'}"))
+    found.append(("steps", f"{run.last_step} of {record.get('steps') or '?'}"))
     return found
 
 
@@ -178,23 +205,60 @@ def collective_rows(found: Sequence[Mapping[str, Any]] | None) -> list[list[str]
 
 
 def what_ran(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Facts about the run, those that were not recorded among them."""
+    """Facts about the run, including which of them were not recorded."""
     data, around = record.get("data") or {}, record.get("surroundings") or {}
-
-    def known(value: Any) -> str:
-        return "not recorded" if value in (None, "") else str(value)
-
-    size = data.get("expected_batch_size")
+    size, padded = data.get("expected_batch_size"), data.get("padded_sizes")
     return [
-        ("Began", known(record.get("started"))),
-        ("Taken up again", record.get("resumed") or "no"),
-        ("Ended", known(record.get("finished")) if record.get("finished") else "not yet"),
-        ("Commit", record.get("commit") or "not recorded: it was not started in a git checkout"),
         ("Plan", known((record.get("plan") or {}).get("fingerprint"))),
-        ("Program", known(record.get("program"))),
+        (
+            "Commit",
+            record.get("commit") or "not recorded: the run was not started in a git checkout",
+        ),
         ("Records", known(data.get("records"))),
         ("Expected batch size", known(size if size is None else f"{size:g}")),
+        ("Batches are padded to", known(", ".join(map(str, padded or [])))),
         ("Device", known(around.get("device"))),
         ("Processes", known(around.get("processes"))),
-        ("XLA flags", around.get("flags") or "none"),
+        ("XLA flags", str(around.get("flags") or "none")),
     ]
+
+
+def change_rows(changes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    return [
+        [known(one.get("step")), known(one.get("name"))]
+        + [shown_value(one.get(end)) for end in ("from", "to")]
+        for one in changes
+    ]
+
+
+def times(run: RunFiles) -> list[tuple[str, str]]:
+    """When the run was at work and how fast: for its owner only."""
+    record = run.private_record or {}
+
+    def seconds(name: str) -> str:
+        found = record.get(name)
+        return f"{found:.3f} s" if figures.is_number(found) else "not recorded"
+
+    rates = [r for row in run.raw or () if figures.is_number(r := row.get("examples_per_second"))]
+    return [
+        ("Began", known(record.get("started"))),
+        ("Resumed", str(record.get("resumed") or "no")),
+        ("Ended", str(record.get("finished") or "not yet")),
+        ("Steps taken", known(record.get("steps_taken"))),
+        ("Time since it was last started", seconds("seconds")),
+        ("Of this, waiting for data", seconds("seconds_waiting_for_data")),
+        ("Examples per second, last", f"{rates[-1]:.4g}" if rates else "not recorded"),
+        ("Programs compiled", known(record.get("programs_compiled"))),
+        ("Program", known(record.get("program"))),
+    ]
+
+
+def known(value: Any) -> str:
+    return "not recorded" if value in (None, "") else str(value)
+
+
+def shown_value(value: Any) -> str:
+    """A setting as its owner would write it."""
+    if value is None:
+        return "not set"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

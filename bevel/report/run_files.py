@@ -1,4 +1,8 @@
-"""What a report reads of a run's folder: never secrets.json, and raw.jsonl only when asked to."""
+"""What a report reads of a run's folder.
+
+The public page is made from released/ and the ledger alone. The owner's page adds run.json and
+raw.jsonl of private/. No report opens secrets.json.
+"""
 
 import dataclasses
 import json
@@ -8,66 +12,117 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bevel.errors import FixArgumentsError
+from bevel.training.folder import LEDGER, METRICS, PRIVATE, RAW, RELEASED, RUN, SECRETS
 
 if TYPE_CHECKING:
     from bevel.accounting.ledger import Ledger
 
-RUN, LEDGER, METRICS, RAW = "run.json", "ledger.jsonl", "metrics.jsonl", "raw.jsonl"
+UNNAMED = "unnamed run"
 Line = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """The files of a run. `ledger` is None where there is none, `raw` where it was not asked for.
+    """The files of a run. `ledger` is None where there is none.
 
-    `metrics` and `raw` are in the order in which they were written.
+    `private`, `private_record` and `raw` are None unless they were asked for. `metrics` and `raw`
+    are in the order in which they were written.
     """
 
-    folder: Path
+    released: Path
     record: Mapping[str, Any]
     ledger: "Ledger | None"
     metrics: tuple[Line, ...]
-    raw: tuple[Line, ...] | None
+    private: Path | None = None
+    private_record: Mapping[str, Any] | None = None
+    raw: tuple[Line, ...] | None = None
 
     @property
     def name(self) -> str:
-        return str(self.record.get("name") or self.folder.absolute().name)
+        # Never the folder's: a copy of released/ elsewhere has the same page.
+        return str(self.record.get("name") or UNNAMED)
+
+    @property
+    def last_step(self) -> int:
+        """The step of the last checkpoint; 0 if there is none."""
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
 
 
 def read_run(folder: str | os.PathLike[str], include_raw: bool = False) -> RunFiles:
     """Reads a run. Other processes may write to it meanwhile: torn last lines are left out.
 
+    Args:
+      folder: of a run, or a copy of its released/ alone.
+      include_raw: whether to read private/run.json and private/raw.jsonl, too.
+
     Raises:
-      FixArgumentsError: the folder is not that of a run, or a record cannot be read.
+      FixArgumentsError: the folder is not that of a run, is of an older layout, or a record cannot
+        be read.
       RestoreLedgerError: the ledger is damaged, so what was spent is not known.
     """
-    place = Path(folder)
-    record = read_record(place)
-    return RunFiles(
-        folder=place,
+    given = Path(folder)
+    if not given.is_dir():
+        found = "is a file" if given.exists() else "is not there"
+        raise FixArgumentsError(
+            f"{given} {found}: give the folder of a run, as in Trainer.fit(folder=...)."
+        )
+    released = given / RELEASED if (given / RELEASED).is_dir() else given
+    record = read_record(released)
+    if released == given:
+        check_released(given, record)
+    run = RunFiles(
+        released=released,
         record=record,
-        ledger=read_ledger(place / str(record.get("ledger") or LEDGER)),
-        metrics=lines_of(place / METRICS),
-        raw=lines_of(place / RAW) if include_raw else None,
+        ledger=read_ledger(released / str(record.get("ledger") or LEDGER)),
+        metrics=lines_of(released / METRICS),
+    )
+    return with_private_files(run, given / PRIVATE) if include_raw else run
+
+
+def with_private_files(run: RunFiles, private: Path) -> RunFiles:
+    if not private.is_dir():
+        raise FixArgumentsError(
+            f"there is no {private}, so there is nothing raw to include: give the folder that "
+            f"holds {RELEASED}/ and {PRIVATE}/, or leave include_raw out."
+        )
+    there = (private / RUN).exists()
+    return dataclasses.replace(
+        run,
+        private=private,
+        private_record=parsed_record(private / RUN) if there else {},
+        raw=lines_of(private / RAW),
     )
 
 
-def read_record(folder: Path) -> Mapping[str, Any]:
-    path = folder / RUN
-    if not folder.is_dir():
-        found = "is a file" if folder.exists() else "is not there"
-        raise FixArgumentsError(
-            f"{folder} {found}: give the folder of a run, as in Trainer.fit(folder=...)."
-        )
+def read_record(released: Path) -> Mapping[str, Any]:
+    path = released / RUN
     if not path.exists():
         raise FixArgumentsError(
-            f"{folder} has no {RUN}, so it is no run, or one that was stopped before its first "
+            f"{released} has no {RUN}, so it is not a run, or it was stopped before its first "
             "step: give the folder of a run, as in Trainer.fit(folder=...)."
         )
-    record = parsed(path, lambda: json.loads(path.read_text(encoding="utf-8")))
-    if not isinstance(record, dict):
-        raise FixArgumentsError(f"{path} is not the record of a run: restore it from a copy.")
-    return record
+    return parsed_record(path)
+
+
+def check_released(folder: Path, record: Mapping[str, Any]) -> None:
+    """Raises unless a folder without released/ in it is a copy of released/.
+
+    What is released has no clock, so a record that says when it began is another one: that of
+    private/, or that of a run from before the folder had two halves.
+    """
+    place = folder.absolute()
+    if place.name == PRIVATE and (place.parent / RELEASED).is_dir():
+        raise FixArgumentsError(
+            f"{folder} is the private half of a run: give the folder above it, {place.parent}."
+        )
+    if "started" in record or any((folder / name).exists() for name in (SECRETS, RAW)):
+        ledger = folder / str(record.get("ledger") or LEDGER)
+        raise FixArgumentsError(
+            f"{folder} has the layout of an older version of bevel. Its checkpoints hold the noise "
+            "that was added, so nothing in it may be shown, and there is no report of it. Begin "
+            f'another run in a new folder with RunOptions(ledger="{ledger}"), so that what this '
+            "one spent stays counted."
+        )
 
 
 def read_ledger(path: Path) -> "Ledger | None":
@@ -81,6 +136,13 @@ def lines_of(path: Path) -> tuple[Line, ...]:
     from bevel.training.records import read_lines
 
     return parsed(path, lambda: tuple(read_lines(path)))
+
+
+def parsed_record(path: Path) -> Mapping[str, Any]:
+    record = parsed(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+    if not isinstance(record, dict):
+        raise FixArgumentsError(f"{path} is not the record of a run: restore it from a copy.")
+    return record
 
 
 def parsed(path: Path, read: Callable[[], Any]) -> Any:

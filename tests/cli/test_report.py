@@ -16,5 +16,12 @@ def test_raw_and_elsewhere(reports):
     assert reports == [(Path("runs/a"), Path("b.html"), True)]
 
 
+def test_help_says_where_pages_go_and_which_is_not_private(capsys):
+    assert main(["report", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "RUN/released/report.html" in said and "RUN/private/report.html" in said
+    assert "NOT private" in said
+
+
 def test_wrong_usage():
     assert main(["report"]) == 2

@@ -1,6 +1,7 @@
-"""Two runs to report on: one that was trained, on a mesh, and one that was written by hand."""
+"""Folders of runs: one that was trained, on a mesh, and others that are written by hand."""
 
 import json
+import os
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,8 @@ from bevel.accounting import Budget, Ledger, dpsgd_event
 from bevel.sharding import make_mesh
 from bevel.training import RunOptions, Trainer
 
-STEPS = 4
+SECRET = "5ec2e7" * 10
+STARTED, FINISHED = "2031-01-01T00:00:17+00:00", "2031-01-01T01:02:03+00:00"
 
 
 def loss_fn(params, data, prng):
@@ -25,10 +27,8 @@ def loss_fn(params, data, prng):
 @pytest.fixture(scope="package")
 def trained(tmp_path_factory):
     """The folder of a run on (4, 2) places, whose ledger lies outside of it."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 4)).astype(np.float32)
-    data = {"x": x, "y": (x[:, 0] > 0).astype(np.int32)}
-    config = DPSGDConfig.default(num_examples=200, expected_batch_size=24, iterations=STEPS)
+    x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    config = DPSGDConfig.default(num_examples=200, expected_batch_size=24, iterations=4)
     trainer = Trainer(
         config=config.calibrate(epsilon=3, delta=1e-3),
         loss_fn=loss_fn,
@@ -38,7 +38,7 @@ def trained(tmp_path_factory):
     )
     folder = tmp_path_factory.mktemp("trained") / "run"
     trainer.fit(
-        data,
+        {"x": x, "y": (x[:, 0] > 0).astype(np.int32)},
         {"w": jnp.zeros((4, 2)), "b": jnp.zeros(2)},
         folder=folder,
         evaluate=lambda params: {"held_out_accuracy": 0.5 + float(params["b"][0]) * 0},
@@ -54,24 +54,67 @@ def trained(tmp_path_factory):
 
 
 def record_of(name="by hand", **changed):
+    """What released/run.json says."""
     return {
         "name": name,
-        "status": "complete",
-        "started": "2031-01-01T00:00:00+00:00",
-        "finished": "2031-01-01T01:00:00+00:00",
+        "ending": "complete",
         "plan": {"fingerprint": "f" * 64, "description": "a plan"},
         "unit": "example",
         "relation": "ADD_OR_REMOVE_ONE",
         "budget": {"epsilon": 8.0, "delta": 1e-5},
         "delta": 1e-5,
+        "ledger": "ledger.jsonl",
         "steps": 10,
-        "data": {"records": 1000, "units": 1000, "expected_batch_size": 10.0},
+        "data": {
+            "records": 1000,
+            "units": 1000,
+            "expected_batch_size": 10.0,
+            "padded_sizes": [16, 32],
+        },
         "key_is_secret": True,
         "versions": {"bevel": "0.1.0", "jax": "0.12.0", "jaxlib": None},
         "commit": "c" * 40,
-        "surroundings": {"mesh": {"data": [4, "Auto"], "model": [2, "Auto"]}, "device": "cpu"},
+        "surroundings": {
+            "device": "cpu",
+            "mesh": {"data": [4, "Auto"], "model": [2, "Auto"]},
+            "processes": 1,
+            "flags": "",
+            "cores": 2,
+            "versions": {"jax": "0.12.0"},
+        },
+        "programs_compiled_ahead": 2,
         "arrays": [row("params/w", "P(None, 'model')", 2), row("params/b", "P()", 1)],
-        "collectives": [],
+        "collectives": [
+            {
+                "kind": "all-reduce",
+                "dtype": "float32",
+                "shapes": [[8, 16]],
+                "bytes": 512,
+                "group_size": 4,
+                "axes": ["data"],
+                "times": 1,
+                "sent": 768,
+                "line": "model.py:7",
+                "operation": "jit(step)/psum",
+            }
+        ],
+        "settings": {"optimizer.learning_rate": 0.5, "model.kind": "conv", "plan.steps": 10},
+        "changes": [{"step": 4, "name": "optimizer.learning_rate", "from": 1.0, "to": 0.5}],
+    } | changed
+
+
+def private_record_of(**changed):
+    """What private/run.json says."""
+    return {
+        "started": STARTED,
+        "resumed": None,
+        "finished": FINISHED,
+        "status": "complete",
+        "seconds": 3706.5,
+        "seconds_waiting_for_data": 1.25,
+        "steps_taken": 10,
+        "programs_compiled": 2,
+        "program": "d19e57" * 10,
     } | changed
 
 
@@ -92,21 +135,32 @@ def row(path, spec, parts):
 
 @pytest.fixture
 def by_hand(tmp_path):
-    """Makes the folder of a run; what is not an argument is changed in its run.json."""
+    """Makes the folder of a run; what is not an argument is changed in released/run.json."""
 
-    def make(metrics=(), raw=None, events=None, limited=True, runs=("by hand",), **changed):
-        folder = tmp_path / "run"
-        folder.mkdir()
+    def make(
+        metrics=(),
+        raw=(),
+        events=None,
+        limited=True,
+        runs=("by hand",),
+        private=None,
+        at="run",
+        **changed,
+    ):
+        folder = tmp_path / at
+        released, closed = folder / "released", folder / "private"
+        (released / "checkpoints" / "10").mkdir(parents=True)
+        closed.mkdir(mode=0o700)
         record = record_of(**changed)
-        (folder / "run.json").write_text(json.dumps(record))
-        (folder / "secrets.json").write_text('{"root": "5ec2e7"}')
-        write_lines(folder / "metrics.jsonl", metrics)
-        if raw is not None:
-            write_lines(folder / "raw.jsonl", raw)
+        (released / "run.json").write_text(json.dumps(record))
+        write_lines(released / "metrics.jsonl", metrics)
+        write_private(closed / "secrets.json", [{"root": SECRET}])
+        write_private(closed / "run.json", [private_record_of(**private or {})])
+        write_private(closed / "raw.jsonl", raw)
         events = [dpsgd_event(1.1, 10, sampling_prob=0.01)] if events is None else events
         terms = {"unit": record["unit"], "relation": record["relation"]}
         terms["budget"] = Budget(**record["budget"]) if limited else None
-        with Ledger.open(folder / "ledger.jsonl", **terms) as ledger:
+        with Ledger.open(released / record["ledger"], **terms) as ledger:
             for number, name in enumerate(runs):
                 charged = ledger.run(name, plan="f" * 64, key=f"{number:064x}")
                 for first, event in enumerate(events):
@@ -116,14 +170,25 @@ def by_hand(tmp_path):
     return make
 
 
+@pytest.fixture
+def whole(by_hand, metric_lines, raw_lines):
+    """A run that has everything, on (4, 2) places, whose ledger lies outside of its folder."""
+    return by_hand(metrics=metric_lines, raw=raw_lines, ledger="../../all.jsonl")
+
+
 def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_private(path, lines):
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    write_lines(path, lines)
 
 
 @pytest.fixture
 def metric_lines():
     return [
-        {"step": s, "epsilon": s / 5, "delta": 1e-5, "attempt": 0, "examples_per_second": 9.0}
+        {"step": s, "epsilon": s / 5, "delta": 1e-5, "attempt": 0}
         | {"test_accuracy": s / 10, "test_loss": 1 / s}
         for s in (2, 4, 6, 8, 10)
     ]
@@ -131,8 +196,13 @@ def metric_lines():
 
 @pytest.fixture
 def raw_lines():
-    return [
-        {"step": s, "attempt": 0, "batch_size": 9 + s % 3, "loss": 2 - s / 10}
-        | {"clipped_fraction": 0.25, "clip_norm": 1.0, "norm_quantiles": [0.1, 0.9, 7.0]}
+    """Values that are found on no public page."""
+    rows = [
+        {"step": s, "attempt": 0, "batch_size": 9 + s % 3, "loss": 2.718281 - s / 10}
+        | {"clipped_fraction": 0.253119, "clip_norm": 1.0, "norm_quantiles": [0.1, 0.9, 7.0]}
+        | {"not_finite": 0}
         for s in range(10)
     ]
+    for end in rows[1::2]:
+        end["examples_per_second"] = 54321.0 + end["step"]
+    return rows

@@ -1,3 +1,5 @@
+from decimal import Decimal
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -85,9 +87,30 @@ def test_accuracies_share_a_figure_and_other_metrics_have_their_own(by_hand, met
     assert last == {"test_accuracy": "1", "test_loss": "0.1", "per_class/accuracy": "0.5"}
 
 
-def test_raw_figures_are_those_of_the_issue(raw_lines):
+def test_a_guess_by_the_curve_is_bounded_between_its_points_too(by_hand):
+    spent = spent_of(read_run(by_hand()))
+    fpr = np.asarray([0.0, 0.05, 0.95, 1.0])  # the best guess is far from all of them
+    fine = np.linspace(0, 1, 2001)
+    event = dpsgd_event(1.1, 10, sampling_prob=0.01)
+    curve = {"neighboring_relation": "ADD_OR_REMOVE_ONE"}
+    tpr = trade_off_curve(event, fpr=fpr, **curve)[1]
+    truth = (1 + (trade_off_curve(event, fpr=fine, **curve)[1] - fine).max()) / 2
+    assert Decimal(float(truth)) <= figures.best_guess(spent, fpr, tpr)
+    _, tight = figures.attack_bound(spent, fpr)
+    assert tight and "A guess at even odds is right at most" in figures.trade_off(spent)[0].caption
+    assert "in real-number arithmetic" in figures.trade_off(spent)[0].caption
+
+
+def test_speed_is_never_a_metric(by_hand, metric_lines):
+    """Lines of before the folder had two halves have one."""
+    lines = [line | {"examples_per_second": 9.0} for line in metric_lines]
+    assert "examples_per_second" not in dict(figures.last_metrics(read_run(by_hand(lines))))
+
+
+def test_raw_figures_are_those_of_training_and_of_speed(raw_lines):
     found = {figure.id: figure for figure in figures.raw_figures(raw_lines)}
-    assert set(found) == {"raw-loss", "raw-clipped", "raw-batch", "raw-norms"}
+    assert set(found) == {"raw-loss", "raw-clipped", "raw-batch", "raw-norms", "raw-speed"}
+    assert list(found["raw-speed"].series[0].x) == [1, 3, 5, 7, 9]
     labels = [series.label for series in found["raw-norms"].series]
     assert labels == ["0.9 quantile", "median", "0.1 quantile", "clip norm"]
     assert list(found["raw-batch"].series[0].y) == [line["batch_size"] for line in raw_lines]

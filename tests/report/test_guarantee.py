@@ -1,30 +1,52 @@
-import math
-from decimal import Decimal
-
 import dp_accounting
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 
-from bevel.report.guarantee import ending, guarantee, rounded_up, shown_epsilon, spent_of
+from bevel.accounting import dpsgd_event
+from bevel.report.guarantee import guarantee, is_claimed, spent_of
+from bevel.report.rounding import shown_epsilon
 from bevel.report.run_files import read_run
 
 
 def words(run):
     said = guarantee(run, spent_of(run))
     facts = [f"{name}: {value}" for name, value in said.facts]
-    return "\n".join([said.claim, *said.meaning, *facts, *said.assumptions, *said.warnings])
+    parts = [said.claim, *said.warnings, *said.definitions, *said.meaning, *said.arithmetic]
+    return "\n".join([*parts, *facts, *said.assumptions])
 
 
-def test_says_unit_relation_cost_budget_and_what_it_assumes(by_hand):
+def test_says_unit_relation_cost_budget_and_arithmetic(by_hand):
     run = read_run(by_hand())
     text, spent = words(run), spent_of(run)
-    assert f"({shown_epsilon(spent.epsilon)}, 1e-05)-differentially private" in text
-    assert "one example of the training set, added or removed" in text
-    assert "Budget fixed beforehand: epsilon 8 at delta 1e-05" in text
-    assert "the guarantee is the budget that was fixed beforehand: epsilon 8" in text
-    assert "Tuning is excluded" in text and "this one, which is the only one" in text
+    epsilon = shown_epsilon(spent.epsilon)
+    claim = guarantee(run, spent).claim
+    assert claim == (
+        f"In real-number arithmetic, what was released is ({epsilon}, 1e-05)-differentially "
+        "private for one example of the training set, added or removed."
+    )
+    assert "Budget fixed beforehand: ε = 8 at δ = 1e-05" in text
+    assert "the guarantee is the budget that was fixed beforehand: ε = 8 at δ = 1e-05" in text
+    assert "this one, which is the only one" in text and "Arithmetic: real numbers" in text
+    assert "float32" in text and "Mironov 2012" in text
     assert not guarantee(run, spent).warnings
+
+
+def test_says_what_it_assumes(by_hand):
+    run = read_run(by_hand())
+    text = "\n".join(guarantee(run, spent_of(run)).assumptions)
+    for said in (
+        "sums and noise are real numbers",
+        "not in the ledger are not counted",
+        "Each person's data is in one example",
+        "The number of examples, the settings of the run",
+        "nobody else can read the private half",
+        "could watch the machine or the folder",
+        "contain no times",
+        "set the folder and the ledger back to an earlier state",
+        "metrics were computed on data outside the training set",
+    ):
+        assert said in text, said
+    for gone in ("how long steps took is taken", "tensorboard_raw_not_private", "raw.jsonl"):
+        assert gone not in text
 
 
 @pytest.mark.parametrize(
@@ -35,7 +57,7 @@ def test_users_and_other_relations_have_their_own_words(by_hand, relation, chang
     run = read_run(by_hand(unit="user", relation=relation))
     text = words(run)
     assert "all examples of one user" in text and changed in text
-    assert "under one user id" in text and "How many users" in text
+    assert "under one user id" in text and "The number of users" in text
 
 
 def test_all_runs_of_a_ledger_count(by_hand):
@@ -45,19 +67,46 @@ def test_all_runs_of_a_ledger_count(by_hand):
 
 def test_without_a_ledger_or_a_delta_nothing_is_claimed(by_hand):
     folder = by_hand(delta=None, limited=False)
-    assert "no delta was fixed" in words(read_run(folder))
-    (folder / "ledger.jsonl").unlink()
+    assert "no δ was fixed" in words(read_run(folder))
+    (folder / "released" / "ledger.jsonl").unlink()
     text = words(read_run(folder))
-    assert "no ledger beside it" in text and "differentially private" not in text
+    assert "its ledger is not there" in text and "differentially private" not in text
+
+
+def test_a_ledger_that_does_not_know_the_run_claims_nothing(by_hand, metric_lines):
+    run = read_run(by_hand(metrics=metric_lines, runs=("another",)))
+    text = words(run)
+    assert "The ledger has no charge of this run" in text and "Nothing can be claimed" in text
+    assert "differentially private" not in text and not is_claimed(run, spent_of(run))
 
 
 def test_without_noise_nothing_is_protected(by_hand):
     run = read_run(by_hand(events=[dp_accounting.NonPrivateDpEvent()], limited=False))
-    assert "No noise was added: nothing is protected." in words(run)
+    text = words(run)
+    assert "Nothing is protected: some of what was released had no noise" in text
+    assert "differentially private" not in text and "of the time" not in text
+
+
+def test_a_known_seed_claims_nothing(by_hand):
+    text = words(read_run(by_hand(key_is_secret=False)))
+    assert "Nothing is protected: the noise of this run comes from a known seed" in text
+    assert "differentially private" not in text and "of the time" not in text
 
 
 def test_nothing_charged_is_nothing_released(by_hand):
-    assert "Nothing was charged so far" in words(read_run(by_hand(runs=())))
+    text = words(read_run(by_hand(runs=())))
+    assert "Nothing was charged so far" in text and "differentially private" not in text
+
+
+def test_an_epsilon_of_zero_is_a_claim_if_something_was_charged(by_hand):
+    run = read_run(by_hand(events=[dpsgd_event(100, 1, sampling_prob=1e-3)], limited=False))
+    spent, text = spent_of(run), words(run)
+    assert spent.epsilon == 0
+    assert "is (0, 1e-05)-differentially private" in text and "at most 50.1%" in text
+
+
+def test_without_a_budget_choices_have_no_guarantee(by_hand):
+    assert "fixed beforehand, and there was none" in words(read_run(by_hand(limited=False)))
 
 
 @pytest.mark.parametrize(
@@ -65,26 +114,10 @@ def test_nothing_charged_is_nothing_released(by_hand):
     [
         ({"key_is_secret": False}, "known seed"),
         ({"data": {"units": 100_000}}, "not below one over"),
-        ({"status": "ended by the callback"}, "the guarantee is the budget"),
+        ({"ending": "ended by the callback"}, "the guarantee is the budget"),
     ],
 )
 def test_what_breaks_the_claim_is_a_warning(by_hand, changed, warning):
     run = read_run(by_hand(**changed))
     (found,) = guarantee(run, spent_of(run)).warnings
     assert warning in found
-
-
-def test_says_how_a_run_ended(by_hand):
-    run = read_run(by_hand(status="running"))
-    assert "still running, or it was stopped" in ending(run)
-
-
-@hypothesis.given(st.floats(1e-6, 1e9), st.integers(2, 6))
-def test_shown_numbers_are_never_below_the_true_ones(value, digits):
-    shown = Decimal(rounded_up(value, digits))
-    assert shown >= Decimal(value)
-    assert shown <= Decimal(value) * (1 + Decimal(10) ** (1 - digits))
-
-
-def test_infinity_and_nothing_are_shown_as_such():
-    assert shown_epsilon(math.inf) == "∞" and shown_epsilon(0.0) == "0"

@@ -12,8 +12,8 @@ from bevel.report import write_report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WIDTHS = (390, 1440)
-FIGURES = {"epsilon", "trade-off", "accuracy", "mesh-0", "mesh-1"}
-FIGURES |= {"raw-loss", "raw-clipped", "raw-batch", "raw-norms"}
+FIGURES = {"epsilon", "trade-off", "accuracy", "metric-0", "mesh-0", "mesh-1"}
+RAW = {"raw-loss", "raw-clipped", "raw-batch", "raw-norms", "raw-speed"}
 
 # The page is measured from outside, in frames of both widths, and is not changed for it.
 MEASURE = """
@@ -81,15 +81,16 @@ def measured(browser, folder, text):
     return json.loads(html.unescape(found)), errors
 
 
-def test_a_trained_run_is_shown_whole(browser, trained, tmp_path):
-    text = write_report(trained, tmp_path / "page.html", include_raw=True).read_text()
+@pytest.mark.parametrize("include_raw", [False, True])
+def test_a_run_is_shown_whole(browser, whole, tmp_path, include_raw):
+    text = write_report(whole, include_raw=include_raw).read_text()
     found, errors = measured(browser, tmp_path, text)
     assert not errors
     assert [page["inner"] for page in found] == list(WIDTHS)
     for page in found:
         assert page["scroll"] <= page["inner"], page
         assert not page["wide"] + page["cut"] + page["boxes"] + page["hidden"], page
-        assert set(page["figures"]) == FIGURES
+        assert set(page["figures"]) == (FIGURES | RAW if include_raw else FIGURES)
 
 
 def test_long_names_and_odd_numbers_are_not_cut_off(
@@ -102,8 +103,10 @@ def test_long_names_and_odd_numbers_are_not_cut_off(
         metrics=metrics,
         raw=raw,
         name=long,
-        runs=[f"{long}{i}" for i in range(30)],
+        runs=[long, *(f"{long}{i}" for i in range(30))],
         limited=False,
+        settings={f"table.{long}": long, "a.list": list(range(200))},
+        changes=[{"step": 10**9, "name": long, "from": long, "to": long}],
         surroundings={"mesh": {"a_long_name_of_an_axis": [2, ""], "model": [64, ""]}},
     )
     text = write_report(folder, include_raw=True).read_text()

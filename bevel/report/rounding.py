@@ -1,0 +1,37 @@
+"""Numbers in a report, rounded so that they never promise more than what was computed."""
+
+import math
+from decimal import ROUND_CEILING, Decimal
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def shown_epsilon(epsilon: float) -> str:
+    """Four digits, rounded up: a smaller epsilon would be a claim that does not hold."""
+    if math.isinf(epsilon):
+        return "∞"
+    return rounded_up(Decimal(epsilon), 4) if epsilon else "0"
+
+
+def shown_delta(delta: float) -> str:
+    """Six digits, rounded up. The decimal number that was asked for is shown as it is: 1e-05."""
+    # repr gives the shortest decimal of a float; its binary value may lie a little above.
+    up = Decimal(rounded_up(Decimal(repr(delta)), 6))
+    return f"{float(up):g}"
+
+
+def rounded_up(value: Decimal, digits: int) -> str:
+    if not value:
+        return "0"
+    last = Decimal(1).scaleb(value.adjusted() - digits + 1)
+    text = f"{value.quantize(last, rounding=ROUND_CEILING):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent_up(share: Decimal) -> str:
+    """A share as a percentage with one digit after the point, rounded up."""
+    return f"{(100 * share).quantize(Decimal('0.1'), rounding=ROUND_CEILING)}%"
+
+
+def power_of_ten(power: int) -> str:
+    return "10" + str(power).translate(SUPERSCRIPTS)

@@ -1,0 +1,46 @@
+"""How far a run has come, and how it ended."""
+
+from bevel.report.run_files import RunFiles
+
+CALLBACK = (
+    "A callback ended the run. If it looked at results of the run, the number of steps depends on "
+    "the data, and the guarantee is the budget that was fixed beforehand."
+)
+ENDINGS = {
+    "complete": "All steps of the plan were taken.",
+    "ended by the budget": "The run ended because the next step would have exceeded the budget.",
+    "ended by the callback": CALLBACK,
+}
+# Only the owner learns these: they say when the run was at work.
+UNDER_WAY = {
+    "running": "The run has not ended: it is still running, or it was killed and continues from "
+    "its last checkpoint when you start it again.",
+    "interrupted": "The run was interrupted and continues from its last checkpoint when you start "
+    "it again.",
+}
+
+
+def status(run: RunFiles) -> tuple[str, str]:
+    """A few words, and a sentence that explains them.
+
+    Without the private files it is a function of what was released: of how the run ended if it
+    did, and of the last checkpoint.
+    """
+    found = (run.private_record or {}).get("status") or run.record.get("ending")
+    if not found:
+        return released_so_far(run), "The run has not ended: more steps may follow."
+    known = ENDINGS | UNDER_WAY
+    return str(found), known.get(str(found), "This version of bevel does not know that ending.")
+
+
+def released_so_far(run: RunFiles) -> str:
+    if not run.last_step:
+        return "no steps released so far"
+    return f"{run.last_step} of {run.record.get('steps') or '?'} steps released so far"
+
+
+def ended_by_callback(run: RunFiles) -> bool:
+    return "ended by the callback" in (
+        run.record.get("ending"),
+        (run.private_record or {}).get("status"),
+    )
