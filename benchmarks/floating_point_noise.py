@@ -1,9 +1,9 @@
 """What floating-point noise gives away: the outputs that it can reach depend on the sum.
 
-Noise is `stddev * z` in float32, so without the record that is looked for a coordinate of the noised
-sum is one of the products that float32 can hold. With the record it is rounded from another place,
-and some value is found that no z could have given. Mironov (2012) describes the attack for Laplace
-noise. Prints in how many runs the record is told to be there.
+Noise is `stddev * z` in float32. Without the record that is looked for, each coordinate of the
+noised sum is one of the products that float32 can hold. With the record it is rounded from another
+place, and some value is found that no z could have given. Mironov (2012) describes the attack for
+Laplace noise. Prints in how many runs the record is said to be there.
 
 python benchmarks/floating_point_noise.py [--runs 60] [--coordinates 1000]
 """

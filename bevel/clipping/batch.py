@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from bevel.clipping.equations import bind, body_of_call, depends_on, evaluate
+from bevel.clipping.meshes import SILENT, named_axes
 from bevel.sharding.axes import (
     SHARDING_PARAMS,
     Layout,
@@ -54,15 +55,18 @@ def over_examples(
 
 
 def split_by_inner_shard_maps(program: ClosedJaxpr, layout: Layout) -> bool:
-    """Whether every inner shard_map runs over the batch axes without naming them.
+    """Whether every inner shard_map runs over the batch axes without using them.
 
     The example axis must then enter it split over them: otherwise each place computes all examples.
+    Where one communicates over them, each place must: else it would mix the examples of places.
     """
     specs: list[tuple[Any, set[str]]] = []
     pending = [program.jaxpr]
     while pending:
         for eqn in pending.pop().eqns:
             pending += subprograms(eqn.params)
+            if eqn.primitive.name not in SILENT and named_axes(eqn) & set(layout.batch_axes):
+                return False
             if eqn.primitive.name == "shard_map":
                 given = (eqn.params["in_specs"], eqn.params["out_specs"])
                 flat = jax.tree.leaves(given, is_leaf=lambda s: isinstance(s, PartitionSpec))

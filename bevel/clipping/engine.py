@@ -18,6 +18,7 @@ from bevel.clipping.example import (
     Program,
     check_scalar_loss,
     explained_batching,
+    trace,
     trace_gradient,
     trace_loss,
 )
@@ -50,6 +51,7 @@ def clipped_sum(
     example = Example(task.fun, call, task.has_aux, task.keep_batch_dim)
     layout, leaves = on_mesh(task, leaves, seen)
     loss, arguments = trace_loss(example, leaves, layout)
+    known.loss = loss.jaxpr
     program, one, shares = share_out(task, example, arguments, loss, layout)
     layout, spread = batch_layout(task, layout, example, leaves, program)
     check_divides(size, task.microbatch_size, layout, spread)
@@ -186,7 +188,10 @@ def runner(
         def plain(consts: Any, params: Any, examples: Any, constants: Any) -> Outputs:
             del consts
             batch, keys = examples
-            return one(Leaves(params, batch, keys, constants))
+            leaves = Leaves(params, batch, keys, constants)
+            here = trace(one, leaves, to_batch=True)
+            flat = jax.core.eval_jaxpr(here.jaxpr.jaxpr, here.jaxpr.consts, *leaves.flat())
+            return jax.tree.unflatten(here.out_tree, flat)
 
         return jax.vmap(plain, in_axes=(None, None, 0, None))
     batched = over_examples(program.jaxpr, layout)

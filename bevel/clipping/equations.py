@@ -12,7 +12,13 @@ from bevel.sharding.source_lines import keep_line
 Handler = Callable[[JaxprEqn, list[Any]], Sequence[Any]]
 
 # Calls whose body may be evaluated in place, and the parameter that holds the body.
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # from jax 0.11 on, what the two before are
+}
 
 
 def evaluate(

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh
 from bevel import errors
 from bevel.clipping.arguments import Call, Leaves, example_key_type
 from bevel.clipping.equations import inline_calls
+from bevel.clipping.one_at_a_time import one_at_a_time, refuse_side_effects
 from bevel.errors import BevelError, FixLossError
 from bevel.sharding import types
 from bevel.sharding.axes import Layout, axes_of_inner_shard_maps
@@ -76,9 +77,16 @@ class Program:
 
 
 def trace(
-    function: Callable[[Leaves], Any], arguments: Leaves, mesh: AbstractMesh | None = None
+    function: Callable[[Leaves], Any],
+    arguments: Leaves,
+    mesh: AbstractMesh | None = None,
+    to_batch: bool = False,
 ) -> Program:
-    """Traces `function` at one example. Nothing is run, so no dimension has to divide the mesh."""
+    """Traces `function` at one example. Nothing is run, so no dimension has to divide the mesh.
+
+    `to_batch`: the program is complete and will be batched, so its equations are made to see one
+    example each.
+    """
     flat, in_tree = jax.tree.flatten(arguments)
     trees = []
 
@@ -94,7 +102,10 @@ def trace(
             for step in (AbstractMesh((), ()), mesh):
                 context.enter_context(jax.sharding.use_abstract_mesh(step))
             context.enter_context(jax.remove_size_one_mesh_axis_from_type(True))
-        jaxpr = inline_calls(jax.make_jaxpr(flat_function)(*flat), flat)
+        jaxpr = jax.make_jaxpr(flat_function)(*flat)
+        jaxpr = one_at_a_time(jaxpr) if to_batch else jaxpr
+        refuse_side_effects(jaxpr)
+        jaxpr = inline_calls(jaxpr, flat)
     return Program(jaxpr, trees[0], mesh)
 
 
@@ -145,9 +156,8 @@ def trace_loss(example: Example, leaves: Leaves, layout: Layout) -> tuple[Progra
     ordered = [e for e in program.jaxpr.effects if type(e).__name__.startswith("Ordered")]
     if ordered:
         raise FixLossError(
-            "the function has an ordered side effect (such as debug.print(..., ordered=True) or "
-            "io_callback(..., ordered=True)), and examples have no order. Pass ordered=False, or "
-            "move the effect out of the loss."
+            "the function has an ordered side effect (such as debug.print(..., ordered=True)), and "
+            "examples have no order. Pass ordered=False, or move the effect out of the loss."
         )
     return program, arguments
 
@@ -184,9 +194,9 @@ def first_paragraph(error: Exception) -> str:
 def trace_gradient(
     one: Callable[[Leaves], Any], arguments: Leaves, loss: Program, call: Call
 ) -> Program:
-    """Traces the differentiated program of one example."""
+    """Traces the differentiated program of one example, to be batched."""
     try:
-        return trace(one, arguments, loss.mesh)
+        return trace(one, arguments, loss.mesh, to_batch=True)
     except BevelError:
         raise
     except Exception as error:
@@ -210,7 +220,7 @@ def explained_batching() -> Iterator[None]:
             f"the function cannot be run for all examples of a batch at once{user_line(error)}. "
             f"JAX says: {first_paragraph(error)}\n"
             "Every operation in it must work under jax.vmap: callbacks need a vmap_method, and "
-            "jax.custom_batching.custom_vmap gives an operation a rule of its own."
+            "jax.custom_batching.sequential_vmap runs any other operation in a loop."
         ) from error
 
 

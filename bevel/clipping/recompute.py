@@ -100,7 +100,8 @@ def sums_again(
         if keep is None:
             keep = jnp.ones_like(factors[0], bool)
         more = [retyped(x, (), None) for x in (*factors, keep)]
-        program = trace(one, arguments._replace(batch=[*arguments.batch, *more]), loss.mesh)
+        leaves = arguments._replace(batch=[*arguments.batch, *more])
+        program = trace(one, leaves, loss.mesh, to_batch=True)
         # Behind the coefficients: else the compiler would share the forward pass with the first
         # backward pass, and keep all its values.
         batch = [jax.lax.optimization_barrier((x, factors[0]))[0] for x in values.batch]

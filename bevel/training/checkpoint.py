@@ -37,8 +37,6 @@ from bevel.training.folder import (
     STAGING,
     RunFolder,
     closed_folder,
-    sync_folder,
-    write_whole,
 )
 from bevel.training.state import path_text
 
@@ -304,10 +302,15 @@ def seal(folder: Path, staged: Staged) -> None:
     """Completes a staged checkpoint: what it belongs to, and no trace of when it was written."""
     for half in (RELEASED, PRIVATE):
         (folder / half / COMMITTED).unlink(missing_ok=True)
-    meta = json.dumps(dataclasses.asdict(staged.meta))
-    write_whole(folder / RELEASE, json.dumps(staged.release), private=True)
-    write_whole(folder / PRIVATE / FILE, meta, private=True)
-    write_whole(folder / RELEASED / FILE, json.dumps(staged.meta.public()), private=False)
+    # Not synced, as the arrays are not: what a power cut takes is found by its checksums.
+    for path, content in (
+        (folder / RELEASE, staged.release),
+        (folder / PRIVATE / FILE, dataclasses.asdict(staged.meta)),
+        (folder / RELEASED / FILE, staged.meta.public()),
+    ):
+        path.write_text(json.dumps(content))
+    (folder / PRIVATE / FILE).chmod(0o600)
+    (folder / RELEASE).chmod(0o600)
     for place, _, files in os.walk(folder / RELEASED, topdown=False):
         for name in (*files, "."):
             os.utime(os.path.join(place, name), (NO_TIME, NO_TIME))
@@ -320,7 +323,6 @@ def replace_folder(source: Path, target: Path, trash: Path) -> None:
         target.rename(old)
         shutil.rmtree(old)
     source.rename(target)
-    sync_folder(target.parent)
 
 
 def read_meta(folder: Path) -> Meta:
