@@ -66,11 +66,16 @@ def recorded_sums(folder):
 
 
 @contextlib.contextmanager
-def commitment_of(folder):
-    """The public commitment to a key, which a simulator is given: it does not have the key."""
-    entries = [line["entry"] for line in read_lines(Path(folder) / "released" / "ledger.jsonl")]
-    (known,) = {entry["key"] for entry in entries if entry["kind"] == "charge"}
-    with mock.patch.object(PlanSecrets, "commitment", known):
+def commitments_of(folder):
+    """What the ledger says by the secret key, which a simulator is given: it tells nothing."""
+    lines = list(read_lines(Path(folder) / "released" / "ledger.jsonl"))[1:]
+    entries = [line["entry"] for line in lines]
+    (known,) = {entry["key"] for entry in entries}
+    contents = {e.get("released", e["stop"]): e["content"] for e in entries}
+    with (
+        mock.patch.object(PlanSecrets, "commitment", known),
+        mock.patch("bevel.training.run.content", lambda release, key: contents[release.stop]),
+    ):
         yield
 
 

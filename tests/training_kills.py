@@ -25,6 +25,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import simulator  # noqa: E402
 import training_runs as runs  # noqa: E402
 
 from bevel.accounting.ledger.locked_file import LockedFile  # noqa: E402
@@ -150,8 +151,13 @@ def one_run(folder, number, chance, cache, seen):
 
 
 def checked(folder, expected, exact):
-    """Raises unless the run is what an unbroken one would have been."""
-    with np.load(folder / "final.npz") as final, np.load(expected) as unbroken:
+    """Raises unless the run is what an unbroken one would have been, without a trace of kills."""
+    if exact:
+        found, whole = (simulator.files_of(f / "released") for f in (folder, expected))
+        assert found == whole, {
+            name for name in found | whole if found.get(name) != whole.get(name)
+        }
+    with np.load(folder / "final.npz") as final, np.load(expected / "final.npz") as unbroken:
         for name in unbroken:
             if exact:
                 assert final[name].tobytes() == unbroken[name].tobytes(), name
@@ -164,6 +170,8 @@ def checked(folder, expected, exact):
     assert charged == list(range(STEPS)), charged
     steps = [line["step"] for line in read_lines(folder / "released" / "metrics.jsonl")]
     assert steps == list(range(EVERY, STEPS + 1, EVERY)), steps
+    shown = {path.name for path in (folder / "released").iterdir()}
+    assert shown == {"checkpoints", "ledger.jsonl", "metrics.jsonl", "run.json"}, shown
     raw = [line["step"] for line in read_lines(folder / "private" / "raw.jsonl")]
     assert raw == sorted(set(raw)), raw
 
@@ -172,15 +180,15 @@ def main(root, kills):
     root.mkdir(parents=True, exist_ok=True)
     cache, chance = root / "compiled", random.Random(5)
     seen, begun = collections.Counter(), time.monotonic()
-    unbroken = root / "unbroken"
-    unbroken.mkdir()
+    unbroken = root / "unbroken" / "run"  # runs have one name, since it is in what they release
+    unbroken.mkdir(parents=True)
     assert in_a_process(lambda: train(unbroken, MESHES[0], cache)) == 0
     total, number = 0, 0
     while total < kills:
-        folder = root / f"run{number}"
-        folder.mkdir()
+        folder = root / str(number) / "run"
+        folder.mkdir(parents=True)
         total += one_run(folder, number, chance, cache, seen)
-        checked(folder, unbroken / "final.npz", exact=number % 2 == 0)
+        checked(folder, unbroken, exact=number % 2 == 0)
         number += 1
     print(json.dumps({"kills": total, "runs": number, "seconds": time.monotonic() - begun, **seen}))
 

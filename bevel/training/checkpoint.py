@@ -118,7 +118,8 @@ class Checkpoints:
         """Steps of checkpoints that could not be read."""
         if not self._damaged.is_dir():
             return []
-        return [int(path.name.split("-")[0]) for path in self._damaged.iterdir()]
+        names = (path.name.split("-") for path in self._damaged.iterdir())
+        return [int(name[0]) for name in names if name[0].isdigit()]
 
     # Writing: stage, then publish.
 
@@ -187,7 +188,10 @@ class Checkpoints:
 
     def _clear_staging(self) -> None:
         for path in self._staging.iterdir():
-            shutil.rmtree(path)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def _drop_old(self) -> None:
         period = self.keep_period

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from bevel.batch_selection import ExamplesByUser
 from bevel.errors import FixArgumentsError, FixDataError
 
 PyTree = Any
@@ -192,21 +193,32 @@ class Fingerprinting:
     is proven by the digests of those rows (`training.releases`), not by this.
     """
 
-    most_bytes: int = 1 << 28
+    most_bytes: int = 1 << 26
     sample: int = 1024
 
 
-def fingerprint(source: Source, key: bytes, how: Fingerprinting | None = None) -> str:
+IN_ARRAYS = Fingerprinting(most_bytes=1 << 28)  # which are read faster than records
+
+
+def fingerprint(
+    source: Source, key: bytes, population: Any = None, how: Fingerprinting | None = None
+) -> str:
     """A keyed hash of a data set. Without the secret key it tells nothing of the data.
 
-    A data set that has a `fingerprint` of its own (a text, or a function that returns one) is
+    Where users are protected, `population` says which examples are whose, and is part of it. A data
+    set that has a `fingerprint` of its own (a text, or a function that returns one) is
     known by that, by its length and by the type of its records.
     """
     offered = offered_fingerprint(source)
     hashed = hashlib.blake2b(key=key, person=b"bevel data set", digest_size=32)
     hashed.update(f"{len(source)} {shown(source.record)} {offered}".encode())
+    if isinstance(population, ExamplesByUser):
+        for column in (population.user_ids, *dataclasses.astuple(population.examples)):
+            values = np.asarray(column)
+            hashed.update((values.astype(str) if values.dtype == object else values).tobytes())
     if offered is None:
-        for numbers in numbers_to_hash(source, key, how or Fingerprinting()):
+        usual = IN_ARRAYS if isinstance(source, ArraySource) else Fingerprinting()
+        for numbers in numbers_to_hash(source, key, how or usual):
             for column in jax.tree.leaves(source.read(numbers)):
                 hashed.update(np.ascontiguousarray(column).tobytes())
     return hashed.hexdigest()

@@ -12,6 +12,7 @@
       run.json               when it began and ended, and how long it took
       checkpoints/STEP/      noise state, checksums of both halves, commitment to the key
       releases.jsonl         what each release was made of: keyed digests of its rows, results
+      ledger_head            hash of the ledger's last line, as this run left it
       raw.jsonl              loss, norms, clipped fraction, batch sizes of every step
       tensorboard/           events, which carry the time
       staging/, damaged/     checkpoints that are not released yet, or could not be read
@@ -21,8 +22,10 @@ What is released is a function of the noised outputs and of public settings. A v
 the data in any other way, or on the clock, is private.
 """
 
+import contextlib
 import dataclasses
 import errno
+import json
 import os
 import stat
 import warnings
@@ -34,7 +37,7 @@ RELEASED, PRIVATE = "released", "private"
 RUN, REPORT, CHECKPOINTS = "run.json", "report.html", "checkpoints"
 LEDGER, METRICS = "ledger.jsonl", "metrics.jsonl"
 SECRETS, IDENTITY, RELEASES, RAW = "secrets.json", "identity.json", "releases.jsonl", "raw.jsonl"
-EVENTS, STAGING, DAMAGED = "tensorboard", "staging", "damaged"
+EVENTS, STAGING, DAMAGED, HEAD = "tensorboard", "staging", "damaged", "ledger_head"
 # Files of runs before the folder had two halves.
 OLDER = (RUN, SECRETS, CHECKPOINTS)
 # Files that are released carry this time (1980-01-01, the first that a zip archive can hold).
@@ -62,27 +65,46 @@ class RunFolder:
 
     def create(self) -> None:
         """Makes both halves. A private half that others can read is closed, with a warning."""
+        for path in (self.root, self.released):
+            if path.exists() and not path.is_dir():
+                raise FixArgumentsError(f"{path} is a file: give a folder for the run.")
         check_not_older(self.root)
         self.released.mkdir(parents=True, exist_ok=True)
         closed_folder(self.private)
 
-    def forget_times(self, *names: str) -> None:
-        """Takes the time off released files: when a step ended can depend on the data."""
-        for path in (*(self.released / name for name in names), self.released):
-            if path.exists() and not path.is_symlink():
-                os.utime(path, (NO_TIME, NO_TIME))
+    def tidy(self) -> None:
+        """Takes out of the released half what a killed process left there: it shows the kill."""
+        for path in sorted(self.released.iterdir()):
+            if path.name.startswith(tuple(f".{name}." for name in (RUN, REPORT, LEDGER))):
+                path.unlink()
+            elif path.name.startswith(f"{LEDGER}.torn-"):
+                names = (self.private / f"{LEDGER}.torn-{k}" for k in range(1, 10**6))
+                path.rename(next(name for name in names if not name.exists()))
+
+    def forget_times(self) -> None:
+        """Takes the time off released files: when a step ended can depend on the data.
+
+        Those of checkpoints have none when they are published.
+        """
+        if self.released.is_dir():
+            for path in (*self.released.iterdir(), self.released):
+                os.utime(path, (NO_TIME, NO_TIME), follow_symlinks=False)
 
 
 def check_not_older(root: Path) -> None:
     """Raises for a folder from before runs had two halves."""
     found = [name for name in OLDER if (root / name).exists()]
-    if found and not (root / RELEASED).exists():
-        raise FixArgumentsError(
-            f"{root} holds a run of an earlier version of bevel ({', '.join(found)}), whose "
-            "checkpoints contain the noise: show them to nobody, and do not go on with it. Begin "
-            f"another run in a new folder, with RunOptions(ledger={str(root / LEDGER)!r}), so that "
-            "what this one spent stays counted."
-        )
+    if not found or (root / RELEASED).exists():
+        return
+    ledger = LEDGER
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        ledger = json.loads((root / RUN).read_text()).get("ledger") or LEDGER
+    raise FixArgumentsError(
+        f"{root} holds a run of an earlier version of bevel ({', '.join(found)}), whose "
+        "checkpoints contain the noise: show them to nobody, and do not go on with it. Begin "
+        f"another run in a new folder, with RunOptions(ledger={str(root / ledger)!r}), so that "
+        "what this one spent stays counted."
+    )
 
 
 def closed_folder(path: Path) -> None:

@@ -27,7 +27,8 @@ from bevel.training.folder import IDENTITY, write_whole
 ACCEPTABLE = ("optimizer", "loss", "ema_decay")
 # Parts that cannot change within a run, by the first part of their names.
 FIXED = ("data", "plan", "structure", "initial parameters", "frozen parameters")
-NOTED = ("mesh", "run", "versions", "device", "processes", "cores", "flags", "data.source")
+# Settings that do not matter: where, and on what.
+NOTED = ("mesh", "data.source")
 KIND = ""
 # Sequences longer than this are not shown.
 SHOWN = 8
@@ -55,6 +56,7 @@ class Change:
     name: str
     before: Any = None
     now: Any = None
+    of_surroundings: bool = False
 
     def __str__(self) -> str:
         if self.before is None and self.now is None:
@@ -65,7 +67,7 @@ class Change:
     def kind(self) -> str:
         """'fixed', 'noted' or 'acceptable'."""
         head = self.name.split(".")[0]
-        if self.name in NOTED or head in NOTED:
+        if self.of_surroundings or self.name in NOTED or head in NOTED:
             return "noted"
         return "fixed" if head in FIXED else "acceptable"
 
@@ -87,7 +89,7 @@ def changes(before: Identity, now: Identity) -> list[Change]:
     named = [
         Change(name, before.settings.get(name), now.settings.get(name))
         for name in sorted(before.settings.keys() | now.settings.keys())
-        if before.settings.get(name) != now.settings.get(name)
+        if differ(before.settings.get(name), now.settings.get(name))
     ]
     explained = {change.name.split(".")[0] for change in named if change.kind != "noted"}
     unnamed = [
@@ -97,11 +99,16 @@ def changes(before: Identity, now: Identity) -> list[Change]:
     ]
     around = flat(before.surroundings), flat(now.surroundings)
     noted = [
-        Change(name, around[0].get(name), around[1].get(name))
+        Change(name, around[0].get(name), around[1].get(name), of_surroundings=True)
         for name in sorted(around[0].keys() | around[1].keys())
-        if around[0].get(name) != around[1].get(name)
+        if differ(around[0].get(name), around[1].get(name))
     ]
     return named + unnamed + noted
+
+
+def differ(before: Any, now: Any) -> bool:
+    """As JSON, where NaN is NaN."""
+    return json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True)
 
 
 def check_goes_on(
@@ -131,7 +138,8 @@ def check_goes_on(
 
 def check_accept(accept: Sequence[str]) -> None:
     """Raises for what can never be accepted."""
-    if isinstance(accept, str) or not all(isinstance(word, str) for word in accept):
+    is_list = isinstance(accept, Sequence) and not isinstance(accept, str)
+    if not is_list or not all(isinstance(word, str) for word in accept):
         raise FixArgumentsError(f"accept={accept!r}: give a list of names, such as ['optimizer'].")
     for word in accept:
         if Change(word).kind == "fixed":
@@ -148,9 +156,12 @@ def read_identity(folder: Path) -> Identity | None:
     if not path.exists():
         return None
     try:
-        return Identity(**json.loads(path.read_text()))
+        found = Identity(**json.loads(path.read_text()))
     except (ValueError, TypeError):
-        raise RestoreCheckpointError(f"{path} is damaged: restore it from a copy.") from None
+        found = Identity({}, {}, {})
+    if not found.digests or not all(isinstance(part, dict) for part in vars(found).values()):
+        raise RestoreCheckpointError(f"{path} is damaged: restore it from a copy.")
+    return found
 
 
 def write_identity(folder: Path, identity: Identity) -> None:

@@ -13,8 +13,9 @@ class RunInterrupted(KeyboardInterrupt):
     """A run ended early by a signal, after its step was finished.
 
     Attributes:
-      state: the `TrainingState` that it ended with. A run in a folder has saved it: start it again
-        to go on. Without a folder nothing is saved: pass the state to `fit` to go on.
+      state: the `TrainingState` that it ended with. Without a folder nothing is saved: pass the
+        state to `fit` to go on. A run in a folder has saved it: start it again to go on. Its steps
+        since the last checkpoint are not charged yet, so release nothing of this state.
       exit_code: what a shell expects: 130 for Ctrl-C, 143 for SIGTERM.
     """
 

@@ -25,8 +25,9 @@ from bevel.training.progress import Progress
 from bevel.training.record import identity_of, private_record, public_record
 from bevel.training.replicas import check_replicas
 from bevel.training.resume import ReplayDiffersError, surroundings
-from bevel.training.run import FolderRun, Metrics, now
+from bevel.training.run import FolderRun, Metrics
 from bevel.training.run_options import RunOptions
+from bevel.training.run_record import now
 from bevel.training.state import ReleasedState, TrainingState, joined, split
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Loop:
             "program": programs.fingerprint(),
             "padded_sizes": list(self.batches.sizes.sizes),
         }
-        check_same(self.trainer.program_digests(begin) | {"program": exactly["program"]})
+        check_same(self.trainer.program_digests(begin))
         show = self.options.progress is not False and is_first()
         notes = Progress(plan.iterations, show=show)
         changes: list[Change] = []
@@ -87,7 +88,7 @@ class Loop:
         except ReplayDiffersError:
             run.take_fresh_attempt(["running them again gave another result"])
             state = self.whole(run.restore_again(like), frozen)
-            return self.attempt(state, step, programs, show)
+            return self.attempt(state, int(state.step), programs, show)
 
     def attempt(
         self, state: TrainingState, step: int, programs: Programs, show: bool
@@ -135,14 +136,15 @@ class Loop:
         if run.needs_metrics(step):
             self.release(state, step, step, seen, progress, (step, 0.0))
         begun = run.last_release(step)
-        while step < end:
-            goal = run.next_goal(step, min((step // every + 1) * every, end))
-            if goal == 0:
+        while begun < end:
+            due = -(-max(begun + 1, step) // every) * every
+            goal = run.next_goal(begun, min(due, end))
+            if goal == 0 or goal < step:  # a run that was interrupted is ahead of its last release
                 raise StopRunError(
                     f"the budget ({run.budget}) does not allow a single step: other runs of the "
                     "ledger have spent it, or the noise is too small for it. Nothing was charged."
                 )
-            if goal == step:
+            if goal == begun:
                 return state, "ended by the budget"
             since = (step, time.perf_counter())
             while step < goal:
@@ -162,7 +164,7 @@ class Loop:
             if self.release(state, step, begun, seen, progress, since):  # account
                 return state, "ended by the callback"
             begun = step
-            if any_of(bool(wish)):
+            if step < end and any_of(bool(wish)):
                 return state, "interrupted"
         return state, "complete"
 
@@ -184,8 +186,8 @@ class Loop:
         if jax.process_count() > 1:
             check_replicas(state, self.trainer.mesh)
 
-        def metrics() -> Mapping[str, Any]:
-            return dict(self.evaluate(shown.evaluated)) if self.evaluate else {}
+        def metrics() -> Any:
+            return self.evaluate(shown.evaluated) if self.evaluate else {}
 
         def show(released: Metrics) -> None:
             progress.released(released, raw[-1] if raw else None)

@@ -1,10 +1,11 @@
 """A run that keeps nothing: no folder, no ledger, no checkpoints."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
+from bevel.training.records import checked_metrics
 from bevel.training.run_options import RunOptions
 
 PyTree = Any
@@ -66,13 +67,13 @@ class MemoryRun:
         state: PyTree,
         raw: list[Metrics],
         rows: list[str],
-        evaluate: Callable[[], Mapping[str, Any]],
+        evaluate: Callable[[], Any],
         show: Callable[[Metrics], None],
     ) -> None:
         self._reached[0] = max(self._reached[0], step)
         epsilon = None if self.delta is None else self.plan.epsilon(step, delta=self.delta)
         line = {"step": step, "epsilon": epsilon, "delta": self.delta, "attempt": 0}
-        line |= evaluate()
+        line |= checked_metrics(evaluate())
         show(line)
         self._line = line
 

@@ -94,6 +94,8 @@ def _value_text(value: Any) -> str:
         return str({str(k): _value_text(v) for k, v in sorted(value.items(), key=str)})
     if isinstance(value, tuple | list):
         return str([_value_text(item) for item in value])
+    if isinstance(value, set | frozenset):
+        return str(sorted(map(_value_text, value)))
     if isinstance(value, float):
         return value.hex()
     if callable(value) and hasattr(value, "__qualname__"):

@@ -18,8 +18,9 @@ from bevel.training.batches import Batches
 from bevel.training.digest import digest
 from bevel.training.identity import Change, Identity, flat, named_values, plan_settings
 from bevel.training.programs import Programs
-from bevel.training.run import FolderRun, now
+from bevel.training.run import FolderRun
 from bevel.training.run_options import RunOptions
+from bevel.training.run_record import now
 from bevel.training.state import TrainingState, path_text, split
 
 if TYPE_CHECKING:
@@ -41,8 +42,10 @@ def public_record(
 ) -> dict[str, Any]:
     """released/run.json: public settings, and what follows from them without the data."""
     plan, budget = trainer.plan, run.budget
+    released = run.last_release(int(state.step))
     made = [
-        {"step": int(state.step), "name": change.name, "from": change.before, "to": change.now}
+        # After the last checkpoint: the present step would show when the run was interrupted.
+        {"step": released, "name": change.name, "from": change.before, "to": change.now}
         for change in changes
         if change.kind == "acceptable"
     ]
@@ -65,7 +68,7 @@ def public_record(
         },
         "settings": settings_of(trainer, run),
         "changes": [*run.record.public.get("changes", []), *made],
-        "key_is_secret": not plan.secrets.known,
+        "key_is_secret": not run.root.known,
         "versions": {name: version_of(name) for name in PACKAGES},
         "commit": commit_of_caller(),
         "surroundings": surroundings_of(exactly),
@@ -102,7 +105,7 @@ def identity_of(
         settings=settings_of(trainer, run),
         digests={
             "plan": trainer.plan.fingerprint(),
-            "data": data.fingerprint(batches.source, run.root.row_key),
+            "data": data.fingerprint(batches.source, run.root.row_key, batches.population),
             "structure": structure_of(dataclasses.replace(begin, params=trained)),
             "initial parameters": " ".join(digest(trained)),
             "frozen parameters": " ".join(digest(frozen)),
@@ -113,7 +116,9 @@ def identity_of(
     return Identity(**json.loads(json.dumps(dataclasses.asdict(found))))
 
 
-def in_common(trainer: "Trainer", source: Any, state: Any, options: RunOptions) -> dict[str, str]:
+def in_common(
+    trainer: "Trainer", batches: Batches, state: Any, options: RunOptions
+) -> dict[str, str]:
     """What all processes of a run must have in common before they begin, by name."""
     params = [
         hashlib.sha256(np.asarray(x).tobytes()).hexdigest()
@@ -123,7 +128,7 @@ def in_common(trainer: "Trainer", source: Any, state: Any, options: RunOptions) 
     return {
         "plan": trainer.plan.fingerprint(),
         "initial parameters": f"{jax.tree.structure(state)} {params}",
-        "data": data.fingerprint(source, b"compared in memory only"),
+        "data": data.fingerprint(batches.source, b"compared in memory only", batches.population),
         "options": str(dataclasses.replace(options, progress=None)),
         "versions": " ".join(str(version_of(name)) for name in PACKAGES),
         "trainer": f"{trainer.rules} {trainer.batch_axes} {trainer.trainable} {trainer.ema_decay}",
@@ -135,7 +140,7 @@ def settings_of(trainer: "Trainer", run: FolderRun) -> dict[str, Any]:
     own = {"ema_decay": trainer.ema_decay}
     if trainer.augmentation is not None:
         own["augmentation.views"] = trainer.augmentation.views
-    return plan_settings(trainer.plan) | own | flat(named_values(run.options.settings))
+    return flat(named_values(run.options.settings)) | own | plan_settings(trainer.plan)
 
 
 def surroundings_of(exactly: dict[str, Any]) -> dict[str, Any]:

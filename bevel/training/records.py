@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bevel.errors import FixArgumentsError
+from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.training.folder import EVENTS, METRICS, RAW, RunFolder, closed_folder, open_private
 
 # What a line of metrics has of its own: `evaluate` may not return these.
@@ -36,8 +36,10 @@ class Lines:
             self._file = open_private(path, flags)
         else:
             self._file = os.open(path, flags | os.O_CLOEXEC, 0o644)
-        whole = path.read_bytes().rfind(b"\n") + 1
-        os.ftruncate(self._file, whole)
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.ftruncate(self._file, whole)
 
     def add(self, *records: Mapping[str, Any]) -> None:
         text = "".join(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
@@ -53,12 +55,35 @@ class Lines:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file of JSON lines, a torn last line left out. None if there is no file."""
+    """The records of a file of JSON lines, a torn last line left out. None if there is no file.
+
+    Raises `RestoreCheckpointError` for a line that is not a JSON object.
+    """
     if not path.exists():
         return
     data = path.read_bytes()
-    for line in data[: data.rfind(b"\n") + 1].splitlines():
-        yield json.loads(line)
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise damaged(path, number)
+        yield found
+
+
+def damaged(path: Path, number: int) -> RestoreCheckpointError:
+    return RestoreCheckpointError(f"{path}, line {number} is damaged: restore it from a copy.")
+
+
+def places(path: Path) -> set[tuple[int, int]]:
+    """Steps and attempts of which there are lines."""
+    found = set()
+    for number, line in enumerate(read_lines(path), 1):
+        if not isinstance(line.get("step"), int):
+            raise damaged(path, number)
+        found.add(place(line))
+    return found
 
 
 def plain(value: Any) -> Any:
@@ -71,7 +96,13 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return plain(np.asarray(value).tolist())
+    found = np.asarray(value).tolist() if not isinstance(value, bytes | set) else value
+    if isinstance(found, list | bool | int | float | str):
+        return plain(found)
+    raise FixArgumentsError(
+        f"a {type(value).__name__} cannot be written as JSON: give numbers, texts, or lists, "
+        "arrays and dicts of them."
+    )
 
 
 class Records:
@@ -84,8 +115,8 @@ class Records:
     def __init__(self, folder: RunFolder, *, tensorboard: bool = True) -> None:
         self.metrics = Lines(folder.released / METRICS)
         self.raw = Lines(folder.private / RAW, private=True)
-        self._released = {place(line) for line in read_lines(folder.released / METRICS)}
-        self._seen = {place(line) for line in read_lines(folder.private / RAW)}
+        self._released = places(folder.released / METRICS)
+        self._seen = places(folder.private / RAW)
         writer = event_writer() if tensorboard else None
         if writer:
             closed_folder(folder.private / EVENTS)
@@ -118,15 +149,19 @@ class Records:
                 events.close()
 
 
-def checked_metrics(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `evaluate` returned, if it takes no name of the run's own."""
+def checked_metrics(found: Any) -> dict[str, Any]:
+    """What `evaluate` returned, if it is a mapping that takes no name of the run's own."""
+    if not isinstance(found, Mapping):
+        raise FixArgumentsError(
+            f"evaluate returned a {type(found).__name__}: return a dict, such as {{'accuracy': x}}."
+        )
     taken = [name for name in OF_THE_RUN if name in found]
     if taken:
         raise FixArgumentsError(
             f"evaluate returned {', '.join(taken)}, which every line of metrics has of its own: "
             "give it another name."
         )
-    return dict(found)
+    return plain(found)
 
 
 def place(line: Mapping[str, Any]) -> tuple[int, int]:

@@ -2,15 +2,18 @@
 
 A line of `private/releases.jsonl` is on disk before its steps are charged. It has a keyed digest of
 the rows that each step read, the checksums of the state that came out, and the program, versions
-and devices it was computed with.
+and devices it was computed with. The ledger has a digest of the line, so a copy of the folder that
+went another way cannot take a charge for its own.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from bevel.training.records import Lines, read_lines
+from bevel.accounting.ledger.hash_chain import canonical
+from bevel.training.records import Lines, damaged, read_lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +36,26 @@ class Release:
     exactly: dict[str, Any]
 
 
+def content(release: Release, key: bytes) -> str:
+    """What a ledger says of a release: a keyed digest, which tells nothing without the key."""
+    text = canonical(dataclasses.asdict(release))
+    return hashlib.blake2b(text, key=key, person=b"bevel release", digest_size=16).hexdigest()
+
+
+def made(line: dict[str, Any], path: Path, number: int) -> Release:
+    """The release that a line has, with fields of the right kinds."""
+    hints = {"attempt": int, "first": int, "stop": int, "exactly": dict}
+    hints |= dict.fromkeys(("before", "rows", "after"), list)
+    if set(line) != set(hints) or not all(isinstance(line[k], hints[k]) for k in hints):
+        raise damaged(path, number)
+    return Release(**line)
+
+
 class Releases:
     """The file. Lines are added before anything is charged, so some may never have been."""
 
     def __init__(self, path: Path, *, write: bool) -> None:
-        self._made = [Release(**line) for line in read_lines(path)]
+        self._made = [made(line, path, number) for number, line in enumerate(read_lines(path), 1)]
         self._lines = Lines(path, private=True) if write else None
 
     def add(self, release: Release) -> None:

@@ -14,15 +14,14 @@ stages its state and releases nothing, so when that happened is not seen from wh
 
 import contextlib
 import dataclasses
-import datetime
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedgerError
+from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training.agreement import agreed, any_of, is_first, together
 from bevel.training.checkpoint import (
@@ -31,20 +30,17 @@ from bevel.training.checkpoint import (
     Meta,
     Staged,
     digest_of,
-    numbered,
 )
 from bevel.training.disk import full_disk_explained
 from bevel.training.folder import (
-    CHECKPOINTS,
     LEDGER,
-    METRICS,
     RELEASES,
     SECRETS,
     RunFolder,
 )
 from bevel.training.identity import Change, Identity, check_goes_on, read_identity, write_identity
 from bevel.training.records import Records, checked_metrics, plain
-from bevel.training.releases import Release, Releases, differences
+from bevel.training.releases import Release, Releases, content, differences
 from bevel.training.resume import ReplayDiffersError, check_composes, fresh_attempt_notice
 from bevel.training.run_ledger import RunLedger
 from bevel.training.run_options import RunOptions
@@ -62,7 +58,7 @@ class Pending:
     step: int
     release: Release | None  # None where the checkpoint is published already
     raw: list[Metrics]
-    evaluate: Callable[[], Mapping[str, Any]]
+    evaluate: Callable[[], Any]
     show: Callable[[Metrics], None]
 
 
@@ -73,7 +69,7 @@ class FolderRun:
 
     def __init__(self, folder: Path, plan: DPExecutionPlan, options: RunOptions) -> None:
         self.folder, self.plan, self.options = RunFolder(folder), plan, options
-        self._restored = (0, 0)  # step and attempt of the checkpoint that it goes on from
+        self._restored = (0, 0)  # step and attempt of the last checkpoint that is published
         self._before: list[str] = []  # checksums of the state at the last release
         self._rows: list[str] = []  # digests of rows since then, of a run that was interrupted
         self._replayed: dict[int, list[str]] = {}  # checksums that released steps must give again
@@ -92,9 +88,12 @@ class FolderRun:
         self.budget = options.budget or plan.budget
         self.delta = options.delta or (self.budget.delta if self.budget else None)
         self.ledger_path = Path(options.ledger or self.folder.released / LEDGER)
-        self._check_ledger_is_there()
-        self.ledger = RunLedger(self.ledger_path, plan, self.name, self.budget, options.anchor)
+        self.ledger = RunLedger(
+            self.ledger_path, plan, self.name, self.budget, options.anchor, self.folder.private
+        )
         try:
+            if is_first():
+                self.folder.tidy()
             self.checkpoints = Checkpoints(
                 self.folder, keep=options.keep, keep_period=options.keep_period
             )
@@ -116,16 +115,6 @@ class FolderRun:
         return self.root.of_attempt(self.attempt)
 
     # Beginning, and going on.
-
-    def _check_ledger_is_there(self) -> None:
-        """Raises if a run released something and its ledger is missing: none is begun then."""
-        released = numbered(self.folder.released / CHECKPOINTS)
-        if any(released) and not self.ledger_path.exists():
-            raise RestoreLedgerError(
-                f"the ledger {self.ledger_path} is missing, and the checkpoint of run "
-                f"{self.name!r} was charged in it. Restore the ledger; without it, what was spent "
-                "is not known."
-            )
 
     def _secrets(self) -> PlanSecrets:
         """Those of the run: new ones, unless it was begun before."""
@@ -190,6 +179,8 @@ class FolderRun:
         ledger.check_has(meta)
         if meta.step < ledger.released:
             recorded = self._releases.between(meta.step, ledger.released, self.attempt)
+            if not all([ledger.charged_for(r.stop, self._content(r)) for r in recorded]):
+                recorded = []
             why = differences(recorded, meta.digest, self.exactly, rows_between)
             if why:
                 self.take_fresh_attempt(why)
@@ -214,10 +205,12 @@ class FolderRun:
         return state
 
     def _publish_what_was_charged(self) -> None:
-        """Publishes a staged checkpoint that the ledger has: it counts as released."""
-        staged = self._staged()
-        charged = staged is not None and staged.meta.step <= self.ledger.released
-        step = int(agreed(staged.meta.step if staged and charged else -1)[0])
+        """Publishes a staged checkpoint that the ledger was charged for: it counts as released."""
+        staged, step, found = self._staged(), -1, ""
+        if staged is not None and staged.release is not None:
+            step, found = staged.meta.step, self._content(Release(**staged.release))
+        charged = self.ledger.charged_for(step, found)
+        step = int(agreed(step if charged and step == self.ledger.released else -1)[0])
         if step >= 0:
             self.checkpoints.publish(step)
 
@@ -249,6 +242,9 @@ class FolderRun:
         mine = (self.root.commitment, self.attempt)
         return staged if staged and (staged.meta.key, staged.meta.attempt) == mine else None
 
+    def _content(self, release: Release) -> str:
+        return content(release, self.root.row_key)
+
     def _check(self, meta: Meta) -> None:
         """Raises unless a checkpoint belongs to this run."""
         where = f"checkpoint {self.checkpoints.folder / str(meta.step)}"
@@ -262,7 +258,7 @@ class FolderRun:
     # Releasing.
 
     def last_release(self, step: int) -> int:
-        """The step of the last release: before `step`, in a run that was interrupted."""
+        """The step of the last checkpoint: before `step`, in a run that was interrupted."""
         return self._restored[0]
 
     def next_goal(self, step: int, stop: int) -> int:
@@ -279,7 +275,7 @@ class FolderRun:
         state: Halves,
         raw: list[Metrics],
         rows: list[str],
-        evaluate: Callable[[], Mapping[str, Any]],
+        evaluate: Callable[[], Any],
         show: Callable[[Metrics], None],
     ) -> None:
         """Begins to stage a checkpoint. `finish_release` charges and publishes it, and shows it.
@@ -340,15 +336,16 @@ class FolderRun:
                 self._releases.add(pending.release)
                 if self._records:
                     self._records.keep(pending.raw)
-            self.ledger.release(pending.step)
+            self.ledger.release(pending.step, self._content(pending.release))
             self.checkpoints.publish(pending.step)
+            self._restored = (pending.step, self.attempt)
         line = {"step": pending.step, "epsilon": self.ledger.epsilon(self.delta)}
         line |= {"delta": self.delta, "attempt": self.attempt}
         line |= checked_metrics(pending.evaluate())
         if self._records:
             with full_disk_explained(self.folder.root):
                 self._records.release(line)
-                self.folder.forget_times(METRICS, LEDGER, CHECKPOINTS)
+                self.folder.forget_times()
         pending.show(line)
         return line
 
@@ -377,6 +374,8 @@ class FolderRun:
         self.record.add_private(**what)
 
     def close(self) -> None:
+        if is_first():
+            self.folder.forget_times()
         for part in ("checkpoints", "_records", "_releases", "ledger"):
             opened = getattr(self, part, None)
             if opened is not None:
@@ -387,7 +386,3 @@ class FolderRun:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
-
-
-def now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -10,7 +10,7 @@ from bevel.execution_plan import DPExecutionPlan
 from bevel.training.agreement import agreed, is_first, together
 from bevel.training.checkpoint import Meta
 from bevel.training.disk import full_disk_explained
-from bevel.training.folder import RELEASED
+from bevel.training.folder import HEAD, RELEASED, write_whole
 
 
 class RunLedger:
@@ -24,9 +24,24 @@ class RunLedger:
     """
 
     def __init__(
-        self, path: Path, plan: DPExecutionPlan, name: str, budget: Budget | None, anchor: Any
+        self,
+        path: Path,
+        plan: DPExecutionPlan,
+        name: str,
+        budget: Budget | None,
+        anchor: Any,
+        private: Path,
     ) -> None:
-        self.path, self.plan, self.name = path, plan, name
+        self.path, self.plan, self.name, self._head = path, plan, name, private / HEAD
+        # Where the private half knows more of the ledger than the ledger, it was put back.
+        if path.is_dir():
+            raise FixArgumentsError(f"the ledger {path} is a folder: give the path of a file.")
+        known = self._head.read_text() if self._head.exists() else None
+        if known is not None and not path.exists():
+            raise RestoreLedgerError(
+                f"the ledger {path} is missing, and the checkpoint of run {name!r} was charged in "
+                "it. Restore the ledger; without it, what was spent is not known."
+            )
         self.attempt, self.begun, self.charged, self.released = 0, 0, 0, 0
         self._ledger: Ledger | None = None
         self._run: LedgerRun | None = None
@@ -41,6 +56,12 @@ class RunLedger:
             )
             if begins and path.parent.name == RELEASED:
                 path.chmod(0o644)  # ledgers begin with 0600; this one may be shown to anyone
+            try:
+                if known is not None:
+                    self._ledger.check_head(known)
+            except BaseException:
+                self.close()
+                raise
 
     def check_is_new(self, folder: Path) -> None:
         """Raises if the ledger has a run of this name, and the folder is empty."""
@@ -69,12 +90,19 @@ class RunLedger:
                 checkpoint_step=checkpoint.step,
                 checkpoint_head=checkpoint.ledger,
             )
-        if checkpoint.attempt == self.attempt and checkpoint.step > self.released:
+        known = (checkpoint.attempt, checkpoint.step) <= (self.attempt, self.released)
+        if not known and checkpoint.step:
             raise RestoreLedgerError(
-                f"checkpoint {checkpoint.step} of run {self.name!r} was released, and the ledger "
-                f"{self.path} says that steps up to {self.released} were. Restore the ledger that "
-                "belongs to it."
+                f"checkpoint {checkpoint.step} of attempt {checkpoint.attempt} of run "
+                f"{self.name!r} was released, and the ledger {self.path} is at attempt "
+                f"{self.attempt} and says that steps up to {self.released} were. Restore the "
+                "ledger that belongs to it."
             )
+
+    def charged_for(self, stop: int, content: str) -> bool:
+        """Whether this is what the ledger says that the present attempt released up to `stop`."""
+        mine = bool(content) and self._run is not None and self._run.content_of(stop) == content
+        return bool(agreed(float(mine))[0])
 
     def begin_attempt(self, step: int) -> None:
         """From `step` on, steps are run again with fresh noise and are charged again."""
@@ -111,15 +139,19 @@ class RunLedger:
         planned = self.plan.charge(self.charged, stop, self.begun)
         return None if planned.stop <= self.charged else planned
 
-    def release(self, stop: int) -> None:
-        """Has the ledger say that steps before `stop` are released; on disk when it returns."""
+    def release(self, stop: int, content: str) -> None:
+        """Has the ledger say that steps before `stop` are released; on disk when it returns.
+
+        `content` is a keyed digest of what is released.
+        """
         planned = self._planned(stop)
         if self._run:
             with full_disk_explained(self.path):
                 if planned is not None:
-                    self._run.charge(*planned, attempt=self.attempt, released=stop)
+                    self._run.charge(*planned, attempt=self.attempt, released=stop, content=content)
                 elif stop > self.released:
-                    self._run.release(stop, attempt=self.attempt)
+                    self._run.release(stop, attempt=self.attempt, content=content)
+                write_whole(self._head, self.head, private=True)
         together("bevel: charged")
         self.charged = self.charged if planned is None else planned.stop
         self.released = max(self.released, stop)

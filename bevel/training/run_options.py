@@ -71,6 +71,10 @@ class RunOptions:
             check_budget(delta=self.delta)
         if self.name is not None and (not isinstance(self.name, str) or not self.name):
             raise FixArgumentsError(f"name={self.name!r}: give a text that is not empty.")
+        for name in ("ledger", "anchor"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise FixArgumentsError(f"{name}={value!r}: give a path.")
         if not isinstance(self.settings, Mapping):
             raise FixArgumentsError(f"settings={self.settings!r}: give a dict of names and values.")
         check_accept(self.accept)

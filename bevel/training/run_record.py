@@ -1,5 +1,6 @@
 """The two run.json of a run: what ran, for everyone; and when, for its owner."""
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ class RunRecord:
         self.public |= what
         if is_first():
             write_whole(self._folder.released / RUN, as_text(self.public), private=False)
-            self._folder.forget_times(RUN)
+            self._folder.forget_times()
 
     def add_private(self, **what: Any) -> None:
         """Adds times, and all else that is not for everyone."""
@@ -37,12 +38,17 @@ def read_record(half: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise RestoreCheckpointError(
-            f"{path} is damaged ({error}): restore it from a copy."
-        ) from error
+        found = json.loads(path.read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RestoreCheckpointError(f"{path} is damaged: restore it from a copy.")
+    return found
 
 
 def as_text(record: dict[str, Any]) -> str:
     return json.dumps(plain(record), indent=2)
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

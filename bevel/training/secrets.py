@@ -37,7 +37,7 @@ def read_secrets(path: Path) -> PlanSecrets:
     """The secrets of a run that goes on. Raises if others can read them."""
     try:
         mode = path.stat().st_mode & 0o777
-        text = path.read_text()
+        text = path.read_bytes()
     except FileNotFoundError:
         raise RestoreCheckpointError(
             f"{path} is missing: it holds the noise key and the sampling seed, which are in no "
@@ -54,13 +54,12 @@ def read_secrets(path: Path) -> PlanSecrets:
             f"remove the noise. If nobody did, `chmod 600 {path}`; otherwise begin another run."
         )
     try:
-        saved = json.loads(text)
+        return PlanSecrets.from_dict(json.loads(text))
     except ValueError:
         # The cause is not shown: it quotes the file.
         raise RestoreCheckpointError(
-            f"{path} is damaged: it is no JSON. Restore it from a copy."
+            f"{path} is damaged: it does not hold the secrets of a run. Restore it from a copy."
         ) from None
-    return PlanSecrets.from_dict(saved)
 
 
 def check_commitment(secrets: PlanSecrets, expected: str, where: str) -> None:

@@ -24,6 +24,7 @@ from bevel.training.agreement import check_same
 from bevel.training.batches import Batches, Layout, batch_layout
 from bevel.training.contribution import Augmentation, LossFn, contribution
 from bevel.training.data import check_length, source_of
+from bevel.training.digest import digest
 from bevel.training.loop import Callback, Evaluate, Loop
 from bevel.training.measures import measures
 from bevel.training.memory import MemoryRun
@@ -233,7 +234,8 @@ class Trainer:
             optimizer = program_digest(jax.make_jaxpr(self._optimizer.update)(*arguments))
         except Exception:  # it may ask for a mesh; the whole step has a fingerprint of its own
             optimizer = "cannot be traced by itself"
-        return {"optimizer": optimizer, "loss": "".join(self._loss_digest)}
+        begins = " ".join(digest(state.opt_state))  # where some keep their learning rate
+        return {"optimizer": f"{optimizer} {begins}", "loss": "".join(self._loss_digest)}
 
     def _noise(self, sums: PyTree, state: TrainingState, key: jax.Array) -> tuple[PyTree, Any]:
         """The sum with noise: from here on, everything may be released.
@@ -306,7 +308,8 @@ class Trainer:
           evaluate: `params -> metrics`, on public or held-out data, at every checkpoint. What it
             returns is released: it must not look at the training data.
           callback: `(state, metrics)`, at every checkpoint once it is on disk. The state is a
-            `ReleasedState`. If it returns True, the run ends there.
+            `ReleasedState`, whose memory the next step takes over: copy what you want to keep. If
+            it returns True, the run ends there.
           user_ids: of every record, where users are protected.
           options: see `RunOptions`.
           rng_or_seed: of the batches, without a folder; by default the plan's secret seed.
@@ -321,6 +324,11 @@ class Trainer:
           StopRunError: the budget does not allow a single step. It otherwise ends the run early.
         """
         options = options or RunOptions()
+        if not isinstance(options, RunOptions):
+            raise FixArgumentsError(f"options is a {type(options).__name__}: give RunOptions(...).")
+        for name, given in (("evaluate", evaluate), ("callback", callback)):
+            if given is not None and not callable(given):
+                raise FixArgumentsError(f"{name}={given!r}: give a function.")
         source = source_of(dataset)
         population: Any = len(source)
         if self.plan.unit.name == "user":
@@ -354,7 +362,7 @@ class Trainer:
                 "in its secrets.json. For tests: config.make(secrets=PlanSecrets.for_tests(seed))."
             )
         if jax.process_count() > 1:
-            check_same(in_common(self, source, state, options))
+            check_same(in_common(self, batches, state, options))
         begin = copied(state) if isinstance(state, TrainingState) else self.init(state)
         if folder is None:
             run: Any = MemoryRun(self.plan, options, seed, self._reached, int(begin.step))

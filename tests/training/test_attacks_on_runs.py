@@ -7,6 +7,7 @@ import signal
 import stat
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -17,11 +18,17 @@ import training_runs as runs
 from two_processes import started
 
 from bevel.accounting import Budget, Ledger
-from bevel.errors import FixArgumentsError, RestoreCheckpointError
+from bevel.errors import (
+    FixArgumentsError,
+    RestoreCheckpointError,
+    RestoreLedgerError,
+    StopRunError,
+)
 from bevel.execution_plan import PlanSecrets
 from bevel.optimizers import dp_adam
 from bevel.sharding import make_mesh
 from bevel.training import RunInterrupted, RunOptions, data
+from bevel.training.checkpoint import digest_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -125,19 +132,205 @@ def test_a_record_that_no_fingerprint_sampled_is_found_by_the_digests_of_rows(
     assert charges(folder / "released" / "ledger.jsonl")[-1] == (6, 8, 1)
 
 
-def test_a_result_that_is_not_the_recorded_one_is_not_shown(tmp_path):
+def test_a_result_that_is_not_the_recorded_one_is_not_shown(tmp_path, monkeypatch):
     folder, of = tmp_path / "run", runs.trainer()
     runs.fit(folder, of=of)
     lose_the_last_checkpoint(folder)
-    record = folder / "private" / "releases.jsonl"
-    lines = record.read_text().splitlines()
-    last = json.loads(lines[-1])
-    last["after"][1] = "0" * 16  # as if the machine did not repeat its bits
-    record.write_text("\n".join([*lines[:-1], json.dumps(last), ""]))
+    first = iter([True])
+
+    def otherwise(halves):  # as if the machine did not repeat its bits
+        found = digest_of(halves)
+        return ["0" * 16, *found[1:]] if next(first, False) else found
+
+    monkeypatch.setattr("bevel.training.run.digest_of", otherwise)
     with pytest.warns(UserWarning, match="running them again gave another result"):
         state = runs.fit(folder, of=of)
     assert int(state.step) == 8
     assert charges(folder / "released" / "ledger.jsonl")[-1] == (6, 8, 1)
+
+
+def other_loss():
+    return runs.trainer(loss_fn=scaled), runs.options(accept=["loss"])
+
+
+def test_a_staged_state_of_another_program_is_not_published_in_place_of_what_was_charged(
+    tmp_path, monkeypatch
+):
+    """Its folder alone is put back: the noise is that of steps which were released meanwhile."""
+    folder = tmp_path / "run"
+    interrupting(monkeypatch, 5)
+    with pytest.raises(RunInterrupted):
+        runs.fit(folder)
+    shutil.copytree(folder / "private" / "staging", tmp_path / "staging")
+    of, options = other_loss()
+    state = runs.fit(folder, of=of, options=options)
+    shown = simulator.files_of(folder / "released" / "checkpoints")
+    shutil.rmtree(folder / "private" / "staging")
+    shutil.copytree(tmp_path / "staging", folder / "private" / "staging")
+    assert runs.same_bits(runs.fit(folder, of=of), state)
+    assert simulator.files_of(folder / "released" / "checkpoints") == shown
+
+
+@pytest.mark.parametrize("moment", ["interrupted", "staged"])
+def test_two_copies_of_a_folder_do_not_share_a_charge(moment, tmp_path, monkeypatch):
+    """Both have the same noise; what one was charged for is not published by the other."""
+    ledger = tmp_path / "ledger.jsonl"
+    options = runs.options(ledger=ledger)
+    runs.fit(tmp_path / "one" / "run", options=options, callback=runs.at_step(4))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    with monkeypatch.context() as patch:
+        if moment == "interrupted":
+            interrupting(patch, 5)
+        else:  # killed when the checkpoint was staged and recorded, before it was charged
+            cut = mock.Mock(side_effect=KeyboardInterrupt("power cut"))
+            patch.setattr("bevel.training.run_ledger.RunLedger.release", cut)
+        with pytest.raises(KeyboardInterrupt):
+            runs.fit(tmp_path / "one" / "run", options=options)
+    accepted = runs.options(ledger=ledger, accept=["loss"])
+    other = runs.fit(tmp_path / "two" / "run", of=runs.trainer(loss_fn=scaled), options=accepted)
+    with pytest.warns(UserWarning, match=r"were released before.*charged again"):
+        state = runs.fit(tmp_path / "one" / "run", options=options)
+    assert not runs.same_bits(state.params, other.params)
+    assert charges(ledger)[-2:] == [(4, 6, 1), (6, 8, 1)]
+
+
+def test_a_released_half_that_was_put_back_alone_is_found(tmp_path):
+    """With the ledger in it, as it is by default."""
+    folder = tmp_path / "run"
+    runs.fit(folder, callback=runs.at_step(4))
+    shutil.copytree(folder / "released", tmp_path / "released")
+    runs.fit(folder)
+    shutil.rmtree(folder / "released")
+    shutil.copytree(tmp_path / "released", folder / "released")
+    with pytest.raises(RestoreLedgerError, match="lines are missing"):
+        runs.fit(folder)
+    shutil.rmtree(folder / "released")
+    with pytest.raises(RestoreLedgerError, match="is missing"):
+        runs.fit(folder)
+    assert not (folder / "released" / "ledger.jsonl").exists()
+
+
+def test_a_ledger_without_the_attempt_of_a_checkpoint_is_refused(put_back):
+    folder, ledger, options, _ = put_back()
+    before = ledger.read_bytes()
+    with pytest.warns(UserWarning, match="charged again"):
+        runs.fit(folder, options=options, callback=runs.at_step(6))
+    ledger.write_bytes(before)
+    with pytest.raises(RestoreLedgerError):
+        runs.fit(folder, options=options)
+    (folder / "private" / "ledger_head").unlink()
+    with pytest.raises(RestoreLedgerError, match="of attempt 1"):
+        runs.fit(folder, options=options)
+
+
+def test_released_files_carry_no_time_however_a_call_ends(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    interrupting(monkeypatch, 1)
+    with pytest.raises(RunInterrupted):
+        runs.fit(folder)
+    times = {"interrupted": simulator.files_of(folder / "released")}
+    with pytest.raises(FixArgumentsError, match="evaluate returned a int"):
+        runs.fit(folder, evaluate=lambda params: 3)
+    times["failed"] = simulator.files_of(folder / "released")
+    runs.fit(folder)
+    runs.fit(folder)
+    times["finished"] = simulator.files_of(folder / "released")
+    with pytest.raises(RestoreCheckpointError):
+        runs.fit(folder, of=runs.trainer(loss_fn=scaled))
+    times["refused"] = simulator.files_of(folder / "released")
+    for moment, files in times.items():
+        assert {modified for _, modified in files.values()} == {315_532_800}, moment
+
+
+def test_a_change_is_recorded_at_the_last_checkpoint_and_not_where_it_was_made(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    interrupting(monkeypatch, 5)
+    with pytest.raises(RunInterrupted):
+        runs.fit(folder)
+    of, options = other_loss()
+    runs.fit(folder, of=of, options=options)
+    record = json.loads((folder / "released" / "run.json").read_text())
+    assert [(c["step"], c["name"]) for c in record["changes"]] == [(4, "loss")]
+
+
+def test_a_known_key_stays_known(tmp_path):
+    folder = tmp_path / "run"
+    runs.fit(folder, callback=runs.at_step(4))
+    runs.fit(folder, of=runs.trainer(config=runs.config()))
+    assert json.loads((folder / "released" / "run.json").read_text())["key_is_secret"] is False
+
+
+def test_ctrl_c_in_the_last_step_ends_a_complete_run(tmp_path, monkeypatch):
+    interrupting(monkeypatch, 8)
+    assert int(runs.fit(tmp_path / "run").step) == 8
+    record = json.loads((tmp_path / "run" / "released" / "run.json").read_text())
+    assert record["ending"] == "complete"
+
+
+@pytest.mark.parametrize(
+    "path, text",
+    [
+        ("private/releases.jsonl", "{}\n"),
+        ("private/releases.jsonl", "garbage\n"),
+        ("private/raw.jsonl", "[1]\n"),
+        ("private/raw.jsonl", "{}\n"),
+        ("released/metrics.jsonl", "garbage\n"),
+        ("released/run.json", "[]"),
+        ("private/run.json", "3"),
+        ("private/identity.json", '{"settings": null, "digests": {}, "surroundings": {}}'),
+        ("private/secrets.json", "{}"),
+        ("private/checkpoints/4/checkpoint.json", "[]"),
+    ],
+)
+def test_damaged_files_are_named(path, text, tmp_path):
+    folder = tmp_path / "run"
+    runs.fit(folder, callback=runs.at_step(4))
+    (folder / path).write_text(text)
+    if "checkpoint.json" in path:
+        with pytest.warns(UserWarning, match="Going on from step 2"):
+            runs.fit(folder)
+        return
+    with pytest.raises(RestoreCheckpointError, match=f"{Path(path).name}.* is damaged"):
+        runs.fit(folder)
+
+
+def test_strange_files_do_no_harm(tmp_path):
+    folder = tmp_path / "run"
+    runs.fit(folder, callback=runs.at_step(4))
+    (folder / "private" / "damaged").mkdir(mode=0o700)
+    for place in ("private/staging", "private/damaged", "private", "released/checkpoints"):
+        (folder / place / ".DS_Store").write_text("x")
+    assert int(runs.fit(folder).step) == 8
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"evaluate": 5}, "evaluate=5"),
+        ({"callback": "x"}, "callback='x'"),
+        ({"options": {"keep": 3}}, "options is a dict"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(changed, said, tmp_path):
+    with pytest.raises(FixArgumentsError, match=said):
+        runs.fit(tmp_path / "run", **changed)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", [b"x", {1}, object()])
+def test_metrics_that_are_not_json_are_named(value, tmp_path):
+    with pytest.raises(FixArgumentsError, match="cannot be written as JSON"):
+        runs.fit(tmp_path / "run", evaluate=lambda params: {"x": value})
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+    (tmp_path / "run").write_text("x")
+    with pytest.raises(FixArgumentsError, match="is a file"):
+        runs.fit(tmp_path / "run")
+    with pytest.raises(FixArgumentsError, match="is a folder"):
+        runs.fit(tmp_path / "other", options=runs.options(ledger=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +344,7 @@ def test_a_result_that_is_not_the_recorded_one_is_not_shown(tmp_path):
         ),
         ({"of": lambda: runs.trainer(loss_fn=lambda *a: scaled(*a))}, "the loss's program differs"),
         ({"of": lambda: runs.trainer(ema_decay=0.5)}, "ema_decay None -> 0.5"),
+        ({"options": lambda: runs.options(settings={"rate": 1, "device": "x"})}, "device None"),
         ({"of": lambda: runs.trainer(trainable="w")}, "another structure"),
         ({"of": lambda: runs.trainer(config=runs.plan(noise_multiplier=2.0))}, "1.0 -> 2.0"),
         ({"of": lambda: runs.trainer(config=runs.plan(iterations=9))}, "iterations 8 -> 9"),
@@ -175,6 +369,28 @@ def test_a_run_does_not_go_on_otherwise_than_it_was_begun(changed, said, tmp_pat
 def scaled(params, batch, prng):
     loss, aux = runs.loss(params, batch, prng)
     return loss * 2.0, aux
+
+
+def test_a_learning_rate_that_an_optimizer_keeps_in_its_state_is_seen(tmp_path):
+    def of(rate):
+        return runs.trainer(optimizer=optax.inject_hyperparams(optax.sgd)(learning_rate=rate))
+
+    with jax.numpy_dtype_promotion("standard"):
+        runs.fit(tmp_path / "run", of=of(0.5), callback=runs.at_step(4))
+        with pytest.raises(RestoreCheckpointError, match="the optimizer's program differs"):
+            runs.fit(tmp_path / "run", of=of(0.25))
+
+
+def test_settings_do_not_hide_what_the_run_itself_says(tmp_path):
+    folder = tmp_path / "run"
+    settings = {"ema_decay": 1, "x": float("nan"), "plan": {"mechanism": {"noise_multiplier": 9}}}
+    options = runs.options(settings=settings)
+    runs.fit(folder, of=runs.trainer(ema_decay=0.9), options=options, callback=runs.at_step(4))
+    record = json.loads((folder / "released" / "run.json").read_text())
+    assert record["settings"]["plan.mechanism.noise_multiplier"] == 1.0
+    with pytest.raises(RestoreCheckpointError, match=r"ema_decay 0.9 -> 0.5"):
+        runs.fit(folder, of=runs.trainer(ema_decay=0.5), options=options)
+    runs.fit(folder, of=runs.trainer(ema_decay=0.9), options=options)
 
 
 def test_what_is_accepted_is_recorded_and_the_run_goes_on(tmp_path):
@@ -391,6 +607,33 @@ def test_an_interrupted_run_goes_on_on_another_mesh(tmp_path, monkeypatch):
     state = runs.fit(folder, of=runs.trainer(mesh=make_mesh("data=8")))
     np.testing.assert_allclose(state.params["w"], expected.params["w"], atol=1e-6)
     assert charges(folder / "released" / "ledger.jsonl")[-1] == (6, 8, 0)
+
+
+def test_an_interrupted_run_is_released_where_it_would_have_been(tmp_path, monkeypatch):
+    """Also if it was killed when a checkpoint was staged, or is now saved more often."""
+    folder = tmp_path / "run"
+    charge = mock.Mock(side_effect=RuntimeError("power cut"))
+    with monkeypatch.context() as patch:
+        patch.setattr("bevel.training.run_ledger.RunLedger.release", charge)
+        with pytest.raises(RuntimeError, match="power cut"):
+            runs.fit(folder, options=runs.options(checkpoint_every=4), evaluate=lambda params: {})
+    assert os.listdir(folder / "private" / "staging") == ["4"]
+    taken = interrupting(monkeypatch)
+    runs.fit(folder, options=runs.options(checkpoint_every=3))
+    assert taken == [5, 6, 7, 8]
+    assert [stop for _, stop, _ in charges(folder / "released" / "ledger.jsonl")] == [6, 8]
+
+
+def test_steps_that_were_taken_are_not_shown_if_the_budget_is_gone(tmp_path, monkeypatch):
+    plan = runs.plan()
+    budget = Budget(plan.epsilon(8, delta=1e-5) * 1.001, 1e-5)
+    options = runs.options(checkpoint_every=8, ledger=tmp_path / "all.jsonl", budget=budget)
+    interrupting(monkeypatch, 5)
+    with pytest.raises(RunInterrupted):
+        runs.fit(tmp_path / "run", options=options)
+    runs.fit(tmp_path / "other", of=runs.trainer(config=runs.plan(seed=5)), options=options)
+    with pytest.raises(StopRunError, match="Nothing was charged"):
+        runs.fit(tmp_path / "run", options=options)
 
 
 def test_a_damaged_interrupted_state_is_not_gone_on_from(tmp_path, monkeypatch):

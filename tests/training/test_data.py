@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import training_runs as runs
 
+from bevel.batch_selection import ExamplesByUser
 from bevel.errors import FixArgumentsError, FixDataError
 from bevel.training import data
 from bevel.training.data import ArraySource, RecordSource, check_length, rows, source_of
@@ -135,12 +136,23 @@ def test_of_a_large_data_set_a_sample_is_read():
     given = Records(runs.data())
     source = source_of(given)
     given.read.clear()
-    data.fingerprint(source, b"key", data.Fingerprinting(most_bytes=10, sample=5))
+    data.fingerprint(source, b"key", how=data.Fingerprinting(most_bytes=10, sample=5))
     first = sorted(given.read)
     assert 1 <= len(first) <= 5
     given.read.clear()
-    data.fingerprint(source, b"other", data.Fingerprinting(most_bytes=10, sample=5))
+    data.fingerprint(source, b"other", how=data.Fingerprinting(most_bytes=10, sample=5))
     assert sorted(given.read) != first  # which records are read is secret, as the key is
+
+
+def test_whose_examples_they_are_is_part_of_the_data():
+    source = source_of(runs.data())
+    one, other = (ExamplesByUser.of(np.arange(runs.N) // k) for k in (3, 4))
+    found = [data.fingerprint(source, b"key", population) for population in (one, other, runs.N)]
+    assert len(set(found)) == 3
+    assert found[0] == data.fingerprint(source, b"key", ExamplesByUser.of(np.arange(runs.N) // 3))
+    swapped = np.arange(runs.N) // 3
+    swapped[[0, 10]] = swapped[[10, 0]]
+    assert found[0] != data.fingerprint(source, b"key", ExamplesByUser.of(swapped))
 
 
 def test_a_data_set_may_say_what_it_is():

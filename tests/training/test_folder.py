@@ -77,9 +77,22 @@ def test_released_files_carry_no_time(tmp_path):
     folder = RunFolder(tmp_path)
     folder.create()
     (folder.released / "run.json").touch()
-    folder.forget_times("run.json", "missing")
+    folder.forget_times()
     assert folder.released.stat().st_mtime == NO_TIME
     assert (folder.released / "run.json").stat().st_mtime == NO_TIME
+
+
+def test_what_a_killed_process_left_is_not_shown(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    left = ".run.json.123", ".report.html.5", ".ledger.jsonl.begin-a", "ledger.jsonl.torn-1"
+    for name in (*left, "run.json", "ledger.jsonl"):
+        (folder.released / name).write_text(name)
+    (folder.private / "ledger.jsonl.torn-1").write_text("an earlier one")
+    folder.tidy()
+    assert sorted(os.listdir(folder.released)) == ["ledger.jsonl", "run.json"]
+    kept = [(folder.private / f"ledger.jsonl.torn-{k}").read_text() for k in (1, 2)]
+    assert kept == ["an earlier one", "ledger.jsonl.torn-1"]
 
 
 @pytest.mark.parametrize("name", ["run.json", "secrets.json", "checkpoints"])

@@ -65,7 +65,7 @@ def check_rebuilt(folder, simulation, of):
     record = json.loads((folder / "released" / "run.json").read_text())
     nothing = jax.tree.map(np.zeros_like, runs.data())
     with (
-        simulator.commitment_of(folder),
+        simulator.commitments_of(folder),
         # Of the compiled step, which here is another one.
         mock.patch("bevel.training.record.collectives", lambda *_: record["collectives"]),
     ):

@@ -15,7 +15,7 @@ SECRETS = PlanSecrets.for_tests(3)
 
 
 def opened(path, plan):
-    ledger = RunLedger(path, plan, "one", None, None)
+    ledger = RunLedger(path, plan, "one", None, None, path.parent)
     ledger.join(SECRETS.commitment)
     return ledger
 
@@ -31,16 +31,19 @@ def position(ledger):
 def test_steps_are_charged_once_and_the_position_is_read_back(tmp_path):
     path, plan = tmp_path / "ledger.jsonl", runs.plan()
     ledger = opened(path, plan)
-    ledger.release(2)
-    ledger.release(2)
-    ledger.release(4)
+    one, two = "a" * 32, "b" * 32
+    ledger.release(2, one)
+    ledger.release(2, two)
+    ledger.release(4, two)
+    assert ledger.charged_for(2, one) and ledger.charged_for(4, two)
+    assert not ledger.charged_for(2, two) and not ledger.charged_for(3, one)
     assert [(e["first"], e["stop"]) for e in entries(path)] == [(0, 2), (2, 4)]
     assert ledger.epsilon(None) is None and ledger.epsilon(1e-5) > 0
     ledger.close()
     again = opened(path, plan)
     assert position(again) == position(ledger) == (0, 0, 4, 4)
     again.begin_attempt(2)
-    again.release(4)
+    again.release(4, one)
     assert [(e["first"], e["attempt"]) for e in entries(path)][-1] == (2, 1)
     again.close()
 
@@ -48,9 +51,10 @@ def test_steps_are_charged_once_and_the_position_is_read_back(tmp_path):
 def test_what_was_charged_ahead_is_marked_when_it_is_released(tmp_path):
     path, plan = tmp_path / "ledger.jsonl", runs.BANDMF.make(secrets=SECRETS)
     ledger = opened(path, plan)
-    ledger.release(1)
+    ledger.release(1, "")
     assert position(ledger) == (0, 0, 3, 1)  # a round of three bands
-    ledger.release(2)
+    ledger.release(2, "c" * 32)
+    assert ledger.charged_for(2, "c" * 32)
     ledger.close()
     assert [entry["kind"] for entry in entries(path)] == ["charge", "release"]
     again = opened(path, plan)
@@ -61,11 +65,13 @@ def test_what_was_charged_ahead_is_marked_when_it_is_released(tmp_path):
 def test_a_checkpoint_that_the_ledger_does_not_know_is_refused(tmp_path):
     path, plan = tmp_path / "ledger.jsonl", runs.BANDMF.make(secrets=SECRETS)
     ledger = opened(path, plan)
-    ledger.release(1)
+    ledger.release(1, "")
     meta = Meta(1, 0, plan.fingerprint(), SECRETS.commitment, ledger.head)
     ledger.check_has(meta)
     with pytest.raises(RestoreLedgerError, match="says that steps up to 1 were"):
         ledger.check_has(dataclasses.replace(meta, step=2))
+    with pytest.raises(RestoreLedgerError, match="of attempt 1"):
+        ledger.check_has(dataclasses.replace(meta, attempt=1))
     with pytest.raises(RestoreLedgerError, match="charges up to step 3"):
         ledger.check_has(dataclasses.replace(meta, step=5))
     with pytest.raises(RestoreLedgerError, match="hash"):
@@ -73,3 +79,20 @@ def test_a_checkpoint_that_the_ledger_does_not_know_is_refused(tmp_path):
     with pytest.raises(FixArgumentsError, match="another name"):
         ledger.check_is_new(tmp_path)
     ledger.close()
+
+
+def test_a_ledger_that_was_put_back_is_found_by_what_the_run_knows_of_it(tmp_path):
+    path, plan = tmp_path / "ledger.jsonl", runs.plan()
+    ledger = opened(path, plan)
+    ledger.release(2, "a" * 32)
+    before = path.read_bytes()
+    ledger.release(4, "b" * 32)
+    ledger.close()
+    path.write_bytes(before)
+    with pytest.raises(RestoreLedgerError, match="lines are missing"):
+        opened(path, plan)
+    assert path.read_bytes() == before
+    path.unlink()
+    with pytest.raises(RestoreLedgerError, match="is missing"):
+        opened(path, plan)
+    assert not path.exists()

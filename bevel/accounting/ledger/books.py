@@ -36,6 +36,8 @@ class RunBooks:
     # The events of the last charge, and what it did not take the place of: the next charge may
     # state them anew.
     pending: collections.Counter[str]
+    # Digests of what the present attempt released, by the step after its last one.
+    contents: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 class Books:
@@ -55,21 +57,25 @@ class Books:
         else:
             run = self.runs[entry.run]
             run.released = max(run.released, entry.stop)
+            run.contents.setdefault(entry.stop, entry.content)
 
     def _add_charge(self, charge: Charge) -> None:
         self._run_of_key[charge.key] = charge.run
         pending = self._pending_after(charge)
         run = self.runs.get(charge.run)
+        released = charge.released_until
         if run is None:
+            contents = {released: charge.content}
             self.runs[charge.run] = RunBooks(
-                charge, charge.stop, charge.first, charge.released_until, pending
+                charge, charge.stop, charge.first, released, pending, contents
             )
             return
         if not self.restates(charge):
             self._settled += run.pending
         if charge.attempt != run.last.attempt:
-            run.begun = run.released = charge.first
-        run.released = max(run.released, charge.released_until)
+            run.begun, run.released, run.contents = charge.first, charge.first, {}
+        run.released = max(run.released, released)
+        run.contents.setdefault(released, charge.content)
         run.last, run.reached, run.pending = charge, max(run.reached, charge.stop), pending
 
     def events(self, with_charge: Charge | None = None) -> collections.Counter[str]:

@@ -9,6 +9,7 @@ from bevel.accounting.ledger.event_json import event_to_json
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 COMMITMENT = re.compile("[0-9a-f]{64}")
+CONTENT = re.compile("([0-9a-f]{32})?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Charge:
     """The steps `first`, ..., `stop - 1` of a run, and their event as JSON.
 
     Steps before `released` are released with it; None is `stop`. A charge may reach ahead of what
-    is released: where noise ties steps together, they are charged a round at a time.
+    is released: where noise ties steps together, they are charged a round at a time. `content` is
+    a keyed digest of what is released, which tells nothing without the key; it may be empty.
     """
 
     run: str
@@ -27,6 +29,7 @@ class Charge:
     stop: int
     event: Mapping[str, Any]
     released: int | None = None
+    content: str = ""
 
     def __post_init__(self) -> None:
         _check_names(self)
@@ -63,6 +66,7 @@ class Release:
     key: str
     attempt: int
     stop: int
+    content: str = ""
 
     def __post_init__(self) -> None:
         _check_names(self)
@@ -84,7 +88,7 @@ def entry_of_json(entry: dict[str, Any], version: int, where: str) -> Charge | R
     kind = KINDS.get(str(entry.get("kind")))
     fields = {field.name for field in dataclasses.fields(kind)} if kind else set()
     given = set(entry) - {"kind"}
-    as_version_1 = version == 1 and kind is Charge and given == fields - {"released"}
+    as_version_1 = version == 1 and kind is Charge and given == fields - {"released", "content"}
     if kind is None or not (given == fields or as_version_1):
         raise RestoreLedgerError(
             f"{where} has an entry of kind {entry.get('kind')!r} with {sorted(entry)}: this "
@@ -102,6 +106,10 @@ def _check_names(entry: Charge | Release) -> None:
         # Not shown: it may be the key itself.
         raise FixArgumentsError(
             "key is not a commitment: give key_commitment(key, salt), never the key itself."
+        )
+    if not (isinstance(entry.content, str) and CONTENT.fullmatch(entry.content)):
+        raise FixArgumentsError(
+            f"content={entry.content!r}: give a keyed digest of 32 hexadecimal digits, or nothing."
         )
     for name in ("run", "plan"):
         value = getattr(entry, name)

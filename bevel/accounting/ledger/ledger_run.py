@@ -71,6 +71,7 @@ class LedgerRun:
         *,
         attempt: int | None = None,
         released: int | None = None,
+        content: str = "",
     ) -> None:
         """Charges the steps `first`, ..., `stop - 1`, and is on disk when it returns.
 
@@ -83,13 +84,15 @@ class LedgerRun:
             again with fresh noise.
           released: the step after the last one that is released now; by default `stop`. Call
             `release` before more of the charged steps are.
+          content: a keyed digest of what is released (32 hexadecimal digits), by which
+            `content_of` tells later whether a result is the one that was charged for.
 
         Which charge may follow which is in books.py. Raises `StopRunError` if the budget would be
         exceeded; nothing is written then.
         """
-        self.ledger._append(self._charge(first, stop, event, attempt, released))
+        self.ledger._append(self._charge(first, stop, event, attempt, released, content))
 
-    def release(self, stop: int, *, attempt: int | None = None) -> None:
+    def release(self, stop: int, *, attempt: int | None = None, content: str = "") -> None:
         """Marks the steps before `stop` as released, and is on disk when it returns.
 
         Call it before steps that an earlier charge paid for leave the trainer. It costs no privacy
@@ -97,13 +100,23 @@ class LedgerRun:
         `FixArgumentsError` for steps that the attempt has not charged.
         """
         number = self.attempt if attempt is None else whole("attempt", attempt)
-        mark = Release(self.name, self.plan, self.key, number, whole("stop", stop))
+        mark = Release(self.name, self.plan, self.key, number, whole("stop", stop), content)
         self.ledger._books.check(mark)
         if mark.stop > self.released_until:
             self.ledger._append(mark)
 
+    def content_of(self, stop: int) -> str:
+        """The digest with which the present attempt released steps up to `stop`; empty if none."""
+        return "" if self._books is None else self._books.contents.get(stop, "")
+
     def _charge(
-        self, first: int, stop: int, event: Any, attempt: int | None, released: int | None
+        self,
+        first: int,
+        stop: int,
+        event: Any,
+        attempt: int | None,
+        released: int | None,
+        content: str = "",
     ) -> Charge:
         return Charge(
             run=self.name,
@@ -114,6 +127,7 @@ class LedgerRun:
             stop=whole("stop", stop),
             event=event_to_json(event),
             released=None if released is None else whole("released", released),
+            content=content,
         )
 
 

@@ -48,6 +48,7 @@ def test_a_charge_is_in_the_file_when_it_returns(path):
             "first": 4,
             "stop": 9,
             "released": 9,
+            "content": "",
             "event": {"kind": "GaussianDpEvent", "noise_multiplier": 2.5},
         }
         assert charged_until(path) == 9

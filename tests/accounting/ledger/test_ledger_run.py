@@ -52,6 +52,7 @@ def test_a_release_is_in_the_file_when_it_returns(path):
             "key": "a" * 64,
             "attempt": 0,
             "stop": 3,
+            "content": "",
         }
         run.release(4, attempt=0)
         run.charge(4, 8, EVENT, released=5)
@@ -183,3 +184,21 @@ def test_a_ledger_of_version_1_goes_on_with_all_that_it_has_spent(old_path):
 def test_new_ledgers_are_of_version_2(path):
     Ledger.open(path, **TERMS).close()
     assert last_entry(path)["version"] == 2
+
+
+def test_what_was_released_is_known_by_its_content(path):
+    one, two = "1" * 32, "2" * 32
+    with Ledger.open(path, **TERMS) as ledger:
+        run = ledger.run("run", **RUN)
+        run.charge(0, 4, EVENT, released=1, content=one)
+        run.release(3, content=two)
+        run.release(3, content=one)  # which the ledger says already
+    run = Ledger.read(path).run("run", **RUN)
+    assert [run.content_of(stop) for stop in (1, 2, 3)] == [one, "", two]
+    with Ledger.open(path, **TERMS) as ledger:
+        run = ledger.run("run", **RUN)
+        for wrong in ("x" * 32, "1" * 31, None, 3):
+            with pytest.raises(FixArgumentsError, match="content="):
+                run.release(4, content=wrong)
+        run.charge(2, 5, EVENT, attempt=1, content=two)
+        assert [run.content_of(stop) for stop in (1, 3, 5)] == ["", "", two]
