@@ -1,8 +1,12 @@
 """`bevel spent LEDGER`: what was spent on a data set, by all runs of its ledger."""
 
 import argparse
+import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
+
+from bevel.training.folder import LEDGER, RELEASED, RUN
 
 EXAMPLES = """examples:
   bevel spent runs/digits
@@ -37,5 +41,7 @@ def ledger_file(path: Path) -> Path:
     """The ledger of a run's folder, or of what it released; a file is its own."""
     if not path.is_dir():
         return path
-    released = path / "released" / "ledger.jsonl"
-    return released if released.exists() else path / "ledger.jsonl"
+    released = path / RELEASED if (path / RELEASED).is_dir() else path
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return released / json.loads((released / RUN).read_text())["ledger"]
+    return released / LEDGER

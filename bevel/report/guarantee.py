@@ -85,8 +85,11 @@ def is_claimed(run: RunFiles, spent: "Spent") -> bool:
 
 
 def is_charged(run: RunFiles) -> bool:
-    """Whether the ledger knows this run, if the run released anything."""
-    return not run.metrics or (run.ledger is not None and run.name in run.ledger.runs)
+    """Whether the ledger knows all that the run's metrics say was released."""
+    if not run.metrics:
+        return True
+    shown = max((line.get("attempt") or 0, line["step"]) for line in run.metrics)
+    return run.ledger is not None and shown <= run.ledger.released(run.name)
 
 
 def claim(run: RunFiles, spent: "Spent | None") -> str:
@@ -95,8 +98,9 @@ def claim(run: RunFiles, spent: "Spent | None") -> str:
         return f"What this run spent is not known, because {why}. Nothing can be claimed."
     if not is_charged(run):
         return (
-            "The ledger has no charge of this run, which released results. It is the ledger of "
-            "something else, or the run has another name there. Nothing can be claimed."
+            "The ledger has no charge for what this run released. It is the ledger of something "
+            "else, it was put back from an older copy, or the run has another name there. Nothing "
+            "can be claimed."
         )
     if not spent.runs:
         return "Nothing was charged so far, so nothing about the data was released."

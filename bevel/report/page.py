@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bevel.errors import FixArgumentsError
+from bevel.errors import BevelError, FixArgumentsError
 from bevel.report import figures
 from bevel.report.guarantee import guarantee, is_claimed, spent_of
 from bevel.report.mesh_chart import layouts
@@ -51,7 +51,15 @@ def write_report(
             f"{target} lies in {RELEASED}/, which may be shown to anyone, and a report with raw "
             "figures is not private: give another output."
         )
-    text = rendered(run)
+    try:
+        text = rendered(run)
+    except BevelError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FixArgumentsError(
+            f"the records in {run.released} are not those of a run ({type(error).__name__}: "
+            f"{error}): restore them from a copy."
+        ) from error
     try:
         write_page(target, text, private=run.private is not None)
         if target.parent.resolve() == run.released.resolve():
@@ -144,8 +152,10 @@ def headline(run: RunFiles, spent: Any) -> list[tuple[str, str]]:
     else:
         found.append(("guarantee", "none"))
     found.append(("protects one", str(record.get("unit") or "not recorded")))
-    accuracies = [pair for pair in figures.last_metrics(run) if "acc" in pair[0].lower()]
-    found += [(name.replace("_", " "), f"{100 * float(v):.3g} %") for name, v in accuracies[:1]]
+    for name, value in figures.last_metrics(run):
+        if name.lower().endswith(("accuracy", "acc")) and 0 <= float(value) <= 1:
+            found.append((name.replace("_", " "), f"{100 * float(value):.3g} %"))
+            break
     found.append(("steps", f"{run.last_step} of {record.get('steps') or '?'}"))
     return found
 

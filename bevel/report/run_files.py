@@ -128,7 +128,7 @@ def check_released(folder: Path, record: Mapping[str, Any]) -> None:
 def read_ledger(path: Path) -> "Ledger | None":
     from bevel.accounting.ledger import Ledger
 
-    return Ledger.read(path) if path.exists() else None
+    return Ledger.read(path) if path.is_file() else None
 
 
 def lines_of(path: Path) -> tuple[Line, ...]:

@@ -42,6 +42,8 @@ def checksum(leaf: jax.Array) -> jax.Array:
 
 def as_words(leaf: jax.Array) -> jax.Array:
     """The bits of an array as unsigned words, one or more for each element."""
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
     if leaf.dtype == jnp.bool_:
         return leaf.astype(jnp.uint32)
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):

@@ -68,6 +68,11 @@ class RunFolder:
         for path in (self.root, self.released):
             if path.exists() and not path.is_dir():
                 raise FixArgumentsError(f"{path} is a file: give a folder for the run.")
+        if self.released.is_symlink():
+            raise FixArgumentsError(
+                f"{self.released} is a link: both halves are folders in the folder of the run, so "
+                "that they cannot be mixed. Link to the folder of the run instead."
+            )
         check_not_older(self.root)
         self.released.mkdir(parents=True, exist_ok=True)
         closed_folder(self.private)

@@ -139,7 +139,7 @@ class Loop:
         while begun < end:
             due = -(-max(begun + 1, step) // every) * every
             goal = run.next_goal(begun, min(due, end))
-            if goal == 0 or goal < step:  # a run that was interrupted is ahead of its last release
+            if goal == 0:
                 raise StopRunError(
                     f"the budget ({run.budget}) does not allow a single step: other runs of the "
                     "ledger have spent it, or the noise is too small for it. Nothing was charged."

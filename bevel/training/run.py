@@ -227,7 +227,8 @@ class FolderRun:
             and not self._replayed
         )
         step = int(agreed(staged.meta.step if staged and follows else -1)[0])
-        if step >= 0:
+        # The budget may have been spent by other runs since: then its steps cannot be shown.
+        if step >= 0 and self.ledger.affordable(last.step, step) == step:
             with contextlib.suppress(RestoreCheckpointError):
                 state, _ = self.checkpoints.restore(step, like, staged=True)
         if any_of(state is None):

@@ -37,6 +37,10 @@ def read_secrets(path: Path) -> PlanSecrets:
     """The secrets of a run that goes on. Raises if others can read them."""
     try:
         mode = path.stat().st_mode & 0o777
+        if path.is_symlink():
+            raise RestoreCheckpointError(
+                f"{path} is a link: secrets lie in the private folder itself. Move the file there."
+            )
         text = path.read_bytes()
     except FileNotFoundError:
         raise RestoreCheckpointError(

@@ -56,6 +56,15 @@ def test_a_damaged_ledger_is_not_read(ledger, capsys):
     assert capsys.readouterr().err.startswith("bevel: ")
 
 
+def test_a_ledger_elsewhere_is_found_by_the_record_of_the_run(ledger, tmp_path, capsys):
+    released = tmp_path / "runs" / "one" / "released"
+    released.mkdir(parents=True)
+    (released / "run.json").write_text('{"ledger": "../../../ledger.jsonl"}')
+    for folder in (released, released.parent):
+        assert main(["spent", str(folder)]) == 0
+    assert "run" in capsys.readouterr().out
+
+
 def test_no_ledger(tmp_path, capsys):
     assert main(["spent", str(tmp_path)]) == 1
     assert "there is no ledger at" in capsys.readouterr().err

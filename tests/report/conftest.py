@@ -143,6 +143,7 @@ def by_hand(tmp_path):
         events=None,
         limited=True,
         runs=("by hand",),
+        steps=10,
         private=None,
         at="run",
         **changed,
@@ -163,8 +164,8 @@ def by_hand(tmp_path):
         with Ledger.open(released / record["ledger"], **terms) as ledger:
             for number, name in enumerate(runs):
                 charged = ledger.run(name, plan="f" * 64, key=f"{number:064x}")
-                for first, event in enumerate(events):
-                    charged.charge(first, first + 1, event)
+                for part, event in enumerate(events):
+                    charged.charge(10 * part, 10 * part + steps, event)
         return folder
 
     return make

@@ -76,8 +76,13 @@ def test_without_a_ledger_or_a_delta_nothing_is_claimed(by_hand):
 def test_a_ledger_that_does_not_know_the_run_claims_nothing(by_hand, metric_lines):
     run = read_run(by_hand(metrics=metric_lines, runs=("another",)))
     text = words(run)
-    assert "The ledger has no charge of this run" in text and "Nothing can be claimed" in text
+    assert "no charge for what this run released" in text and "Nothing can be claimed" in text
     assert "differentially private" not in text and not is_claimed(run, spent_of(run))
+
+
+def test_a_ledger_that_was_put_back_claims_nothing(by_hand, metric_lines):
+    run = read_run(by_hand(metrics=metric_lines, steps=4))
+    assert "put back from an older copy" in words(run) and not is_claimed(run, spent_of(run))
 
 
 def test_without_noise_nothing_is_protected(by_hand):

@@ -465,9 +465,19 @@ def test_links_are_not_followed_out_of_the_private_half(tmp_path):
     with pytest.raises(FixArgumentsError, match="is a link"):
         runs.fit(folder)
     raw.unlink()
+    secrets = folder / "private" / "secrets.json"
+    secrets.rename(tmp_path / "secrets.json")
+    secrets.symlink_to(tmp_path / "secrets.json")
+    with pytest.raises(RestoreCheckpointError, match="is a link"):
+        runs.fit(folder)
+    (folder / "released").rename(tmp_path / "released")
+    (folder / "released").symlink_to(tmp_path / "released")
+    with pytest.raises(FixArgumentsError, match="released is a link"):
+        runs.fit(folder)
     (folder / "private").rename(tmp_path / "private")
     (folder / "private").symlink_to(tmp_path / "private")
-    with pytest.raises(FixArgumentsError, match="is a link"):
+    (folder / "released").unlink()
+    with pytest.raises(FixArgumentsError, match="private is a link"):
         runs.fit(folder)
 
 
@@ -634,6 +644,7 @@ def test_steps_that_were_taken_are_not_shown_if_the_budget_is_gone(tmp_path, mon
     runs.fit(tmp_path / "other", of=runs.trainer(config=runs.plan(seed=5)), options=options)
     with pytest.raises(StopRunError, match="Nothing was charged"):
         runs.fit(tmp_path / "run", options=options)
+    assert os.listdir(tmp_path / "run" / "released" / "checkpoints") == ["0"]
 
 
 def test_a_damaged_interrupted_state_is_not_gone_on_from(tmp_path, monkeypatch):

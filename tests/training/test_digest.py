@@ -48,3 +48,8 @@ def test_zeros_of_different_lengths_and_trees_differ():
     )
     assert digest({}) == [] and digest({"a": None}) == []
     assert digest(jnp.float32(0.0)) != digest(jnp.float32(-0.0))
+
+
+def test_keys_have_checksums_too():
+    one, other = ({"k": jax.random.key(seed), "x": jnp.ones(2)} for seed in (1, 2))
+    assert digest(one) == digest(one) and digest(one)[0] != digest(other)[0]

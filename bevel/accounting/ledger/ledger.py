@@ -171,6 +171,11 @@ class Ledger:
     def runs(self) -> tuple[str, ...]:
         return tuple(self._books.runs)
 
+    def released(self, run: str) -> tuple[int, int]:
+        """The present attempt of a run, and the step up to which it released; (0, 0) if unknown."""
+        books = self._books.runs.get(run)
+        return (0, 0) if books is None else (books.last.attempt, books.released)
+
     def spent(self, delta: float | None = None) -> "Spent":
         """What was spent so far, at `delta` (by default the budget's). Loads dp-accounting."""
         from bevel.accounting.ledger.spent import spent_by
