@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from bevel.training.folder import (
     RunFolder,
     closed_folder,
 )
+from bevel.training.releases import made
 from bevel.training.state import path_text
 
 PyTree = Any
@@ -114,6 +115,12 @@ class Checkpoints:
         """Steps of the released checkpoints, newest first."""
         return numbered(self.folder)
 
+    def private_metas(self) -> Iterator[Meta]:
+        """Of all checkpoints that were published, also where the released half is gone."""
+        for step in numbered(self._private):
+            with contextlib.suppress(RestoreCheckpointError):
+                yield read_meta(self._private / str(step))
+
     def damaged(self) -> list[int]:
         """Steps of checkpoints that could not be read."""
         if not self._damaged.is_dir():
@@ -175,9 +182,12 @@ class Checkpoints:
         for step in numbered(self._staging):
             folder = self._staging / str(step)
             for place in (folder / PRIVATE, self._private / str(step)):
-                with contextlib.suppress(RestoreCheckpointError, OSError, ValueError):
+                with contextlib.suppress(OSError, ValueError):
                     if (folder / RELEASED / FILE).exists():
-                        return Staged(read_meta(place), json.loads((folder / RELEASE).read_text()))
+                        release = json.loads((folder / RELEASE).read_text())
+                        if release is not None:
+                            made(release, folder / RELEASE, 1)
+                        return Staged(read_meta(place), release)
         return None
 
     def discard_staged(self) -> None:
@@ -331,7 +341,10 @@ def replace_folder(source: Path, target: Path, trash: Path) -> None:
 
 def read_meta(folder: Path) -> Meta:
     try:
-        return Meta(**json.loads((folder / FILE).read_text()))
+        found = Meta(**json.loads((folder / FILE).read_text()))
+        if [type(x) for x in (found.step, found.attempt, found.digest)] != [int, int, list]:
+            raise TypeError("fields of other kinds")
+        return found
     except (OSError, ValueError, TypeError) as error:
         raise RestoreCheckpointError(
             f"checkpoint {folder} cannot be read ({in_short(error)})"

@@ -25,6 +25,7 @@ the data in any other way, or on the clock, is private.
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -37,7 +38,8 @@ RELEASED, PRIVATE = "released", "private"
 RUN, REPORT, CHECKPOINTS = "run.json", "report.html", "checkpoints"
 LEDGER, METRICS = "ledger.jsonl", "metrics.jsonl"
 SECRETS, IDENTITY, RELEASES, RAW = "secrets.json", "identity.json", "releases.jsonl", "raw.jsonl"
-EVENTS, STAGING, DAMAGED, HEAD = "tensorboard", "staging", "damaged", "ledger_head"
+EVENTS, STAGING, DAMAGED = "tensorboard", "staging", "damaged"
+HEAD, LOCK = "ledger_head", "lock"
 # Files of runs before the folder had two halves.
 OLDER = (RUN, SECRETS, CHECKPOINTS)
 # Files that are released carry this time (1980-01-01, the first that a zip archive can hold).
@@ -76,6 +78,19 @@ class RunFolder:
         check_not_older(self.root)
         self.released.mkdir(parents=True, exist_ok=True)
         closed_folder(self.private)
+
+    def lock(self) -> int:
+        """Holds the folder for one run, until the descriptor is closed or the process ends."""
+        descriptor = open_private(self.private / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise FixArgumentsError(
+                f"{self.root} is held by another run: two would use the same noise. Wait for it to "
+                "end, or take another folder."
+            ) from None
+        return descriptor
 
     def tidy(self) -> None:
         """Takes out of the released half what a killed process left there: it shows the kill."""

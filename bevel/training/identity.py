@@ -80,6 +80,7 @@ WORDS = {
     "optimizer": "the optimizer's program differs",
     "structure": "the state has another structure (trained parameters, optimizer, average)",
     "loss": "the loss's program differs",
+    "loss.derivative": "a rule for the loss's derivative differs",
     "plan": "the plan differs",
 }
 
@@ -94,9 +95,11 @@ def changes(before: Identity, now: Identity) -> list[Change]:
     explained = {change.name.split(".")[0] for change in named if change.kind != "noted"}
     unnamed = [
         Change(name)
-        for name in now.digests
-        if before.digests.get(name) != now.digests[name] and name not in explained
+        for name, digest in now.digests.items()
+        if digest and before.digests.get(name) not in (digest, "") and name not in explained
     ]
+    if any(change.name == "loss" for change in unnamed):
+        unnamed = [change for change in unnamed if change.name != "loss.derivative"]
     around = flat(before.surroundings), flat(now.surroundings)
     noted = [
         Change(name, around[0].get(name), around[1].get(name), of_surroundings=True)

@@ -203,7 +203,9 @@ class Loop:
         return bool(agreed(float(wants_end))[0])
 
     def park(self, state: TrainingState, step: int, begun: int, seen: "Seen") -> None:
-        """Keeps the state, and shows nothing."""
+        """Keeps the state, and shows nothing. Processes do not: others may be in a step still."""
+        if jax.process_count() > 1:
+            return
         raw, rows = seen.taken()
         self.run.park(step, begun, self.halves(state), raw, rows)
 

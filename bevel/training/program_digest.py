@@ -2,7 +2,8 @@
 
 Two programs have one digest if they have the same equations on the same types with the same
 constants. Requests for shardings are left out: on another mesh a loss asks for other ones, and is
-the same loss. Rules of custom derivatives that are Python functions count by name only.
+the same loss. Rules of custom derivatives are not equations yet, and count by name only; in the
+program of a derivative they are.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
@@ -36,6 +38,23 @@ ADDRESS = re.compile("0x[0-9a-f]{6,}")
 def program_digest(closed: ClosedJaxpr) -> str:
     """SHA-256, in hex, of a program and its constants."""
     return hashlib.sha256(_closed_text(closed).encode()).hexdigest()
+
+
+def derivative_digest(closed: ClosedJaxpr) -> str:
+    """Of the gradient of a program's first output; empty where it cannot be traced by itself.
+
+    The inputs are given without shardings, so a program that insists on some cannot be.
+    """
+    inputs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
+    floats = [k for k, a in enumerate(inputs) if jnp.issubdtype(a.dtype, jnp.floating)]
+
+    def value(*arguments: Any) -> Any:
+        return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *arguments)[0]
+
+    try:
+        return program_digest(jax.make_jaxpr(jax.grad(value, argnums=tuple(floats)))(*inputs))
+    except Exception:
+        return ""
 
 
 def _closed_text(closed: ClosedJaxpr) -> str:

@@ -42,11 +42,12 @@ def content(release: Release, key: bytes) -> str:
     return hashlib.blake2b(text, key=key, person=b"bevel release", digest_size=16).hexdigest()
 
 
-def made(line: dict[str, Any], path: Path, number: int) -> Release:
+def made(line: Any, path: Path, number: int) -> Release:
     """The release that a line has, with fields of the right kinds."""
     hints = {"attempt": int, "first": int, "stop": int, "exactly": dict}
     hints |= dict.fromkeys(("before", "rows", "after"), list)
-    if set(line) != set(hints) or not all(isinstance(line[k], hints[k]) for k in hints):
+    known = isinstance(line, dict) and set(line) == set(hints)
+    if not known or not all(isinstance(line[name], kind) for name, kind in hints.items()):
         raise damaged(path, number)
     return Release(**line)
 

@@ -14,6 +14,7 @@ stages its state and releases nothing, so when that happened is not seen from wh
 
 import contextlib
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -75,14 +76,24 @@ class FolderRun:
         self._replayed: dict[int, list[str]] = {}  # checksums that released steps must give again
         self._pending: Pending | None = None
         self._records: Records | None = None
+        self._lock = -1
         if is_first():
             self.folder.create()
+            self._lock = self.folder.lock()
         together("bevel: folder of the run")
+        try:
+            self._open(plan, options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, plan: DPExecutionPlan, options: RunOptions) -> None:
         self.record = RunRecord(self.folder)
-        self.name = self.record.public.get("name") or options.name or folder.absolute().name
+        root = self.folder.root
+        self.name = self.record.public.get("name") or options.name or root.absolute().name
         if options.name not in (None, self.name):
             raise FixArgumentsError(
-                f"{folder} holds the run {self.name!r}, and it was opened as {options.name!r}: "
+                f"{root} holds the run {self.name!r}, and it was opened as {options.name!r}: "
                 "leave the name out, or take another folder."
             )
         self.budget = options.budget or plan.budget
@@ -91,19 +102,15 @@ class FolderRun:
         self.ledger = RunLedger(
             self.ledger_path, plan, self.name, self.budget, options.anchor, self.folder.private
         )
-        try:
-            if is_first():
-                self.folder.tidy()
-            self.checkpoints = Checkpoints(
-                self.folder, keep=options.keep, keep_period=options.keep_period
-            )
-            self.root = self._secrets()
-            self._releases = Releases(self.folder.private / RELEASES, write=is_first())
-            if is_first():
-                self._records = Records(self.folder, tensorboard=options.tensorboard)
-        except BaseException:
-            self.close()
-            raise
+        if is_first():
+            self.folder.tidy()
+        self.checkpoints = Checkpoints(
+            self.folder, keep=options.keep, keep_period=options.keep_period
+        )
+        self.root = self._secrets()
+        self._releases = Releases(self.folder.private / RELEASES, write=is_first())
+        if is_first():
+            self._records = Records(self.folder, tensorboard=options.tensorboard)
 
     @property
     def attempt(self) -> int:
@@ -111,7 +118,6 @@ class FolderRun:
 
     @property
     def secrets(self) -> PlanSecrets:
-        """Of the present attempt."""
         return self.root.of_attempt(self.attempt)
 
     # Beginning, and going on.
@@ -159,6 +165,8 @@ class FolderRun:
         """
         self.exactly, ledger = plain(exactly), self.ledger
         ledger.join(self.root.commitment)
+        for meta in self.checkpoints.private_metas():
+            ledger.check_has(meta)
         self._publish_what_was_charged()
         found = self.checkpoints.newest_good(like, self.attempt, self._check)
         if found is None:
@@ -302,7 +310,7 @@ class FolderRun:
         Steps that are being run again are not kept: whether they are the same is not known yet.
         """
         self.finish_release()
-        if step == begun or self._replayed or jax.process_count() > 1:
+        if step == begun or self._replayed:
             return
         self._stage(step, begun, state, rows)
         self.checkpoints.wait()
@@ -381,6 +389,9 @@ class FolderRun:
             opened = getattr(self, part, None)
             if opened is not None:
                 opened.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def __enter__(self) -> "FolderRun":
         return self

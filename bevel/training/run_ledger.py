@@ -1,16 +1,19 @@
 """A run in its ledger: where it stands, what it can afford, and what it has charged."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from bevel.accounting import Budget
 from bevel.accounting.ledger import Ledger, LedgerRun
-from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedgerError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.training.agreement import agreed, is_first, together
 from bevel.training.checkpoint import Meta
 from bevel.training.disk import full_disk_explained
 from bevel.training.folder import HEAD, RELEASED, write_whole
+
+HASH = re.compile("[0-9a-f]{64}")
 
 
 class RunLedger:
@@ -36,7 +39,9 @@ class RunLedger:
         # Where the private half knows more of the ledger than the ledger, it was put back.
         if path.is_dir():
             raise FixArgumentsError(f"the ledger {path} is a folder: give the path of a file.")
-        known = self._head.read_text() if self._head.exists() else None
+        known = self._head.read_bytes().decode("latin1") if self._head.exists() else None
+        if known is not None and not HASH.fullmatch(known):
+            raise RestoreCheckpointError(f"{self._head} is damaged: restore it from a copy.")
         if known is not None and not path.exists():
             raise RestoreLedgerError(
                 f"the ledger {path} is missing, and the checkpoint of run {name!r} was charged in "

@@ -28,7 +28,7 @@ from bevel.training.digest import digest
 from bevel.training.loop import Callback, Evaluate, Loop
 from bevel.training.measures import measures
 from bevel.training.memory import MemoryRun
-from bevel.training.program_digest import program_digest
+from bevel.training.program_digest import derivative_digest, program_digest
 from bevel.training.record import in_common
 from bevel.training.run import FolderRun
 from bevel.training.run_options import RunOptions
@@ -216,13 +216,17 @@ class Trainer:
         trained, frozen = split(state.params, self.trainable)
         at_step = jax.random.fold_in(key, state.step)
         result = clipped(trained, frozen, batch, at_step, is_padding_example=is_padding)
-        self._loss_digest[:] = [program_digest(clipped.program.loss)]
+        if not self._loss_digests:
+            program = clipped.program.loss
+            self._loss_digests.update(
+                {"loss": program_digest(program), "loss.derivative": derivative_digest(program)}
+            )
         return result
 
     @functools.cached_property
-    def _loss_digest(self) -> list[str]:
+    def _loss_digests(self) -> dict[str, str]:
         """Of the loss for one example, once a step was traced."""
-        return []
+        return {}
 
     def program_digests(self, state: TrainingState) -> dict[str, str]:
         """Digests of what a run does beside its plan: the optimizer, and the loss once traced."""
@@ -235,7 +239,7 @@ class Trainer:
         except Exception:  # it may ask for a mesh; the whole step has a fingerprint of its own
             optimizer = "cannot be traced by itself"
         begins = " ".join(digest(state.opt_state))  # where some keep their learning rate
-        return {"optimizer": f"{optimizer} {begins}", "loss": "".join(self._loss_digest)}
+        return {"optimizer": f"{optimizer} {begins}", **self._loss_digests}
 
     def _noise(self, sums: PyTree, state: TrainingState, key: jax.Array) -> tuple[PyTree, Any]:
         """The sum with noise: from here on, everything may be released.
@@ -374,7 +378,7 @@ class Trainer:
     @functools.cached_property
     def _reached(self) -> list[int]:
         """The furthest step that a run without a folder took with the plan's own noise."""
-        return [0]
+        return vars(self.plan).setdefault("_reached", [0])  # trainers may share a plan
 
     def sizes(self, count: int = 3) -> PaddedSizes:
         """What batches are padded to."""

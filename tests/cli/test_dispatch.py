@@ -11,6 +11,8 @@ from bevel.cli import dispatch, main
 from bevel.errors import FixArgumentsError
 from bevel.training.interrupts import RunInterrupted
 
+STATE = types.SimpleNamespace(step=3)
+
 
 @pytest.fixture(name="command")
 def fixture_command(monkeypatch):
@@ -83,8 +85,8 @@ def test_debugging_shows_the_traceback(command, capsys, monkeypatch):
     ("error", "code"),
     [
         (KeyboardInterrupt(), 130),
-        (RunInterrupted("saved.", 2), 130),
-        (RunInterrupted("saved.", 15), 143),
+        (RunInterrupted(2, STATE, 8, saved=True), 130),
+        (RunInterrupted(15, STATE, 8, saved=True), 143),
         (SystemExit(2), 2),
         (SystemExit(None), 0),
         (SystemExit("no"), 1),

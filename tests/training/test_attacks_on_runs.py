@@ -29,6 +29,7 @@ from bevel.optimizers import dp_adam
 from bevel.sharding import make_mesh
 from bevel.training import RunInterrupted, RunOptions, data
 from bevel.training.checkpoint import digest_of
+from bevel.training.run import FolderRun
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -223,6 +224,18 @@ def test_a_ledger_without_the_attempt_of_a_checkpoint_is_refused(put_back):
         runs.fit(folder, options=options)
 
 
+def test_a_released_half_that_was_put_back_is_found_by_the_other_half_of_its_checkpoints(tmp_path):
+    folder = tmp_path / "run"
+    runs.fit(folder, callback=runs.at_step(4))
+    shutil.copytree(folder / "released", tmp_path / "released")
+    runs.fit(folder)
+    shutil.rmtree(folder / "released")
+    shutil.copytree(tmp_path / "released", folder / "released")
+    (folder / "private" / "ledger_head").unlink()
+    with pytest.raises(RestoreLedgerError, match="checkpoint"):
+        runs.fit(folder)
+
+
 def test_released_files_carry_no_time_however_a_call_ends(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     interrupting(monkeypatch, 1)
@@ -281,6 +294,7 @@ def test_ctrl_c_in_the_last_step_ends_a_complete_run(tmp_path, monkeypatch):
         ("private/run.json", "3"),
         ("private/identity.json", '{"settings": null, "digests": {}, "surroundings": {}}'),
         ("private/secrets.json", "{}"),
+        ("private/ledger_head", ""),
         ("private/checkpoints/4/checkpoint.json", "[]"),
     ],
 )
@@ -294,6 +308,16 @@ def test_damaged_files_are_named(path, text, tmp_path):
         return
     with pytest.raises(RestoreCheckpointError, match=f"{Path(path).name}.* is damaged"):
         runs.fit(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "3", '{"rows": 5}'])
+def test_a_staged_state_whose_record_is_damaged_is_not_gone_on_from(text, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    interrupting(monkeypatch, 5)
+    with pytest.raises(RunInterrupted):
+        runs.fit(folder)
+    (folder / "private" / "staging" / "5" / "release.json").write_text(text)
+    assert int(runs.fit(folder).step) == 8
 
 
 def test_strange_files_do_no_harm(tmp_path):
@@ -369,6 +393,46 @@ def test_a_run_does_not_go_on_otherwise_than_it_was_begun(changed, said, tmp_pat
 def scaled(params, batch, prng):
     loss, aux = runs.loss(params, batch, prng)
     return loss * 2.0, aux
+
+
+def with_rule(scale):
+    """The loss of `runs`, whose logits have a derivative of their own."""
+
+    @jax.custom_vjp
+    def same(x):
+        return x
+
+    same.defvjp(lambda x: (x, None), lambda _, g: (g * scale,))
+
+    def loss(params, batch, prng):
+        return runs.loss({**params, "w": same(params["w"])}, batch, prng)
+
+    return loss
+
+
+def test_another_rule_of_a_custom_derivative_is_seen(tmp_path):
+    folder = tmp_path / "run"
+    runs.fit(folder, of=runs.trainer(loss_fn=with_rule(1.0)), callback=runs.at_step(4))
+    with pytest.raises(RestoreCheckpointError, match="a rule for the loss's derivative differs"):
+        runs.fit(folder, of=runs.trainer(loss_fn=with_rule(0.5)))
+    runs.fit(folder, of=runs.trainer(loss_fn=with_rule(1.0)))
+
+
+def test_two_ledgers_do_not_make_two_runs_of_one_folder(tmp_path):
+    folder = tmp_path / "run"
+    held = FolderRun(folder, runs.plan(), runs.options(ledger=tmp_path / "one.jsonl"))
+    with held, pytest.raises(FixArgumentsError, match="held by another run"):
+        runs.fit(folder, options=runs.options(ledger=tmp_path / "two.jsonl"))
+    assert int(runs.fit(folder, options=runs.options(ledger=tmp_path / "two.jsonl")).step) == 8
+    with pytest.raises(RestoreLedgerError, match="lines are missing"):
+        runs.fit(folder, options=runs.options(ledger=tmp_path / "one.jsonl"))
+
+
+def test_trainers_of_one_plan_do_not_use_its_noise_twice():
+    plan = runs.config().make()
+    runs.fit(of=runs.trainer(config=plan))
+    with pytest.raises(FixArgumentsError, match="with the same noise again"):
+        runs.fit(of=runs.trainer(config=plan))
 
 
 def test_a_learning_rate_that_an_optimizer_keeps_in_its_state_is_seen(tmp_path):
@@ -558,6 +622,38 @@ def test_processes_that_do_not_run_the_same_are_all_ended(what, tmp_path):
         assert code == 0, output[-3000:]
         assert f"process 1 has another {what}" in output
     assert not list(folder.rglob("checkpoints/*")), "nothing was released"
+
+
+UNREADABLE = """
+import os, sys, threading
+import training_runs as runs
+from bevel.sharding import make_mesh
+
+class Failing:
+    columns = runs.data()
+    reads = 0
+    def __len__(self):
+        return runs.N
+    def __getitem__(self, number):
+        Failing.reads += 1
+        if jax.process_index() == 1 and Failing.reads > runs.N + 30:  # after it was fingerprinted
+            raise OSError("bad sector")
+        return jax.tree.map(lambda x: x[number], self.columns)
+
+if jax.process_index() == 0:  # it waits in a step, until the runtime finds the other one gone
+    threading.Timer(60, os._exit, [0]).start()
+trainer = runs.trainer(mesh=make_mesh("data=8"))
+try:
+    runs.fit(sys.argv[3], of=trainer, given=Failing(), options=runs.options(checkpoint_every=8))
+except ValueError as error:
+    print(error, flush=True)
+    os._exit(5)
+"""
+
+
+def test_a_record_that_one_of_two_processes_cannot_read_is_said_at_once(tmp_path):
+    codes, outputs = started(UNREADABLE, tmp_path / "run", seconds=150)
+    assert codes[1] == 5 and "bad sector" in outputs[1], outputs[1][-2000:]
 
 
 def test_a_budget_is_still_one_after_a_folder_was_put_back(tmp_path):

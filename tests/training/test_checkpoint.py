@@ -26,6 +26,8 @@ from bevel.training.folder import RunFolder
 # A read that fails leaves other reads of Orbax behind, which then find their event loop closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
+RELEASE = {"attempt": 0, "first": 0, "stop": 5, "before": [], "rows": [], "after": []}
+RELEASE |= {"exactly": {}}
 META = Meta(step=0, attempt=0, plan="p", key="k", ledger="l")
 
 
@@ -56,7 +58,7 @@ def save(checkpoints, halves, step):
 
 def stage(checkpoints, halves, step):
     meta = dataclasses.replace(META, step=step, digest=digest_of(halves))
-    checkpoints.stage(halves, meta, {"first": 0})
+    checkpoints.stage(halves, meta, RELEASE)
     checkpoints.wait()
 
 
@@ -117,7 +119,7 @@ def test_what_is_staged_can_be_gone_on_from(tmp_path):
     checkpoints = opened(tmp_path)
     stage(checkpoints, state(), 5)
     stage(checkpoints, state(scale=7), 7)
-    assert checkpoints.staged().meta.step == 7 and checkpoints.staged().release == {"first": 0}
+    assert checkpoints.staged().meta.step == 7 and checkpoints.staged().release == RELEASE
     found, _ = checkpoints.restore(7, state("data=8", scale=0), staged=True)
     assert same_bits(found, state(scale=7)) and checkpoints.steps() == []
     checkpoints.publish(7)

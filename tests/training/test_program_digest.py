@@ -1,6 +1,9 @@
 """A digest of a program: the same on every mesh, and another for another program."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bevel.sharding import make_mesh
-from bevel.training.program_digest import program_digest
+from bevel.training.program_digest import derivative_digest, program_digest
 
 X = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 
@@ -80,3 +83,54 @@ def test_no_address_is_in_a_digest():
         return digest(lambda x: f(x).sum())
 
     assert made() == made()
+
+
+def test_rules_of_custom_derivatives_count_in_a_derivative():
+    def with_vjp(scale):
+        @jax.custom_vjp
+        def f(x):
+            return x * 2
+
+        f.defvjp(lambda x: (f(x), None), lambda _, g: (g * scale,))
+        return jax.make_jaxpr(lambda x: f(x).sum())(X)
+
+    def with_jvp(scale):
+        @jax.custom_jvp
+        def f(x):
+            return x * 2
+
+        @f.defjvp
+        def rule(primals, tangents):
+            return f(*primals), tangents[0] * scale
+
+        return jax.make_jaxpr(lambda x: f(x).sum())(X)
+
+    for made in (with_vjp, with_jvp):
+        one, same, other = (derivative_digest(made(scale)) for scale in (2.0, 2.0, 0.0))
+        assert one and one == same != other
+    cannot = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda y: y.sum() < 9, lambda y: y + 1, x))
+    assert derivative_digest(cannot(X)) == ""
+
+
+def test_a_digest_is_the_same_in_another_process():
+    code = (
+        "import jax, jax.numpy as jnp\n"
+        "from bevel.training.program_digest import program_digest, derivative_digest\n"
+        "@jax.custom_vjp\n"
+        "def f(x):\n    return x * 2\n"
+        "f.defvjp(lambda x: (f(x), None), lambda _, g: (g * 3.0,))\n"
+        "loss = lambda x: jax.nn.gelu(f(x)).sum() + jax.nn.logsumexp(x)\n"
+        "traced = jax.make_jaxpr(jax.checkpoint(loss))(jnp.ones((3, 2)))\n"
+        "print(program_digest(traced), derivative_digest(traced))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
