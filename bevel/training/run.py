@@ -25,20 +25,9 @@ import jax
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training.agreement import agreed, any_of, is_first, together
-from bevel.training.checkpoint import (
-    Checkpoints,
-    Halves,
-    Meta,
-    Staged,
-    digest_of,
-)
+from bevel.training.checkpoint import Checkpoints, Halves, Meta, Staged, digest_of
 from bevel.training.disk import full_disk_explained
-from bevel.training.folder import (
-    LEDGER,
-    RELEASES,
-    SECRETS,
-    RunFolder,
-)
+from bevel.training.folder import LEDGER, RELEASES, SECRETS, RunFolder
 from bevel.training.identity import Change, Identity, check_goes_on, read_identity, write_identity
 from bevel.training.records import Records, checked_metrics, plain
 from bevel.training.releases import Release, Releases, content, differences
@@ -166,7 +155,8 @@ class FolderRun:
         self.exactly, ledger = plain(exactly), self.ledger
         ledger.join(self.root.commitment)
         for meta in self.checkpoints.private_metas():
-            ledger.check_has(meta)
+            if (meta.key, meta.plan) == (self.root.commitment, self.plan.fingerprint()):
+                ledger.check_has(meta)
         self._publish_what_was_charged()
         found = self.checkpoints.newest_good(like, self.attempt, self._check)
         if found is None:
