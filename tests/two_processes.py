@@ -27,14 +27,15 @@ def started(program, *arguments, seconds=240):
         subprocess.Popen(
             [*command, str(process), *map(str, arguments)],
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             text=True,
             env=environment,
         )
         for process in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=seconds)[0] for process in both]
+        # One after the other: what libraries print would break lines of the program.
+        outputs = ["".join(process.communicate(timeout=seconds)) for process in both]
     finally:
         for process in both:
             process.kill()
@@ -42,7 +43,8 @@ def started(program, *arguments, seconds=240):
 
 
 def launched(program, *arguments):
-    """Runs both to their end, which must be a good one."""
+    """Runs both to their end, which must be a good one. Returns what they printed."""
     codes, outputs = started(program, *arguments)
     for code, output in zip(codes, outputs, strict=True):
         assert code == 0, output[-4000:]
+    return outputs

@@ -15,7 +15,7 @@ from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import RunFiles, read_run
 from bevel.report.status import status
 from bevel.sharding.table import short, shown_bytes, shown_shape
-from bevel.training.folder import NO_TIME, RELEASED, REPORT, open_private
+from bevel.training.folder import NO_TIME, RELEASED, REPORT, write_whole
 
 TEMPLATE, STYLE = "page.html", "page.css"
 MOST_ROWS = 200
@@ -61,7 +61,7 @@ def write_report(
             f"{error}): restore them from a copy."
         ) from error
     try:
-        write_page(target, text, private=run.private is not None)
+        write_whole(target, text, private=run.private is not None)
         if target.parent.resolve() == run.released.resolve():
             for path in (target, target.parent):
                 os.utime(path, (NO_TIME, NO_TIME))  # as all that is released
@@ -70,21 +70,6 @@ def write_report(
             f"the report cannot be written to {target} ({error}): give another output."
         ) from error
     return target
-
-
-def write_page(target: Path, text: str, private: bool) -> None:
-    """Replaces a page as a whole, so that nobody reads half of it."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    beside.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    opened = open_private(beside, flags) if private else os.open(beside, flags, 0o644)
-    try:
-        with open(opened, "w", encoding="utf-8") as file:
-            file.write(text)
-        beside.replace(target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def rendered(run: RunFiles) -> str:

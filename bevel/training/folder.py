@@ -178,7 +178,7 @@ def write_whole(path: Path, text: str, *, private: bool) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     descriptor = open_private(beside, flags) if private else os.open(beside, flags, 0o644)
     try:
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -55,16 +55,20 @@ class Loop:
         """Goes on from the last checkpoint, or from `begin`, to the end of the plan."""
         run, plan = self.run, self.trainer.plan
         programs = Programs(self.trainer._measured_step, begin, self.words(), self.batches)
-        exactly = surroundings(self.trainer.mesh) | {
-            "program": programs.fingerprint(),
-            "padded_sizes": list(self.batches.sizes.sizes),
-        }
-        check_same(self.trainer.program_digests(begin))
+        exactly, digests = {}, {}
+        if run.keeps or jax.process_count() > 1:
+            exactly = surroundings(self.trainer.mesh) | {
+                "program": programs.fingerprint(),
+                "padded_sizes": list(self.batches.sizes.sizes),
+            }
+            digests = self.trainer.program_digests(begin)
+            check_same(digests)
         show = self.options.progress is not False and is_first()
         notes = Progress(plan.iterations, show=show)
         changes: list[Change] = []
         if isinstance(run, FolderRun):
-            changes = run.identify(identity_of(self.trainer, begin, self.batches, run, exactly))
+            found = identity_of(self.trainer, begin, self.batches, run, exactly, digests)
+            changes = run.identify(found)
         like, frozen = self.halves(begin), split(begin.params, self.trainer.trainable)[1]
         state = self.whole(run.resume(like, exactly, self.rows_between), frozen)
         like = jax.tree.map(shaped, like)
@@ -149,12 +153,12 @@ class Loop:
             since = (step, time.perf_counter())
             while step < goal:
                 if wish and jax.process_count() == 1:
-                    self.park(state, step, begun, seen)
+                    self.keep_unreleased(state, step, begun, seen)
                     return state, "interrupted"
                 try:
                     batch = next(selected)  # select
                 except Exception:  # of reading: the steps before it are kept
-                    self.park(state, step, begun, seen)
+                    self.keep_unreleased(state, step, begun, seen)
                     raise
                 state, measured = programs(state, batch, words)  # clip, noise, update
                 step += 1
@@ -202,12 +206,12 @@ class Loop:
         wants_end = isinstance(answer, bool | np.bool_) and bool(answer)
         return bool(agreed(float(wants_end))[0])
 
-    def park(self, state: TrainingState, step: int, begun: int, seen: "Seen") -> None:
+    def keep_unreleased(self, state: TrainingState, step: int, begun: int, seen: "Seen") -> None:
         """Keeps the state, and shows nothing. Processes do not: others may be in a step still."""
         if jax.process_count() > 1:
             return
         raw, rows = seen.taken()
-        self.run.park(step, begun, self.halves(state), raw, rows)
+        self.run.keep_unreleased(step, begun, self.halves(state), raw, rows)
 
     # The state and the batches of the present attempt.
 

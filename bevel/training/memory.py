@@ -51,7 +51,7 @@ class MemoryRun:
     def last_release(self, step: int) -> int:
         return step
 
-    def park(
+    def keep_unreleased(
         self, step: int, begun: int, state: PyTree, raw: list[Metrics], rows: list[str]
     ) -> None:
         """The caller gets the state, with the exception: its steps were taken with the noise."""

@@ -98,6 +98,7 @@ def identity_of(
     batches: Batches,
     run: FolderRun,
     exactly: dict[str, Any],
+    programs: dict[str, str],
 ) -> Identity:
     """What the run is, as far as can be seen before a step is taken."""
     trained, frozen = split(begin.params, trainer.trainable)
@@ -109,7 +110,7 @@ def identity_of(
             "structure": structure_of(dataclasses.replace(begin, params=trained)),
             "initial parameters": " ".join(digest(trained)),
             "frozen parameters": " ".join(digest(frozen)),
-            **trainer.program_digests(begin),
+            **programs,
         },
         surroundings=surroundings_of(exactly),
     )

@@ -292,7 +292,7 @@ class FolderRun:
             self._before, self._rows = record.after, []
         self._pending = Pending(step, record, raw, evaluate, show)
 
-    def park(
+    def keep_unreleased(
         self, step: int, begun: int, state: Halves, raw: list[Metrics], rows: list[str]
     ) -> None:
         """Keeps a state without a release, because when a run is interrupted tells the time.

@@ -1,19 +1,17 @@
 """A run in its ledger: where it stands, what it can afford, and what it has charged."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 from bevel.accounting import Budget
 from bevel.accounting.ledger import Ledger, LedgerRun
+from bevel.accounting.ledger.anchor import HASH
 from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedgerError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.training.agreement import agreed, is_first, together
 from bevel.training.checkpoint import Meta
 from bevel.training.disk import full_disk_explained
 from bevel.training.folder import HEAD, RELEASED, write_whole
-
-HASH = re.compile("[0-9a-f]{64}")
 
 
 class RunLedger:
@@ -36,9 +34,9 @@ class RunLedger:
         private: Path,
     ) -> None:
         self.path, self.plan, self.name, self._head = path, plan, name, private / HEAD
-        # Where the private half knows more of the ledger than the ledger, it was put back.
         if path.is_dir():
             raise FixArgumentsError(f"the ledger {path} is a folder: give the path of a file.")
+        # The last line that this run wrote: a ledger without it was put back from a copy.
         known = self._head.read_bytes().decode("latin1") if self._head.exists() else None
         if known is not None and not HASH.fullmatch(known):
             raise RestoreCheckpointError(f"{self._head} is damaged: restore it from a copy.")

@@ -216,20 +216,16 @@ class Trainer:
         trained, frozen = split(state.params, self.trainable)
         at_step = jax.random.fold_in(key, state.step)
         result = clipped(trained, frozen, batch, at_step, is_padding_example=is_padding)
-        if not self._loss_digests:
-            program = clipped.program.loss
-            self._loss_digests.update(
-                {"loss": program_digest(program), "loss.derivative": derivative_digest(program)}
-            )
+        self._loss_program[:] = [clipped.program.loss]
         return result
 
     @functools.cached_property
-    def _loss_digests(self) -> dict[str, str]:
-        """Of the loss for one example, once a step was traced."""
-        return {}
+    def _loss_program(self) -> list[Any]:
+        """The jaxpr of the loss for one example, once a step was traced."""
+        return []
 
     def program_digests(self, state: TrainingState) -> dict[str, str]:
-        """Digests of what a run does beside its plan: the optimizer, and the loss once traced."""
+        """Digests of what a run does beside its plan, once a step was traced."""
         trained, _ = split(state.params, self.trainable)
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (trained, state.opt_state, trained)
@@ -239,7 +235,12 @@ class Trainer:
         except Exception:  # it may ask for a mesh; the whole step has a fingerprint of its own
             optimizer = "cannot be traced by itself"
         begins = " ".join(digest(state.opt_state))  # where some keep their learning rate
-        return {"optimizer": f"{optimizer} {begins}", **self._loss_digests}
+        (loss,) = self._loss_program
+        return {
+            "optimizer": f"{optimizer} {begins}",
+            "loss": program_digest(loss),
+            "loss.derivative": derivative_digest(loss),
+        }
 
     def _noise(self, sums: PyTree, state: TrainingState, key: jax.Array) -> tuple[PyTree, Any]:
         """The sum with noise: from here on, everything may be released.

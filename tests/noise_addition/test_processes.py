@@ -1,28 +1,18 @@
 """Two processes: one noise, drawn by both without a word between them."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 from noise_layouts import threefry_key
+from two_processes import launched
 
 from bevel.noise_addition import gaussian_privatizer
 
 # Each process writes its shards of a leaf that is split over both, one that both hold whole, and
 # the key that they draw together; to a file, since libraries below JAX print what they like.
 PROGRAM = """
-import json, pathlib, sys
-import jax
+import json, pathlib
 import numpy as np
-
-address, process = sys.argv[1], int(sys.argv[2])
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
-jax.distributed.initialize(address, num_processes=2, process_id=process)
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from bevel.noise_addition import gaussian_privatizer, keys
 
@@ -43,33 +33,12 @@ facts = [
     for shard in leaf.addressable_shards
 ]
 facts.append(["key", 0, np.asarray(jax.random.key_data(keys.new_key())).tolist()])
-pathlib.Path(sys.argv[3], f"{process}.json").write_text(json.dumps(facts))
+pathlib.Path(sys.argv[3], f"{sys.argv[2]}.json").write_text(json.dumps(facts))
 """
 
 
 def run_two_processes(folder):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": root}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, address, str(process), str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for process in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors[-2000:]
+    launched(PROGRAM, folder)
     facts = [json.loads((folder / f"{process}.json").read_text()) for process in range(2)]
     return [(name, start, np.array(values)) for own in facts for name, start, values in own]
 

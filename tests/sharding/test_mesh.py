@@ -2,16 +2,12 @@
 
 import dataclasses
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
+from two_processes import launched
 
 from bevel.errors import FixArgumentsError
 from bevel.sharding import axis_sizes, make_mesh
@@ -136,11 +132,7 @@ def test_unequal_processes_are_refused():
 
 
 PROGRAM = """
-import json, sys
-import jax
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
-jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
+import json
 import numpy as np
 from bevel.sharding import make_mesh, place
 from jax.sharding import PartitionSpec as P
@@ -160,29 +152,9 @@ except ValueError as error:
 
 
 def test_two_processes_make_one_mesh():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    command = [sys.executable, "-c", PROGRAM, address]
-    running = [
-        subprocess.Popen(
-            [*command, str(i)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for i in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=240) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    for i, (out, errors) in enumerate(outputs):
+    for i, out in enumerate(launched(PROGRAM)):
         lines = [json.loads(line) for line in out.splitlines() if line.startswith(("[[", '"'))]
-        assert len(lines) == 2, errors[-2000:]
+        assert len(lines) == 2, out[-2000:]
         by_data, by_model, own, total = lines[0]
         assert by_data == [0] * 4 + [1] * 4
         assert by_model == [0, 1] * 4

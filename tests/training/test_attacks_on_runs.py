@@ -40,6 +40,11 @@ def charges(ledger):
     return [(e["first"], e["stop"], e["attempt"]) for e in entries if e["kind"] == "charge"]
 
 
+def put_back_copy(copy, folder):
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+
+
 def correlated(config):
     return runs.trainer(config=config.make(secrets=PlanSecrets.for_tests(3)))
 
@@ -54,8 +59,7 @@ def put_back(tmp_path):
         runs.fit(folder, of=of, options=options, callback=runs.at_step(4))
         shutil.copytree(folder, tmp_path / "copy")
         state = runs.fit(folder, of=of, options=options)
-        shutil.rmtree(folder)
-        shutil.copytree(tmp_path / "copy", folder)
+        put_back_copy(tmp_path / "copy", folder)
         return folder, ledger, options, state
 
     return made
@@ -166,8 +170,7 @@ def test_a_staged_state_of_another_program_is_not_published_in_place_of_what_was
     of, options = other_loss()
     state = runs.fit(folder, of=of, options=options)
     shown = simulator.files_of(folder / "released" / "checkpoints")
-    shutil.rmtree(folder / "private" / "staging")
-    shutil.copytree(tmp_path / "staging", folder / "private" / "staging")
+    put_back_copy(tmp_path / "staging", folder / "private" / "staging")
     assert runs.same_bits(runs.fit(folder, of=of), state)
     assert simulator.files_of(folder / "released" / "checkpoints") == shown
 
@@ -201,8 +204,7 @@ def test_a_released_half_that_was_put_back_alone_is_found(tmp_path):
     runs.fit(folder, callback=runs.at_step(4))
     shutil.copytree(folder / "released", tmp_path / "released")
     runs.fit(folder)
-    shutil.rmtree(folder / "released")
-    shutil.copytree(tmp_path / "released", folder / "released")
+    put_back_copy(tmp_path / "released", folder / "released")
     with pytest.raises(RestoreLedgerError, match="lines are missing"):
         runs.fit(folder)
     shutil.rmtree(folder / "released")
@@ -229,8 +231,7 @@ def test_a_released_half_that_was_put_back_is_found_by_the_other_half_of_its_che
     runs.fit(folder, callback=runs.at_step(4))
     shutil.copytree(folder / "released", tmp_path / "released")
     runs.fit(folder)
-    shutil.rmtree(folder / "released")
-    shutil.copytree(tmp_path / "released", folder / "released")
+    put_back_copy(tmp_path / "released", folder / "released")
     (folder / "private" / "ledger_head").unlink()
     with pytest.raises(RestoreLedgerError, match="checkpoint"):
         runs.fit(folder)
@@ -574,8 +575,7 @@ def test_a_ledger_rolled_back_with_its_folder_is_found_by_its_anchor(tmp_path):
     runs.fit(folder, options=options, callback=runs.at_step(4))
     shutil.copytree(folder, tmp_path / "copy")
     runs.fit(folder, options=options)
-    shutil.rmtree(folder)
-    shutil.copytree(tmp_path / "copy", folder)
+    put_back_copy(tmp_path / "copy", folder)
     with pytest.raises(ValueError, match="rolled back"):
         runs.fit(folder, options=options)
 
@@ -665,8 +665,7 @@ def test_a_budget_is_still_one_after_a_folder_was_put_back(tmp_path):
     runs.fit(folder, options=options, callback=runs.at_step(4))
     shutil.copytree(folder, tmp_path / "copy")
     runs.fit(folder, options=options)
-    shutil.rmtree(folder)
-    shutil.copytree(tmp_path / "copy", folder)
+    put_back_copy(tmp_path / "copy", folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         state = runs.fit(folder, options=options)
