@@ -33,14 +33,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bevel.clipping.norms.convolution_kernel import (
+from bevel.clipping.norms.convolution_geometry import ConvolutionGeometry, ImageLayout
+from bevel.clipping.norms.kernels.convolution_kernel import (
     Tiling,
     shifted_product_squares,
     shifted_weighted_sum,
     xla_shifted_product_squares,
     xla_shifted_weighted_sum,
 )
-from bevel.clipping.norms.geometry import Geometry, Layout
 
 warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
 
@@ -98,11 +98,11 @@ def conv(stride: int, x: jax.Array, w: jax.Array) -> jax.Array:
     return jax.lax.conv_general_dilated(x, w, (stride,) * 2, "SAME", dimension_numbers=numbers)
 
 
-def geometry_of(shape: Shape) -> Geometry:
+def geometry_of(shape: Shape) -> ConvolutionGeometry:
     x = jax.ShapeDtypeStruct((1, shape.size, shape.size, shape.channels), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((3, 3, shape.channels, shape.features), jnp.bfloat16)
     (eqn,) = jax.make_jaxpr(functools.partial(conv, shape.stride))(x, w).eqns
-    return Geometry.of(eqn.params, x.shape, w.shape, eqn.outvars[0].aval.shape)
+    return ConvolutionGeometry.of(eqn.params, x.shape, w.shape, eqn.outvars[0].aval.shape)
 
 
 def inputs(shape: Shape, batch: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -112,8 +112,8 @@ def inputs(shape: Shape, batch: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     return x, g, jax.random.uniform(keys[2], (batch,))
 
 
-def flat(geometry: Geometry, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    layout = Layout(geometry, stack=0)
+def flat(geometry: ConvolutionGeometry, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    layout = ImageLayout(geometry, stack=0)
     image = layout.image(geometry.image(x[:, None]))
     return image[:, :, 0], layout.cotangent(geometry.cotangent(g[:, None]))[:, 0]
 
@@ -212,7 +212,7 @@ HEADER = (
 def measure(name: str, shape: Shape, batch: int, hurry: bool) -> str:
     """The line of one shape; what fails on the way is printed."""
     geometry = geometry_of(shape)
-    places = tuple(Layout(geometry, stack=0).places)
+    places = tuple(ImageLayout(geometry, stack=0).places)
     x, g, factor = inputs(shape, batch)
     layout = jax.jit(functools.partial(flat, geometry))
     operands = (*layout(x, g), factor)
@@ -257,7 +257,7 @@ def measure(name: str, shape: Shape, batch: int, hurry: bool) -> str:
 def check_interpreted() -> int:
     shape = Shape(6, 5, 7, 2)
     geometry = geometry_of(shape)
-    places = tuple(Layout(geometry, stack=0).places)
+    places = tuple(ImageLayout(geometry, stack=0).places)
     x, g, factor = inputs(shape, 3)
     operands, tile = (*flat(geometry, x, g), factor), Tiling(16, 16, 16)
     expected = references(places, operands)

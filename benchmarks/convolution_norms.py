@@ -1,4 +1,4 @@
-"""What the norms of a convolution's gradients cost: the ways of `norms/convolved.py`, side by side.
+"""What the norms of a convolution's gradients cost, way by way (`convolution_products.py`).
 
     python benchmarks/convolution_norms.py                          # small on a CPU, full elsewhere
     python benchmarks/convolution_norms.py --cases 8x8 --ways products,gram --seconds 60
@@ -24,8 +24,8 @@ from jax import lax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bevel.clipping.norms import convolved
-from bevel.clipping.norms.geometry import Geometry, Layout
+from bevel.clipping.norms import convolution_products
+from bevel.clipping.norms.convolution_geometry import ConvolutionGeometry, ImageLayout
 
 
 class Case(NamedTuple):
@@ -54,7 +54,7 @@ Way = Callable[[Array, Array, Array], Any]  # of x (B, 1, H, W, C), g (B, 1, H, 
 
 def ways(
     case: Case, dtype: np.dtype
-) -> tuple[dict[str, tuple[Way, convolved.Cost]], list[jax.ShapeDtypeStruct]]:
+) -> tuple[dict[str, tuple[Way, convolution_products.Cost]], list[jax.ShapeDtypeStruct]]:
     """Every way with its cost, and the types of x, g and the kernel for one example."""
     window, strides = (case.window, case.window), (case.stride, case.stride)
 
@@ -65,11 +65,11 @@ def ways(
     w_type = jax.ShapeDtypeStruct((*window, case.channels, case.features), dtype)
     (eqn,) = jax.make_jaxpr(conv)(x_type, w_type).eqns
     g_type = jax.eval_shape(conv, x_type, w_type)
-    geometry = Geometry.of(eqn.params, x_type.shape, w_type.shape, g_type.shape)
+    geometry = ConvolutionGeometry.of(eqn.params, x_type.shape, w_type.shape, g_type.shape)
     # Narrow products are exact; wide ones are taken as the model takes them.
     precision = lax.Precision.DEFAULT
     itemsize = np.dtype(dtype).itemsize
-    best = convolved.cheapest_stack(geometry, itemsize)
+    best = convolution_products.cheapest_stack(geometry, itemsize)
 
     def flat(x: Array) -> Array:
         return x.reshape(-1, *x.shape[2:])
@@ -84,24 +84,24 @@ def ways(
         return plain_sum(*(a.astype(jnp.float32) for a in (x, g, w)))
 
     def weighted_sum(x: Array, g: Array, w: Array) -> Array:
-        return convolved.weighted_sum(geometry, eqn.params, x, g, precision)
+        return convolution_products.weighted_sum(geometry, eqn.params, x, g, precision)
 
     def by_products(stack: int) -> Way:
-        norm = convolved.squared_norm_by_products
+        norm = convolution_products.squared_norm_by_products
         return lambda x, g, w: norm(geometry, x, g, stack, precision)
 
     def one_stage(x: Array, g: Array, w: Array) -> Array:
         def square(product: Array) -> Array:
             return jnp.sum(product * product, axis=(1, 2, 3))
 
-        layout = Layout(geometry, best)
-        return jnp.sum(convolved.over_products(layout, x, g, precision, square), axis=0)
+        layout = ImageLayout(geometry, best)
+        return jnp.sum(convolution_products.over_products(layout, x, g, precision, square), axis=0)
 
     def gram(x: Array, g: Array, w: Array) -> Array:
-        return convolved.squared_norm_by_gram(geometry, x, g, precision)
+        return convolution_products.squared_norm_by_gram(geometry, x, g, precision)
 
     def kept(x: Array, g: Array, w: Array) -> Array:
-        return convolved.per_example_products(geometry, x, g, best, precision)
+        return convolution_products.per_example_products(geometry, x, g, best, precision)
 
     def kept_and_summed(x: Array, g: Array, w: Array) -> tuple[Array, Array]:
         gradients = kept(x, g, w)
@@ -117,9 +117,9 @@ def ways(
         product = jnp.einsum("bpc,bpk->bck", found, g, preferred_element_type=jnp.float32)
         return jnp.sum(product * product, axis=(1, 2))
 
-    total = convolved.weighted_sum_cost(geometry, itemsize)
-    costs = [convolved.products_cost(geometry, stack, itemsize) for stack in range(3)]
-    found: dict[str, tuple[Way, convolved.Cost]] = {
+    total = convolution_products.weighted_sum_cost(geometry, itemsize)
+    costs = [convolution_products.products_cost(geometry, stack, itemsize) for stack in range(3)]
+    found: dict[str, tuple[Way, convolution_products.Cost]] = {
         "forward": (forward, total),
         "sum, plain": (plain_sum, total),
         "sum, float32 result": (weighted_sum, total),
@@ -130,7 +130,7 @@ def ways(
         found[f"products, stack {stack}{chosen}"] = (by_products(stack), costs[stack])
     found |= {
         "products, one stage": (one_stage, costs[best]),
-        "gram": (gram, convolved.gram_cost(geometry, itemsize)),
+        "gram": (gram, convolution_products.gram_cost(geometry, itemsize)),
         "products kept": (kept, costs[best]),
         "products kept and summed": (kept_and_summed, costs[best]),
         "patches": (patches, costs[2]),

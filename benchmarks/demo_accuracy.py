@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 
 import bevel
-from bevel.cli.config import Data
+from bevel.cli.config import DataTable
 from bevel.cli.demo import DIGITS, without_privacy
 from bevel.cli.job import Job, use_cpu_devices
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tune", action="store_true")
     given = parser.parse_args()
-    config = dataclasses.replace(DIGITS, data=Data(tune=given.tune))
+    config = dataclasses.replace(DIGITS, data=DataTable(tune=given.tune))
     use_cpu_devices(config.mesh.cpu_devices)
     budget = f"epsilon {config.plan.epsilon:g}, delta {config.plan.delta:g}"
     print("| privacy | median accuracy | each | seconds |\n| --- | --- | --- | --- |")

@@ -29,7 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bevel.clipping.norms.gram_kernel import gram_sums, xla_gram_sums
+from bevel.clipping.norms.kernels.gram_kernel import gram_sums, xla_gram_sums
 
 # name: (N, T, D, K)
 SHAPES = {

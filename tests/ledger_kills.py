@@ -21,11 +21,11 @@ sys.modules["bevel"] = package
 
 from bevel.accounting.ledger import Ledger  # noqa: E402
 from bevel.accounting.ledger.hash_chain import START, line_of  # noqa: E402
-from bevel.accounting.ledger.terms import Terms  # noqa: E402
+from bevel.accounting.ledger.header import LedgerHeader  # noqa: E402
 
 TERMS = {"unit": "example", "relation": "ADD_OR_REMOVE_ONE"}
 EVENT = {"kind": "GaussianDpEvent", "noise_multiplier": 1.0}
-HEADER = line_of(Terms(**TERMS).entry(), 0, START)[0]
+HEADER = line_of(LedgerHeader(**TERMS).entry(), 0, START)[0]
 HEAVY = ("jax", "numpy", "dp_accounting", "scipy", "optax")
 
 

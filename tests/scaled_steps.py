@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bevel.sharding.scale import PlacedStep
+from bevel.inspection.scale import PlacedStep
 
 D, K, LAYERS = 16, 32, 3
 

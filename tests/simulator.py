@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel.execution_plan import PlanSecrets
-from bevel.noise_addition import addition
+from bevel.noise_addition import gaussian_noise
 from bevel.training import Trainer
-from bevel.training.records import read_lines
+from bevel.training.metrics_files import read_lines
 
 
 class Recording(Trainer):
@@ -25,14 +25,14 @@ class Recording(Trainer):
 
     def _measured_step(self, *args):
         noised = []
-        original = addition.noised_step
+        original = gaussian_noise.noised_step
 
         def recorded(*inputs):
             found, state = original(*inputs)
             noised[:] = found
             return found, state
 
-        with mock.patch.object(addition, "noised_step", recorded):
+        with mock.patch.object(gaussian_noise, "noised_step", recorded):
             new, seen = super()._measured_step(*args)
         return new, seen | {f"noised/{k}": leaf for k, leaf in enumerate(noised)}
 
@@ -51,9 +51,9 @@ class Simulating(Trainer):
                 for leaf, g in zip(self.released_sums, grads, strict=True)
             ]
             buffers = jax.tree.map(jnp.zeros_like, state.buffers)
-            return found, addition.NoiseState(state.step + np.uint32(1), buffers)
+            return found, gaussian_noise.NoiseState(state.step + np.uint32(1), buffers)
 
-        with mock.patch.object(addition, "noised_step", replayed):
+        with mock.patch.object(gaussian_noise, "noised_step", replayed):
             return super()._measured_step(*args)
 
 
@@ -74,7 +74,9 @@ def commitments_of(folder):
     contents = {e.get("released", e["stop"]): e["content"] for e in entries}
     with (
         mock.patch.object(PlanSecrets, "commitment", known),
-        mock.patch("bevel.training.run.content", lambda release, key: contents[release.stop]),
+        mock.patch(
+            "bevel.training.folder_run.content", lambda release, key: contents[release.stop]
+        ),
     ):
         yield
 

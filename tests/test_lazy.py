@@ -1,21 +1,9 @@
-"""Packages whose names are loaded when they are first used."""
+"""Names and modules that are imported when they are first used."""
 
 import subprocess
 import sys
 
-import pytest
-
-import bevel
-
-LAZY_PACKAGES = ["accounting", "execution_plan", "optimizers", "training"]
-
-
-@pytest.mark.parametrize("package", LAZY_PACKAGES)
-def test_unknown_names_are_attribute_errors_and_known_ones_are_listed(package):
-    module = getattr(bevel, package)
-    with pytest.raises(AttributeError, match=f"'bevel.{package}' has no attribute 'no_such'"):
-        _ = module.no_such
-    assert set(module.MODULE_OF) <= set(dir(module))
+from bevel.lazy import LazyModule
 
 
 def test_a_name_is_loaded_once_and_not_before_it_is_used():
@@ -25,3 +13,14 @@ def test_a_name_is_loaded_once_and_not_before_it_is_used():
         "assert 'optax' in sys.modules and vars(o)['dp_adam'] is first"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_lazy_module_is_the_module():
+    import json
+
+    lazy = LazyModule("json")
+    assert lazy and lazy.dumps is json.dumps
+
+
+def test_a_lazy_module_that_is_not_installed_is_false():
+    assert not LazyModule("no_such_module")

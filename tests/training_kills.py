@@ -32,7 +32,7 @@ from bevel.accounting.ledger.locked_file import LockedFile  # noqa: E402
 from bevel.sharding import make_mesh  # noqa: E402
 from bevel.training import checkpoint  # noqa: E402
 from bevel.training.checkpoint import Checkpoints  # noqa: E402
-from bevel.training.records import Records, read_lines  # noqa: E402
+from bevel.training.metrics_files import MetricsFiles, read_lines  # noqa: E402
 from bevel.training.run_ledger import RunLedger  # noqa: E402
 
 STEPS, EVERY = 12, 2
@@ -90,7 +90,7 @@ def die_at(moment, count, delay):
         count = 2 * count - 1
         hook(checkpoint, "replace_folder", after=die)
     elif moment == "before the records":
-        hook(Records, "release", before=lambda *_: die())
+        hook(MetricsFiles, "release", before=lambda *_: die())
     else:
         threading.Timer(20 * delay, die).start()
 

@@ -5,11 +5,11 @@ Names are loaded when they are first used, for dp-accounting and scipy take seco
 
 from typing import TYPE_CHECKING
 
-from bevel.lazy import loaded_when_used
+from bevel.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from bevel.accounting.accountants import AccountantFn as AccountantFn
-    from bevel.accounting.budget import check_budget as check_budget
+    from bevel.accounting.arguments import check_budget as check_budget
     from bevel.accounting.calibration import calibrate_batch_size as calibrate_batch_size
     from bevel.accounting.calibration import calibrate_iterations as calibrate_iterations
     from bevel.accounting.calibration import (
@@ -42,35 +42,39 @@ if TYPE_CHECKING:
     from bevel.accounting.spending import epsilon_after_each_step as epsilon_after_each_step
     from bevel.accounting.trade_off import trade_off_curve as trade_off_curve
 
-PUBLIC = {
-    "accountants": ["AccountantFn"],
-    "budget": ["check_budget"],
-    "calibration": ["calibrate_batch_size", "calibrate_iterations", "calibrate_noise_multiplier"],
-    "events": [
-        "amplified_bandmf_event",
-        "balls_in_bins_event",
-        "dpsgd_event",
-        "fixed_dpsgd_event",
-        "gaussian_event",
-        "random_allocation_event",
-        "truncated_amplified_bandmf_event",
-        "truncated_dpsgd_event",
-        "zcdp_event",
-    ],
-    "ledger": [
-        "Budget",
-        "Ledger",
-        "event_from_json",
-        "event_to_json",
-        "key_commitment",
-        "new_salt",
-    ],
-    "mixture_events": ["BallsInBinsDpEvent", "RandomAllocationDpEvent"],
-    "monte_carlo": ["MonteCarlo"],
-    "sampler_event": ["event_of", "unamplified_event_of"],
-    "spending": ["delta", "epsilon", "epsilon_after_each_step"],
-    "trade_off": ["trade_off_curve"],
-}
-MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
-
-__getattr__, __dir__ = loaded_when_used(__name__, MODULE_OF)
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        ".accountants": ["AccountantFn"],
+        ".arguments": ["check_budget"],
+        ".calibration": [
+            "calibrate_batch_size",
+            "calibrate_iterations",
+            "calibrate_noise_multiplier",
+        ],
+        ".events": [
+            "amplified_bandmf_event",
+            "balls_in_bins_event",
+            "dpsgd_event",
+            "fixed_dpsgd_event",
+            "gaussian_event",
+            "random_allocation_event",
+            "truncated_amplified_bandmf_event",
+            "truncated_dpsgd_event",
+            "zcdp_event",
+        ],
+        ".ledger": [
+            "Budget",
+            "Ledger",
+            "event_from_json",
+            "event_to_json",
+            "key_commitment",
+            "new_salt",
+        ],
+        ".mixture_events": ["BallsInBinsDpEvent", "RandomAllocationDpEvent"],
+        ".monte_carlo": ["MonteCarlo"],
+        ".sampler_event": ["event_of", "unamplified_event_of"],
+        ".spending": ["delta", "epsilon", "epsilon_after_each_step"],
+        ".trade_off": ["trade_off_curve"],
+    },
+)

@@ -61,13 +61,13 @@ def _composed(
         accountant = default_accountant(event, relation)
     else:
         accountant = accountant_fn(neighboring_relation=relation)
-    return accountant.compose(as_taken(event, accountant))
+    return accountant.compose(_as_taken(event, accountant))
 
 
 _cached = functools.lru_cache(maxsize=8)(_composed)
 
 
-def as_taken(event: DpEvent, accountant: PrivacyAccountant) -> DpEvent:
+def _as_taken(event: DpEvent, accountant: PrivacyAccountant) -> DpEvent:
     """`event`, in the terms of `accountant` under its relation. Raises if it cannot be taken."""
     if accountant.neighboring_relation is REPLACE_ONE and not isinstance(accountant, PLDAccountant):
         if not isinstance(accountant, RdpAccountant):
@@ -134,30 +134,30 @@ def interval_for(event: DpEvent, relation: NeighboringRelation) -> float:
 
     PLD takes time and memory in (range of losses) / interval: with next to no noise, minutes.
     """
-    noise, loss = noise_and_loss(event, relation)
+    noise, loss = _noise_and_loss(event, relation)
     wanted = INTERVAL * max(1.0, (0.5 / noise) ** 2 if noise > 0 else 1.0, loss / 50)
     return min(wanted, LARGEST_INTERVAL)
 
 
-def noise_and_loss(event: DpEvent, relation: NeighboringRelation) -> tuple[float, float]:
+def _noise_and_loss(event: DpEvent, relation: NeighboringRelation) -> tuple[float, float]:
     """The least noise that a step of `event` has, and roughly the privacy loss of all of it."""
     alike = like_for_rdp(event, relation)
     rdp = RdpAccountant(orders=(2.0,))
     loss = float(rdp.compose(alike).rdp[0]) if rdp.supports(alike) else 0.0
     # A part without privacy makes all of it infinite, however the other parts are rounded.
-    return least_noise(alike), loss if math.isfinite(loss) else 0.0
+    return _least_noise(alike), loss if math.isfinite(loss) else 0.0
 
 
-def least_noise(event: DpEvent, count: int = 1) -> float:
+def _least_noise(event: DpEvent, count: int = 1) -> float:
     match event:
         case dp_accounting.GaussianDpEvent(noise_multiplier=noise):
             return noise / count**0.5  # PLD composes Gaussians into one
         case dp_accounting.SelfComposedDpEvent(event=inner, count=more):
-            return least_noise(inner, count * more)
+            return _least_noise(inner, count * more)
         case dp_accounting.PoissonSampledDpEvent(event=inner):
-            return least_noise(inner)
+            return _least_noise(inner)
         case dp_accounting.ComposedDpEvent(events=inners):
-            return min((least_noise(inner, count) for inner in inners), default=1.0)
+            return min((_least_noise(inner, count) for inner in inners), default=1.0)
     return 1.0
 
 
@@ -194,12 +194,12 @@ def cheaper_accountants(
         kind = type(default_accountant(event, relation))
     if kind is PLDAccountant:
         interval = interval_for(event, relation) if accountant_fn is None else INTERVAL
-        return [pld_with(10 * interval), pld_with(3 * interval)]
+        return [_pld_with(10 * interval), _pld_with(3 * interval)]
     return [rdp_with_few_orders] if kind is RdpAccountant else []
 
 
 @functools.cache  # so that results kept by accountant are found again
-def pld_with(interval: float) -> AccountantFn:
+def _pld_with(interval: float) -> AccountantFn:
     return functools.partial(PLDAccountant, value_discretization_interval=interval)
 
 

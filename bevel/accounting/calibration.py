@@ -19,16 +19,17 @@ from bevel.accounting.accountants import (
     like_for_rdp,
     rdp_with_few_orders,
 )
-from bevel.accounting.budget import Relation, check_budget, checked_count, relation_of
+from bevel.accounting.arguments import Relation, check_budget, relation_of
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.monte_carlo import MonteCarlo
 from bevel.accounting.noise_search import LEAST_NOISE, MOST_NOISE, NoiseSearch
 from bevel.accounting.spending import epsilon as epsilon_of
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 
 @dataclasses.dataclass(frozen=True)
-class Budget:
+class _CalibrationTarget:
     """What may be spent, and how it is counted."""
 
     epsilon: float
@@ -40,7 +41,7 @@ class Budget:
     @classmethod
     def checked(
         cls, epsilon: float, delta: float, relation: Relation, accountant_fn: AccountantFn | None
-    ) -> "Budget":
+    ) -> "_CalibrationTarget":
         check_budget(epsilon, delta)
         return cls(float(epsilon), float(delta), relation_of(relation), accountant_fn)
 
@@ -80,9 +81,9 @@ def calibrate_noise_multiplier(
 
     Takes about a second for ten thousand steps of DP-SGD, and next to nothing when repeated.
     """
-    budget = Budget.checked(epsilon, delta, neighboring_relation, accountant_fn)
+    budget = _CalibrationTarget.checked(epsilon, delta, neighboring_relation, accountant_fn)
     if isinstance(make_event(1.0), MixtureDpEvent):
-        return calibrate_by_sampling(make_event, budget, monte_carlo)
+        return _calibrate_by_sampling(make_event, budget, monte_carlo)
     width = min(tolerance, budget.epsilon / 100)
     if not width > 0:
         raise FixArgumentsError(f"tolerance={tolerance}: give a positive number.")
@@ -91,13 +92,13 @@ def calibrate_noise_multiplier(
     def cost_with(accountant: AccountantFn | None) -> Callable[[float], float]:
         return lambda noise: budget.cost(make_event(noise), accountant)
 
-    noise = guessed_noise(make_event, budget)
+    noise = _guessed_noise(make_event, budget)
     for cheaper in cheaper_accountants(make_event(noise), budget.relation, accountant_fn):
         noise = search.near(cost_with(cheaper), noise)
     return search.within(cost_with(accountant_fn), noise, budget.epsilon - width, budget.epsilon)
 
 
-def guessed_noise(make_event: Callable[[float], DpEvent], budget: Budget) -> float:
+def _guessed_noise(make_event: Callable[[float], DpEvent], budget: _CalibrationTarget) -> float:
     """The noise multiplier that RDP would take."""
 
     def excess(log_noise: float) -> float:
@@ -116,8 +117,10 @@ def guessed_noise(make_event: Callable[[float], DpEvent], budget: Budget) -> flo
     return min(max(noise, LEAST_NOISE), MOST_NOISE)
 
 
-def calibrate_by_sampling(
-    make_event: Callable[[float], DpEvent], budget: Budget, monte_carlo: MonteCarlo | None
+def _calibrate_by_sampling(
+    make_event: Callable[[float], DpEvent],
+    budget: _CalibrationTarget,
+    monte_carlo: MonteCarlo | None,
 ) -> float:
     settings = monte_carlo or MonteCarlo.for_delta(budget.delta)
     # With one seed all noise multipliers see the same draws, so the cost falls with the noise.
@@ -156,9 +159,9 @@ def calibrate_batch_size(
     accountant_fn: AccountantFn | None = None,
 ) -> int:
     """The largest (expected) batch size, up to `num_examples`, that is within the budget."""
-    budget = Budget.checked(epsilon, delta, neighboring_relation, accountant_fn)
-    most = checked_count("num_examples", num_examples)
-    return largest_within("batch of one example", make_event, budget, most)
+    budget = _CalibrationTarget.checked(epsilon, delta, neighboring_relation, accountant_fn)
+    most = whole_number("num_examples", num_examples)
+    return _largest_within("batch of one example", make_event, budget, most)
 
 
 def calibrate_iterations(
@@ -171,12 +174,12 @@ def calibrate_iterations(
     most: int = 10**8,
 ) -> int:
     """The largest number of steps, up to `most`, that is within the budget."""
-    budget = Budget.checked(epsilon, delta, neighboring_relation, accountant_fn)
-    return largest_within("single step", make_event, budget, checked_count("most", most))
+    budget = _CalibrationTarget.checked(epsilon, delta, neighboring_relation, accountant_fn)
+    return _largest_within("single step", make_event, budget, whole_number("most", most))
 
 
-def largest_within(
-    least: str, make_event: Callable[[int], DpEvent], budget: Budget, most: int
+def _largest_within(
+    least: str, make_event: Callable[[int], DpEvent], budget: _CalibrationTarget, most: int
 ) -> int:
     """The largest number whose event is within the budget: by RDP, by coarse PLD, then exactly."""
     if isinstance(make_event(1), MixtureDpEvent):

@@ -15,8 +15,9 @@ import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent
 
-from bevel.accounting.budget import checked_count, checked_noise, checked_probability
+from bevel.accounting.arguments import checked_noise
 from bevel.accounting.mixture_events import BallsInBinsDpEvent, RandomAllocationDpEvent
+from bevel.checks import probability, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -32,7 +33,7 @@ def gaussian_event(noise_multiplier: float, participations: int = 1) -> DpEvent:
     correlation, `participations` is 1.
     """
     event = dp_accounting.GaussianDpEvent(checked_noise(noise_multiplier))
-    return composed(event, checked_count("participations", participations))
+    return composed(event, whole_number("participations", participations))
 
 
 def zcdp_event(noise_multiplier: float, participations: int) -> DpEvent:
@@ -40,7 +41,7 @@ def zcdp_event(noise_multiplier: float, participations: int) -> DpEvent:
 
     Holds for Gaussian and for discrete Gaussian noise; only the RDP accountant takes it.
     """
-    noise, count = checked_noise(noise_multiplier), checked_count("participations", participations)
+    noise, count = checked_noise(noise_multiplier), whole_number("participations", participations)
     if noise == 0:
         return dp_accounting.NonPrivateDpEvent()
     return dp_accounting.ZCDpEvent(rho=count / (2 * noise**2))
@@ -53,8 +54,8 @@ def dpsgd_event(
 
     `use_zcdp=True` states the zCDP of the same run, which leaves the sampling out of account.
     """
-    count = checked_count("iterations", iterations)
-    chance = checked_probability("sampling_prob", sampling_prob)
+    count = whole_number("iterations", iterations)
+    chance = probability("sampling_prob", sampling_prob)
     if use_zcdp:
         return zcdp_event(noise_multiplier, count)
     if chance == 1:
@@ -77,9 +78,9 @@ def fixed_dpsgd_event(
     With `replace=True` there is an event but no accountant for it, and no zCDP: a record that is in
     a batch several times exceeds its bound.
     """
-    size = checked_count("dataset_size", dataset_size)
-    count = checked_count("iterations", iterations)
-    if checked_count("batch_size", batch_size) > size and not replace:
+    size = whole_number("dataset_size", dataset_size)
+    count = whole_number("iterations", iterations)
+    if whole_number("batch_size", batch_size) > size and not replace:
         raise FixArgumentsError(
             f"batch_size={batch_size} of {size} examples: a batch cannot hold more than there are."
         )
@@ -109,18 +110,18 @@ def truncated_dpsgd_event(
 ) -> DpEvent:
     """DP-SGD with a cap on the batch size: larger batches keep a random subset."""
     event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
-        dataset_size=checked_count("num_examples", num_examples),
-        sampling_probability=checked_probability("sampling_prob", sampling_prob),
-        truncated_batch_size=checked_count("truncated_batch_size", truncated_batch_size),
+        dataset_size=whole_number("num_examples", num_examples),
+        sampling_probability=probability("sampling_prob", sampling_prob),
+        truncated_batch_size=whole_number("truncated_batch_size", truncated_batch_size),
         noise_multiplier=checked_noise(noise_multiplier),
     )
-    return composed(event, checked_count("iterations", iterations))
+    return composed(event, whole_number("iterations", iterations))
 
 
-def rounds(iterations: int, num_bands: int) -> int:
+def _rounds(iterations: int, num_bands: int) -> int:
     """How often an example can be used at most, once in `num_bands` steps."""
-    bands = checked_count("num_bands", num_bands)
-    return math.ceil(checked_count("iterations", iterations) / bands)
+    bands = whole_number("num_bands", num_bands)
+    return math.ceil(whole_number("iterations", iterations) / bands)
 
 
 def amplified_bandmf_event(
@@ -130,7 +131,9 @@ def amplified_bandmf_event(
 
     `num_bands` is the length of the cycle: at least the number of bands of C.
     """
-    return dpsgd_event(noise_multiplier, rounds(iterations, num_bands), sampling_prob=sampling_prob)
+    return dpsgd_event(
+        noise_multiplier, _rounds(iterations, num_bands), sampling_prob=sampling_prob
+    )
 
 
 def truncated_amplified_bandmf_event(
@@ -149,7 +152,7 @@ def truncated_amplified_bandmf_event(
     """
     return truncated_dpsgd_event(
         noise_multiplier,
-        rounds(iterations, num_bands),
+        _rounds(iterations, num_bands),
         sampling_prob=sampling_prob,
         num_examples=largest_group_size,
         truncated_batch_size=truncated_batch_size,
@@ -167,7 +170,7 @@ def balls_in_bins_event(
 
     `strategy` is C: its first column if it is Toeplitz (the default is the identity), or all of it.
     """
-    count = checked_count("iterations", iterations)
+    count = whole_number("iterations", iterations)
     matrix = np.asarray(strategy, float)
     sound = matrix.ndim in (1, 2) and matrix.size and np.isfinite(matrix).all() and matrix.any()
     if not sound or (matrix.ndim == 2 and matrix.shape != (count, count)):
@@ -181,7 +184,7 @@ def balls_in_bins_event(
         )
     entries = tuple(map(tuple, matrix.tolist())) if matrix.ndim == 2 else tuple(matrix.tolist())
     return BallsInBinsDpEvent(
-        checked_noise(noise_multiplier), count, checked_count("cycle_length", cycle_length), entries
+        checked_noise(noise_multiplier), count, whole_number("cycle_length", cycle_length), entries
     )
 
 
@@ -189,8 +192,8 @@ def random_allocation_event(
     noise_multiplier: float, iterations: int, *, total_participations: int
 ) -> DpEvent:
     """Each example at exactly `total_participations` of the steps: bounded by sampling."""
-    count = checked_count("iterations", iterations)
-    uses = checked_count("total_participations", total_participations)
+    count = whole_number("iterations", iterations)
+    uses = whole_number("total_participations", total_participations)
     if uses > count:
         raise FixArgumentsError(
             f"total_participations={uses} of {count} iterations: an example joins a step once."

@@ -18,8 +18,8 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 
-from bevel.accounting.budget import checked_count
 from bevel.accounting.mixture_events import BallsInBinsDpEvent, MixtureDpEvent
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 # One percent apart: an epsilon in between takes the delta of the one below it.
@@ -46,7 +46,7 @@ class MonteCarlo:
     seed: int = dataclasses.field(default_factory=lambda: secrets.randbits(128), repr=False)
 
     def __post_init__(self) -> None:
-        checked_count("num_samples", self.num_samples)
+        whole_number("num_samples", self.num_samples)
         if not 0 < self.failure_probability < 1:
             raise FixArgumentsError(
                 f"failure_probability={self.failure_probability}: give a number between 0 and 1, "
@@ -117,7 +117,7 @@ def positive_losses(
     """`count` draws of the privacy loss; those above 0, for others never enter a delta."""
     if event.noise_multiplier == 0:
         return np.full(count, np.inf)
-    mixtures = independent_mixtures(event)
+    mixtures = _independent_mixtures(event)
     rows = max(1, CHUNK // max(len(mixture.gram) for mixture in mixtures))
     pieces = []
     for at in range(0, count, rows):
@@ -128,18 +128,18 @@ def positive_losses(
     return np.concatenate(pieces)
 
 
-def independent_mixtures(event: MixtureDpEvent) -> "list[Mixture]":
+def _independent_mixtures(event: MixtureDpEvent) -> "list[_Mixture]":
     """Mixtures that an output is made of independently, so that their losses add up."""
     if isinstance(event, BallsInBinsDpEvent):
         shifts = event.shifts() / event.noise_multiplier
-        return [Mixture(shifts @ shifts.T)]
+        return [_Mixture(shifts @ shifts.T)]
     # k random steps are one random step in each of k parts of a random partition of the steps.
     parts = np.array_split(np.arange(event.iterations), event.total_participations)
-    return [Mixture(np.eye(len(part)) / event.noise_multiplier**2) for part in parts]
+    return [_Mixture(np.eye(len(part)) / event.noise_multiplier**2) for part in parts]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Mixture:
+class _Mixture:
     """N(shift_i, I) with equal weights, against N(0, I), by the products of the shifts.
 
     The ratio of the two depends on an output only through its products with the shifts, which are

@@ -7,11 +7,11 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from bevel.accounting import events
-from bevel.accounting.budget import Relation, relation_of
+from bevel.accounting.arguments import Relation, relation_of
 from bevel.errors import FixArgumentsError
 
 
-class Claim(Protocol):
+class _Claim(Protocol):
     """What a sampler may claim: `bevel.batch_selection.ProvenEvent`, or the like."""
 
     @property
@@ -24,11 +24,11 @@ class Claim(Protocol):
     def takes_strategy(self) -> bool: ...
 
 
-class Sampler(Protocol):
+class _Sampler(Protocol):
     """A sampler that says which event is proven for it."""
 
-    def proven_event(self, num_examples: int, num_bands: int = 1, /) -> Claim: ...
-    def unamplified_event(self) -> Claim: ...
+    def proven_event(self, num_examples: int, num_bands: int = 1, /) -> _Claim: ...
+    def unamplified_event(self) -> _Claim: ...
 
 
 EVENTS: dict[str, Callable[..., DpEvent]] = {
@@ -47,7 +47,7 @@ EVENTS: dict[str, Callable[..., DpEvent]] = {
 
 
 def event_of(
-    sampler: Sampler,
+    sampler: _Sampler,
     noise_multiplier: float,
     *,
     num_examples: int,
@@ -67,11 +67,11 @@ def event_of(
     arguments = dict(claim.arguments)
     if claim.takes_strategy:
         arguments["strategy"] = strategy
-    return claimed(sampler, claim, noise_multiplier, arguments, neighboring_relation)
+    return _claimed(sampler, claim, noise_multiplier, arguments, neighboring_relation)
 
 
 def unamplified_event_of(
-    sampler: Sampler, noise_multiplier: float, *, neighboring_relation: Relation
+    sampler: _Sampler, noise_multiplier: float, *, neighboring_relation: Relation
 ) -> DpEvent:
     """The event of a run with noise of any correlation, if selection is alike under the relation.
 
@@ -80,12 +80,12 @@ def unamplified_event_of(
     """
     claim = sampler.unamplified_event()
     arguments = dict(claim.arguments)
-    return claimed(sampler, claim, noise_multiplier, arguments, neighboring_relation)
+    return _claimed(sampler, claim, noise_multiplier, arguments, neighboring_relation)
 
 
-def claimed(
-    sampler: Sampler,
-    claim: Claim,
+def _claimed(
+    sampler: _Sampler,
+    claim: _Claim,
     noise_multiplier: float,
     arguments: Mapping[str, object],
     neighboring_relation: Relation,

@@ -8,9 +8,10 @@ from dp_accounting import DpEvent, NeighboringRelation, PrivacyAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from bevel.accounting.accountants import AccountantFn, cheaper_accountants, composed_accountant
-from bevel.accounting.budget import Relation, check_budget, checked_count, relation_of
+from bevel.accounting.arguments import Relation, check_budget, relation_of
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.monte_carlo import MonteCarlo, sampled_losses
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -36,7 +37,7 @@ def epsilon(
     check_budget(delta=delta)
     relation = relation_of(neighboring_relation)
     if isinstance(event, MixtureDpEvent):
-        check_sampling(event, relation, accountant_fn)
+        _check_sampling(event, relation, accountant_fn)
         return sampled_losses(event, monte_carlo or MonteCarlo.for_delta(delta)).epsilon(delta)
     try:
         return _cached_epsilon(event, delta, relation, accountant_fn)
@@ -53,7 +54,7 @@ def _epsilon(
     accountant_fn: AccountantFn | None,
 ) -> float:
     accountant = composed_accountant(event, relation, accountant_fn)
-    check_digits(accountant)
+    _check_digits(accountant)
     return float(accountant.get_epsilon(delta))
 
 
@@ -73,7 +74,7 @@ def delta(
         check_budget(epsilon=epsilon)
     relation = relation_of(neighboring_relation)
     if isinstance(event, MixtureDpEvent):
-        check_sampling(event, relation, accountant_fn)
+        _check_sampling(event, relation, accountant_fn)
         if monte_carlo is None:
             raise FixArgumentsError(
                 f"{type(event).__name__} is bounded by sampling, and how many samples are needed "
@@ -81,11 +82,11 @@ def delta(
             )
         return sampled_losses(event, monte_carlo).delta(epsilon)
     accountant = composed_accountant(event, relation, accountant_fn)
-    check_digits(accountant)
+    _check_digits(accountant)
     return float(accountant.get_delta(epsilon))
 
 
-def check_digits(accountant: PrivacyAccountant) -> None:
+def _check_digits(accountant: PrivacyAccountant) -> None:
     """Raises where RDP has lost its digits: dp-accounting would then report an epsilon of 0."""
     if isinstance(accountant, RdpAccountant) and (accountant.rdp < 0).any():
         raise FixArgumentsError(
@@ -94,7 +95,7 @@ def check_digits(accountant: PrivacyAccountant) -> None:
         )
 
 
-def check_sampling(
+def _check_sampling(
     event: DpEvent, relation: NeighboringRelation, accountant_fn: AccountantFn | None
 ) -> None:
     """Raises unless an event that is bounded by sampling is proven under the relation."""
@@ -123,7 +124,7 @@ def epsilon_after_each_step(
     next such step: above its own by about epsilon / points, never below. Before the last step, a
     coarser rounding is used.
     """
-    total = checked_count("iterations", iterations)
+    total = whole_number("iterations", iterations)
     relation = relation_of(neighboring_relation)
 
     def cost(step: int, accountant: AccountantFn | None) -> float:
@@ -140,7 +141,7 @@ def epsilon_after_each_step(
     if accountant_fn is None and not isinstance(last, MixtureDpEvent):
         coarse = cheaper_accountants(last, relation, None)[0]
     # Epsilon grows about as the root of the steps, so these are about equally far apart in it.
-    parts = np.arange(1, checked_count("points", points) + 1) / points
+    parts = np.arange(1, whole_number("points", points) + 1) / points
     grid = np.unique(np.append(np.ceil(total * parts**2), total)).astype(int)
     costs = [cost(int(step), coarse) for step in grid[:-1]] + [cost(total, accountant_fn)]
     # A step costs no more than all of them, so a later bound is one for it, too.

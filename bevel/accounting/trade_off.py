@@ -4,7 +4,7 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from bevel.accounting.accountants import AccountantFn
-from bevel.accounting.budget import Relation
+from bevel.accounting.arguments import Relation
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.monte_carlo import EPSILONS, MonteCarlo
 from bevel.accounting.spending import delta, epsilon
@@ -34,7 +34,7 @@ def trade_off_curve(
     if not (fpr.ndim == 1 and fpr.size and (fpr >= 0).all() and (fpr <= 1).all()):
         raise FixArgumentsError("fpr: give an array of rates between 0 and 1.")
     bounds = [np.ones_like(fpr)]
-    for value, excess in epsilons_and_deltas(
+    for value, excess in _epsilons_and_deltas(
         event, neighboring_relation, accountant_fn, monte_carlo
     ):
         bounds.append(np.exp(value) * fpr + excess)
@@ -42,7 +42,7 @@ def trade_off_curve(
     return fpr, np.min(bounds, axis=0)
 
 
-def epsilons_and_deltas(
+def _epsilons_and_deltas(
     event: DpEvent,
     relation: Relation,
     accountant_fn: AccountantFn | None,

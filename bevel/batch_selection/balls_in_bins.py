@@ -5,14 +5,14 @@ import math
 
 import numpy as np
 
-from bevel.batch_selection.checks import whole
 from bevel.batch_selection.groups import independent_groups
-from bevel.batch_selection.proven import ABSENCE, ALL_RELATIONS, Participation, ProvenEvent
-from bevel.batch_selection.strategy import RandomAccessStrategy
+from bevel.batch_selection.proven_event import ABSENCE, ALL_RELATIONS, Participation, ProvenEvent
+from bevel.batch_selection.sampler import RandomAccessSampler
+from bevel.checks import whole_number
 
 
 @dataclasses.dataclass(frozen=True)
-class BallsInBinsSampling(RandomAccessStrategy):
+class BallsInBinsSampling(RandomAccessSampler):
     """Example i joins steps b, b + cycle_length, b + 2 cycle_length, ..., for one random b.
 
     Every example is in exactly one batch of each cycle: as practical as shuffling, and amplified
@@ -28,8 +28,8 @@ class BallsInBinsSampling(RandomAccessStrategy):
     cycle_length: int
 
     def __post_init__(self) -> None:
-        whole("iterations", self.iterations, 1)
-        whole("cycle_length", self.cycle_length, 1)
+        whole_number("iterations", self.iterations, 1)
+        whole_number("cycle_length", self.cycle_length, 1)
 
     def _bin(self, step: int, num_examples: int, seed: int) -> np.ndarray:
         bins = independent_groups(num_examples, self.cycle_length, seed)
@@ -49,6 +49,6 @@ class BallsInBinsSampling(RandomAccessStrategy):
 
     def proven_event(self, num_examples: int, num_bands: int = 1) -> ProvenEvent:
         """`balls_in_bins_event`, which also takes the matrix: any number of bands is allowed."""
-        whole("num_bands", num_bands, 1)
+        whole_number("num_bands", num_bands, 1)
         arguments = {"iterations": self.iterations, "cycle_length": self.cycle_length}
         return ProvenEvent("balls_in_bins_event", arguments, ABSENCE, takes_strategy=True)

@@ -4,16 +4,16 @@ import dataclasses
 
 import numpy as np
 
-from bevel.batch_selection.checks import whole
-from bevel.batch_selection.proven import REPLACE_ONE, SAME_SIZE, Participation, ProvenEvent
-from bevel.batch_selection.randomness import Purpose, stream
-from bevel.batch_selection.strategy import RandomAccessStrategy
+from bevel.batch_selection.proven_event import REPLACE_ONE, SAME_SIZE, Participation, ProvenEvent
+from bevel.batch_selection.randomness import SamplingPurpose, stream
+from bevel.batch_selection.sampler import RandomAccessSampler
 from bevel.batch_selection.subset import LEAF, subset_rows
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedBatchSampling(RandomAccessStrategy):
+class FixedBatchSampling(RandomAccessSampler):
     """`batch_size` examples at every step, independently of the other steps.
 
     With `replace=False` all subsets of that size are equally likely; with `replace=True` every
@@ -31,8 +31,8 @@ class FixedBatchSampling(RandomAccessStrategy):
     replace: bool = False
 
     def __post_init__(self) -> None:
-        whole("batch_size", self.batch_size, 1)
-        whole("iterations", self.iterations, 1)
+        whole_number("batch_size", self.batch_size, 1)
+        whole_number("iterations", self.iterations, 1)
 
     def _size(self, step: int, num_examples: int, seed: int) -> int:
         if num_examples == 0 or (not self.replace and self.batch_size > num_examples):
@@ -44,7 +44,7 @@ class FixedBatchSampling(RandomAccessStrategy):
 
     def _rows(self, step: int, num_examples: int, seed: int, start: int, stop: int) -> np.ndarray:
         def part(number: int) -> np.random.Generator:
-            return stream(seed, Purpose.MEMBERS, step, number)
+            return stream(seed, SamplingPurpose.MEMBERS, step, number)
 
         if not self.replace:
             return subset_rows(num_examples, self.batch_size, start, stop, part)
@@ -67,7 +67,7 @@ class FixedBatchSampling(RandomAccessStrategy):
     def proven_event(self, num_examples: int, num_bands: int = 1) -> ProvenEvent:
         arguments = {
             "iterations": self.iterations,
-            "dataset_size": whole("num_examples", num_examples, 1),
+            "dataset_size": whole_number("num_examples", num_examples, 1),
             "batch_size": self.batch_size,
             "replace": self.replace,
         }

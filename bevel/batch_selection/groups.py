@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from bevel.batch_selection.randomness import Purpose, stream
+from bevel.batch_selection.randomness import SamplingPurpose, stream
 from bevel.errors import FixArgumentsError
 
 
@@ -18,7 +18,7 @@ class PartitionType(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Groups:
+class ExampleGroups:
     """A partition of examples: group g is `members[bounds[g]:bounds[g + 1]]`."""
 
     members: np.ndarray
@@ -34,22 +34,22 @@ def index_dtype(size: int) -> np.dtype:
 
 
 @functools.lru_cache(maxsize=2)  # each holds an index per example
-def independent_groups(num_examples: int, count: int, seed: int) -> Groups:
+def independent_groups(num_examples: int, count: int, seed: int) -> ExampleGroups:
     """Every example in one of `count` groups, each equally likely, independently of the others."""
-    group = stream(seed, Purpose.GROUPS).integers(count, size=num_examples, dtype=np.int64)
+    group = stream(seed, SamplingPurpose.GROUPS).integers(count, size=num_examples, dtype=np.int64)
     return grouped(group, count)
 
 
-def grouped(group: np.ndarray, count: int) -> Groups:
+def grouped(group: np.ndarray, count: int) -> ExampleGroups:
     """The groups of examples, from the group of each."""
     if count < 2**15:
         group = group.astype(np.int16)  # sorted in linear time
     members = np.argsort(group, kind="stable").astype(index_dtype(len(group)))
-    return Groups(members, np.cumsum([0, *np.bincount(group, minlength=count)]))
+    return ExampleGroups(members, np.cumsum([0, *np.bincount(group, minlength=count)]))
 
 
 @functools.lru_cache(maxsize=2)
-def equal_groups(num_examples: int, count: int, seed: int) -> Groups:
+def equal_groups(num_examples: int, count: int, seed: int) -> ExampleGroups:
     """`count` groups of `num_examples // count` examples, every such partition equally likely."""
     size = num_examples // count
     if size == 0 and num_examples > 0:
@@ -58,5 +58,5 @@ def equal_groups(num_examples: int, count: int, seed: int) -> Groups:
             "empty. Use a shorter cycle, or PartitionType.INDEPENDENT."
         )
     order = np.arange(num_examples, dtype=index_dtype(num_examples))
-    stream(seed, Purpose.GROUPS).shuffle(order)
-    return Groups(order[: size * count], size * np.arange(count + 1))
+    stream(seed, SamplingPurpose.GROUPS).shuffle(order)
+    return ExampleGroups(order[: size * count], size * np.arange(count + 1))

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bevel.batch_selection.checks import probability, whole
-from bevel.batch_selection.proven import ALL_RELATIONS, SAME_SIZE, Participation, ProvenEvent
-from bevel.batch_selection.randomness import Purpose, RngType, fixed_seed, seed_of, stream
-from bevel.batch_selection.strategy import BatchSelectionStrategy, checked_step, share
+from bevel.batch_selection.proven_event import ALL_RELATIONS, SAME_SIZE, Participation, ProvenEvent
+from bevel.batch_selection.randomness import RngType, SamplingPurpose, fixed_seed, seed_of, stream
+from bevel.batch_selection.sampler import BatchSelectionStrategy, checked_step, share
 from bevel.batch_selection.subset import subset_rows
+from bevel.checks import probability, whole_number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,24 +55,24 @@ class BMinSepSampling(BatchSelectionStrategy):
 
     def __post_init__(self) -> None:
         probability("sampling_prob", self.sampling_prob)
-        whole("iterations", self.iterations, 1)
-        whole("min_sep", self.min_sep, 1)
+        whole_number("iterations", self.iterations, 1)
+        whole_number("min_sep", self.min_sep, 1)
         if self.truncated_batch_size is not None:
-            whole("truncated_batch_size", self.truncated_batch_size, 1)
+            whole_number("truncated_batch_size", self.truncated_batch_size, 1)
 
     def initial_state(self, num_examples: int, rng: int) -> MinSepState:
         """The state before step 0."""
-        seed, size = fixed_seed(rng), whole("num_examples", num_examples, 0)
+        seed, size = fixed_seed(rng), whole_number("num_examples", num_examples, 0)
         slots = self.min_sep - 1
         if not (self.warm_start and slots):
             return MinSepState(0, ())
         # In the long run an example is used at a step with probability `rate`, so it rests since
         # any one of the last `slots` steps with that probability.
         rate = self.sampling_prob / (1 + self.sampling_prob * slots)
-        warm = stream(seed, Purpose.WARM_START)
+        warm = stream(seed, SamplingPurpose.WARM_START)
         count = int(warm.binomial(size, min(1.0, rate * slots)))
         members = subset_rows(
-            size, count, 0, count, lambda part: stream(seed, Purpose.WARM_START, part)
+            size, count, 0, count, lambda part: stream(seed, SamplingPurpose.WARM_START, part)
         )
         slot = warm.integers(slots, size=count)
         return MinSepState(0, tuple(members[slot == k] for k in range(slots)))
@@ -82,12 +82,18 @@ class BMinSepSampling(BatchSelectionStrategy):
     ) -> tuple[np.ndarray, MinSepState]:
         """The batch of step `state.step`, and the state after it."""
         seed, step = fixed_seed(rng), checked_step(state.step, self.iterations)
-        sizes = stream(seed, Purpose.SIZE, step)
-        count = int(sizes.binomial(whole("num_examples", num_examples, 0), self.sampling_prob))
+        sizes = stream(seed, SamplingPurpose.SIZE, step)
+        count = int(
+            sizes.binomial(whole_number("num_examples", num_examples, 0), self.sampling_prob)
+        )
         # Sampled from all examples, then those at rest removed: each of the others is in the batch
         # with the same probability, independently, and nobody goes through all examples.
         sampled = subset_rows(
-            num_examples, count, 0, count, lambda part: stream(seed, Purpose.MEMBERS, step, part)
+            num_examples,
+            count,
+            0,
+            count,
+            lambda part: stream(seed, SamplingPurpose.MEMBERS, step, part),
         )
         batch = sampled[~np.isin(sampled, np.concatenate([sampled[:0], *state.resting]))]
         limit = self.truncated_batch_size

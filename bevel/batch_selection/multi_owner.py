@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bevel.batch_selection.checks import whole
-from bevel.batch_selection.randomness import Purpose, RngType, seed_of, stream
+from bevel.batch_selection.randomness import RngType, SamplingPurpose, seed_of, stream
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -34,7 +34,7 @@ class MultiOwnerGraph:
                 f"examples has shape {examples.shape} and owner_ids {owner_ids.shape}: give two "
                 "arrays of one length, a pair for each owner of each example."
             )
-        size = whole("num_examples", num_examples, 0)
+        size = whole_number("num_examples", num_examples, 0)
         if examples.size and (examples.min() < 0 or examples.max() >= size):
             raise FixArgumentsError(f"examples has an index outside 0 to {size - 1}.")
         names, owners = np.unique(owner_ids, return_inverse=True)
@@ -75,8 +75,8 @@ def greedy_contribution_bound(
     Goes through the examples in random order and takes each one whose owners all have room. The
     result is maximal: none of the others could be added. (The largest such set is hard to find.)
     """
-    limit = whole("max_examples_per_owner", max_examples_per_owner, 1)
-    order = stream(seed_of(rng), Purpose.ORDER).permutation(graph.num_examples)
+    limit = whole_number("max_examples_per_owner", max_examples_per_owner, 1)
+    order = stream(seed_of(rng), SamplingPurpose.ORDER).permutation(graph.num_examples)
     room = np.full(graph.num_owners, limit)
     taken = []
     for example in order.tolist():

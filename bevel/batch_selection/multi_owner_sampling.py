@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bevel.batch_selection.checks import whole
 from bevel.batch_selection.multi_owner import MultiOwnerGraph
-from bevel.batch_selection.proven import SAME_SIZE, Participation, ProvenEvent
-from bevel.batch_selection.randomness import Purpose, RngType, fixed_seed, seed_of, stream
-from bevel.batch_selection.strategy import BatchSelectionStrategy, checked_step, share
+from bevel.batch_selection.proven_event import SAME_SIZE, Participation, ProvenEvent
+from bevel.batch_selection.randomness import RngType, SamplingPurpose, fixed_seed, seed_of, stream
+from bevel.batch_selection.sampler import BatchSelectionStrategy, checked_step, share
+from bevel.checks import whole_number
 
 # Far enough in the past to be no separation from any step.
 NEVER = np.iinfo(np.int64).min // 2
@@ -51,11 +51,11 @@ class MultiOwnerMinSepSampling(BatchSelectionStrategy):
     max_participations: int | None = None
 
     def __post_init__(self) -> None:
-        whole("batch_size", self.batch_size, 1)
-        whole("iterations", self.iterations, 1)
-        whole("min_sep", self.min_sep, 1)
+        whole_number("batch_size", self.batch_size, 1)
+        whole_number("iterations", self.iterations, 1)
+        whole_number("min_sep", self.min_sep, 1)
         if self.max_participations is not None:
-            whole("max_participations", self.max_participations, 1)
+            whole_number("max_participations", self.max_participations, 1)
 
     def initial_state(self, graph: MultiOwnerGraph) -> MultiOwnerState:
         """The state before step 0."""
@@ -72,11 +72,11 @@ class MultiOwnerMinSepSampling(BatchSelectionStrategy):
         last_used, uses = state.last_used.copy(), state.uses.copy()
         taken: list[int] = []
         round_, position = state.round, state.position
-        order = order_of_round(graph.num_examples, seed, round_)
+        order = _order_of_round(graph.num_examples, seed, round_)
         for _ in range(2 * graph.num_examples - position):  # to the end of the next round
             if position == graph.num_examples:
                 round_, position = round_ + 1, 0
-                order = order_of_round(graph.num_examples, seed, round_)
+                order = _order_of_round(graph.num_examples, seed, round_)
             owners = graph.owners_of(order[position])
             if free[owners].all():
                 taken.append(int(order[position]))
@@ -130,6 +130,6 @@ class MultiOwnerMinSepSampling(BatchSelectionStrategy):
 
 
 @functools.lru_cache(maxsize=2)
-def order_of_round(num_examples: int, seed: int, round_: int) -> np.ndarray:
+def _order_of_round(num_examples: int, seed: int, round_: int) -> np.ndarray:
     """The order in which a round goes through the examples."""
-    return stream(seed, Purpose.ORDER, round_).permutation(num_examples)
+    return stream(seed, SamplingPurpose.ORDER, round_).permutation(num_examples)

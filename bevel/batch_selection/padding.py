@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from bevel.batch_selection.checks import whole
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 PADDING = -1
@@ -26,14 +26,14 @@ def pad_to_multiple_of(
     padding fills the last microbatches of `bevel.clipped_grad(..., microbatch_size=...)`: those
     that are all padding are skipped. A row is padding where its (first) index is -1.
     """
-    indices = checked_indices(indices)
-    size = max(1, -(-len(indices) // whole("multiple", multiple, 1))) * multiple
+    indices = _checked_indices(indices)
+    size = max(1, -(-len(indices) // whole_number("multiple", multiple, 1))) * multiple
     return pad_to_size(indices, size, microbatch_size)
 
 
 def pad_to_size(indices: np.ndarray, size: int, microbatch_size: int | None = None) -> np.ndarray:
     """`indices` followed by rows of -1 up to `size` rows; see `pad_to_multiple_of`."""
-    indices = checked_indices(indices)
+    indices = _checked_indices(indices)
     if len(indices) > size:
         raise FixArgumentsError(
             f"{len(indices)} rows do not fit into {size}: take the next padded size. Leaving rows "
@@ -50,7 +50,7 @@ def filling_order(size: int, microbatch_size: int) -> np.ndarray:
 
     Microbatch k of n takes the places k, k + n, k + 2n, ...: see `clipping/microbatches.py`.
     """
-    if size % whole("microbatch_size", microbatch_size, 1):
+    if size % whole_number("microbatch_size", microbatch_size, 1):
         raise FixArgumentsError(
             f"{size} rows are not a multiple of microbatch_size={microbatch_size}: pad to a "
             "multiple of it."
@@ -65,8 +65,8 @@ def split_and_pad_global_batch(
 
     An empty batch gives one minibatch of padding.
     """
-    indices = checked_indices(indices)
-    size = whole("minibatch_size", minibatch_size, 1)
+    indices = _checked_indices(indices)
+    size = whole_number("minibatch_size", minibatch_size, 1)
     starts = range(0, max(1, len(indices)), size)
     return [pad_to_size(indices[at : at + size], size, microbatch_size) for at in starts]
 
@@ -110,8 +110,8 @@ def padded_sizes(
     The choice uses the law of the sizes, never a drawn batch. Make `multiple` a multiple of the
     devices, and of the microbatch size.
     """
-    whole("count", count, 1)
-    whole("multiple", multiple, 1)
+    whole_number("count", count, 1)
+    whole_number("multiple", multiple, 1)
     if not (np.isfinite(expected_batch_size) and expected_batch_size >= 0):
         raise FixArgumentsError(
             f"expected_batch_size={expected_batch_size}: give a number of at least 0."
@@ -122,7 +122,7 @@ def padded_sizes(
     return PaddedSizes(tuple(int(b) * multiple for b in np.unique(blocks)), multiple)
 
 
-def checked_indices(indices: np.ndarray) -> np.ndarray:
+def _checked_indices(indices: np.ndarray) -> np.ndarray:
     """`indices` as an array of signed integers, examples or users along the first dimension."""
     indices = np.asarray(indices)
     if indices.size == 0 and indices.dtype == np.float64:

@@ -5,23 +5,23 @@ import math
 
 import numpy as np
 
-from bevel.batch_selection.checks import probability, whole
 from bevel.batch_selection.groups import PartitionType, equal_groups, independent_groups
-from bevel.batch_selection.proven import (
+from bevel.batch_selection.proven_event import (
     ALL_RELATIONS,
     REPLACE_SPECIAL,
     SAME_SIZE,
     Participation,
     ProvenEvent,
 )
-from bevel.batch_selection.randomness import Purpose, stream
-from bevel.batch_selection.strategy import RandomAccessStrategy
+from bevel.batch_selection.randomness import SamplingPurpose, stream
+from bevel.batch_selection.sampler import RandomAccessSampler
 from bevel.batch_selection.subset import subset_rows
+from bevel.checks import probability, whole_number
 from bevel.errors import FixArgumentsError
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoissonSampling(RandomAccessStrategy):
+class CyclicPoissonSampling(RandomAccessSampler):
     """Every example of a group joins the batch by itself, with probability `sampling_prob`.
 
     With `cycle_length=1` all examples are one group: the Poisson sampling of DP-SGD. Otherwise they
@@ -51,10 +51,10 @@ class CyclicPoissonSampling(RandomAccessStrategy):
 
     def __post_init__(self) -> None:
         probability("sampling_prob", self.sampling_prob)
-        whole("iterations", self.iterations, 1)
-        whole("cycle_length", self.cycle_length, 1)
+        whole_number("iterations", self.iterations, 1)
+        whole_number("cycle_length", self.cycle_length, 1)
         if self.truncated_batch_size is not None:
-            whole("truncated_batch_size", self.truncated_batch_size, 1)
+            whole_number("truncated_batch_size", self.truncated_batch_size, 1)
         if not isinstance(self.partition_type, PartitionType):
             raise FixArgumentsError(
                 f"partition_type={self.partition_type!r}: give PartitionType.EQUAL_SPLIT or "
@@ -73,8 +73,8 @@ class CyclicPoissonSampling(RandomAccessStrategy):
         partition_type: PartitionType = PartitionType.EQUAL_SPLIT,
     ) -> "CyclicPoissonSampling":
         """The sampler whose batches have `expected_batch_size` examples on average, untruncated."""
-        whole("num_examples", num_examples, 1)
-        whole("cycle_length", cycle_length, 1)
+        whole_number("num_examples", num_examples, 1)
+        whole_number("cycle_length", cycle_length, 1)
         if cycle_length > 1 and partition_type is PartitionType.EQUAL_SPLIT:
             group: float = num_examples // cycle_length
         else:
@@ -110,7 +110,7 @@ class CyclicPoissonSampling(RandomAccessStrategy):
     def _size(self, step: int, num_examples: int, seed: int) -> int:
         group = self._group(step, num_examples, seed)
         size = num_examples if group is None else len(group)
-        sampled = int(stream(seed, Purpose.SIZE, step).binomial(size, self.sampling_prob))
+        sampled = int(stream(seed, SamplingPurpose.SIZE, step).binomial(size, self.sampling_prob))
         # A random subset of a random subset is a random subset: only the size has to be capped.
         limit = self.truncated_batch_size
         return sampled if limit is None else min(sampled, limit)
@@ -120,7 +120,7 @@ class CyclicPoissonSampling(RandomAccessStrategy):
         size = num_examples if group is None else len(group)
         count = self._size(step, num_examples, seed)
         places = subset_rows(
-            size, count, start, stop, lambda part: stream(seed, Purpose.MEMBERS, step, part)
+            size, count, start, stop, lambda part: stream(seed, SamplingPurpose.MEMBERS, step, part)
         )
         return places if group is None else group[places]
 
@@ -155,7 +155,7 @@ class CyclicPoissonSampling(RandomAccessStrategy):
                 "for all of them. Use PartitionType.EQUAL_SPLIT."
             )
         arguments["truncated_batch_size"] = self.truncated_batch_size
-        size = self.group_size(whole("num_examples", num_examples, 1))
+        size = self.group_size(whole_number("num_examples", num_examples, 1))
         arguments["largest_group_size" if cyclic else "num_examples"] = size
         function = "truncated_amplified_bandmf_event" if cyclic else "truncated_dpsgd_event"
         return ProvenEvent(function, arguments, relations)

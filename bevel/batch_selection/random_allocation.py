@@ -5,16 +5,16 @@ import functools
 
 import numpy as np
 
-from bevel.batch_selection.checks import whole
-from bevel.batch_selection.groups import Groups, grouped, index_dtype
-from bevel.batch_selection.proven import ABSENCE, ALL_RELATIONS, Participation, ProvenEvent
-from bevel.batch_selection.randomness import Purpose, stream
-from bevel.batch_selection.strategy import RandomAccessStrategy
+from bevel.batch_selection.groups import ExampleGroups, grouped, index_dtype
+from bevel.batch_selection.proven_event import ABSENCE, ALL_RELATIONS, Participation, ProvenEvent
+from bevel.batch_selection.randomness import SamplingPurpose, stream
+from bevel.batch_selection.sampler import RandomAccessSampler
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAllocationSampling(RandomAccessStrategy):
+class RandomAllocationSampling(RandomAccessSampler):
     """Example i joins `total_participations` different steps, every such set equally likely.
 
     Cost: the allocation takes `total_participations` indices per example, drawn once; a batch is a
@@ -27,15 +27,15 @@ class RandomAllocationSampling(RandomAccessStrategy):
     iterations: int
 
     def __post_init__(self) -> None:
-        whole("iterations", self.iterations, 1)
-        if whole("total_participations", self.total_participations, 1) > self.iterations:
+        whole_number("iterations", self.iterations, 1)
+        if whole_number("total_participations", self.total_participations, 1) > self.iterations:
             raise FixArgumentsError(
                 f"total_participations={self.total_participations} of {self.iterations} "
                 "iterations: an example joins a step once at most."
             )
 
     def _members(self, step: int, num_examples: int, seed: int) -> np.ndarray:
-        return allocation(num_examples, self.total_participations, self.iterations, seed).of(step)
+        return _allocation(num_examples, self.total_participations, self.iterations, seed).of(step)
 
     def _size(self, step: int, num_examples: int, seed: int) -> int:
         return len(self._members(step, num_examples, seed))
@@ -59,14 +59,16 @@ class RandomAllocationSampling(RandomAccessStrategy):
 
 
 @functools.lru_cache(maxsize=2)  # each holds k indices per example
-def allocation(num_examples: int, participations: int, iterations: int, seed: int) -> Groups:
+def _allocation(
+    num_examples: int, participations: int, iterations: int, seed: int
+) -> ExampleGroups:
     """The examples of every step."""
     steps = random_subsets(
-        num_examples, participations, iterations, stream(seed, Purpose.ALLOCATION)
+        num_examples, participations, iterations, stream(seed, SamplingPurpose.ALLOCATION)
     )
     pairs = grouped(steps.ravel(), iterations)  # numbered example * participations + use
     members = (pairs.members // participations).astype(index_dtype(num_examples))
-    return Groups(members, pairs.bounds)
+    return ExampleGroups(members, pairs.bounds)
 
 
 def random_subsets(rows: int, count: int, size: int, rng: np.random.Generator) -> np.ndarray:

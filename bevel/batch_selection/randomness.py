@@ -19,7 +19,7 @@ RngType = np.random.Generator | int | None
 SEED_BITS = 128
 
 
-class Purpose(enum.IntEnum):
+class SamplingPurpose(enum.IntEnum):
     """What a stream is for. A number, once used, keeps its meaning: it is part of the draw."""
 
     SIZE = 0  # how many examples a batch has
@@ -56,7 +56,7 @@ def fixed_seed(rng: RngType) -> int:
     return int(rng)
 
 
-def stream(seed: int, purpose: Purpose, *place: int) -> np.random.Generator:
+def stream(seed: int, purpose: SamplingPurpose, *place: int) -> np.random.Generator:
     """The generator of one place: independent of those of all other seeds, purposes and places."""
     # Seed and places have a fixed number of 32-bit words, so no two of them share a key.
     words = [(seed >> shift) & 0xFFFFFFFF for shift in range(0, SEED_BITS, 32)]

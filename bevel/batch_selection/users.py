@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from bevel.batch_selection.checks import whole
-from bevel.batch_selection.groups import Groups, grouped
-from bevel.batch_selection.proven import Participation, ProvenEvent
-from bevel.batch_selection.randomness import Purpose, RngType, fixed_seed, seed_of, stream
-from bevel.batch_selection.strategy import BatchSelectionStrategy
+from bevel.batch_selection.groups import ExampleGroups, grouped
+from bevel.batch_selection.proven_event import Participation, ProvenEvent
+from bevel.batch_selection.randomness import RngType, SamplingPurpose, fixed_seed, seed_of, stream
+from bevel.batch_selection.sampler import BatchSelectionStrategy
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 PADDING = -1
@@ -24,7 +24,7 @@ class ExamplesByUser:
     """
 
     user_ids: np.ndarray  # of the users, sorted
-    examples: Groups
+    examples: ExampleGroups
 
     @classmethod
     def of(cls, user_ids: "np.ndarray | ExamplesByUser") -> "ExamplesByUser":
@@ -61,7 +61,7 @@ class UserSelectionStrategy:
     shuffle_per_user: bool = False
 
     def __post_init__(self) -> None:
-        whole("examples_per_user_per_batch", self.examples_per_user_per_batch, 1)
+        whole_number("examples_per_user_per_batch", self.examples_per_user_per_batch, 1)
 
     @property
     def iterations(self) -> int:
@@ -89,7 +89,7 @@ class UserSelectionStrategy:
         for row, user in zip(rows, selected.tolist(), strict=True):
             owned = users.examples.of(user)
             if len(owned) > wanted:
-                rng = stream(seed, Purpose.WITHIN_USER, step, user)
+                rng = stream(seed, SamplingPurpose.WITHIN_USER, step, user)
                 if self.shuffle_per_user:
                     owned = rng.choice(owned, wanted, replace=False)
                 else:

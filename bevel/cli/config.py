@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
+class DataTable:
     """What is trained on, and what accuracy is measured on."""
 
     source: str = "digits"
@@ -28,7 +28,7 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class ModelTable:
     """What is trained. Initial parameters are public, so their seed is no secret."""
 
     kind: Literal["conv", "mlp", "linear"] = "conv"
@@ -42,7 +42,7 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class PlanTable:
     """How privately. Give epsilon and delta, or a noise multiplier and delta."""
 
     batch_size: float
@@ -74,7 +74,7 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimizer:
+class OptimizerTable:
     """What is done with noised gradients. Nothing here changes epsilon."""
 
     name: Literal["sgd", "adam", "dp_adam"] = "sgd"
@@ -92,7 +92,7 @@ class Optimizer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mesh:
+class MeshTable:
     """On which devices."""
 
     axes: str | None = None
@@ -104,7 +104,7 @@ class Mesh:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunTable:
     """Where it is kept."""
 
     folder: str = "runs/run"
@@ -129,12 +129,12 @@ class Run:
 class Config:
     """A run."""
 
-    plan: Plan
-    data: Data = dataclasses.field(default_factory=Data)
-    model: Model = dataclasses.field(default_factory=Model)
-    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
-    mesh: Mesh = dataclasses.field(default_factory=Mesh)
-    run: Run = dataclasses.field(default_factory=Run)
+    plan: PlanTable
+    data: DataTable = dataclasses.field(default_factory=DataTable)
+    model: ModelTable = dataclasses.field(default_factory=ModelTable)
+    optimizer: OptimizerTable = dataclasses.field(default_factory=OptimizerTable)
+    mesh: MeshTable = dataclasses.field(default_factory=MeshTable)
+    run: RunTable = dataclasses.field(default_factory=RunTable)
 
 
 def read_config(path: str | Path) -> Config:
@@ -146,10 +146,10 @@ def read_config(path: str | Path) -> Config:
         raise FixArgumentsError(f"there is no config at {place}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FixArgumentsError(f"{place} is not TOML: {error}.") from None
-    return made(Config, tables, str(place))
+    return _made(Config, tables, str(place))
 
 
-def made(kind: type[T], table: Mapping[str, Any], where: str) -> T:
+def _made(kind: type[T], table: Mapping[str, Any], where: str) -> T:
     """A dataclass from a table. Unknown and missing keys and wrong types are errors."""
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
@@ -162,19 +162,19 @@ def made(kind: type[T], table: Mapping[str, Any], where: str) -> T:
     for name, field in fields.items():
         optional = {field.default, field.default_factory} != {dataclasses.MISSING}
         if name not in table and not optional:
-            raise FixArgumentsError(f"{where} lacks {name!r}{shown_kind(hints[name])}.")
+            raise FixArgumentsError(f"{where} lacks {name!r}{_shown_kind(hints[name])}.")
     values = {
-        name: checked(value, hints[name], f"{where}, {name}") for name, value in table.items()
+        name: _checked(value, hints[name], f"{where}, {name}") for name, value in table.items()
     }
     return kind(**values)
 
 
-def checked(value: Any, hint: Any, where: str) -> Any:
+def _checked(value: Any, hint: Any, where: str) -> Any:
     """A value of TOML as its field has it."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, Mapping):
             raise FixArgumentsError(f"{where} is {value!r}: write a table, with keys of its own.")
-        return made(hint, value, where)
+        return _made(hint, value, where)
     choices = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         if value in choices:
@@ -182,7 +182,7 @@ def checked(value: Any, hint: Any, where: str) -> Any:
         near = nearest(str(value), choices)
         raise FixArgumentsError(f"{where} is {value!r}{near} There are: {', '.join(choices)}.")
     if typing.get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(checked(item, choices[0], where) for item in value)
+        return tuple(_checked(item, choices[0], where) for item in value)
     allowed = choices if isinstance(hint, types.UnionType) else (hint,)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if float in allowed and is_whole:
@@ -190,10 +190,10 @@ def checked(value: Any, hint: Any, where: str) -> Any:
     for plain in (bool, int, float, str):
         if plain in allowed and type(value) is plain:
             return value
-    raise FixArgumentsError(f"{where} is {value!r}{shown_kind(hint)}.")
+    raise FixArgumentsError(f"{where} is {value!r}{_shown_kind(hint)}.")
 
 
-def shown_kind(hint: Any) -> str:
+def _shown_kind(hint: Any) -> str:
     """': give a number', and the like."""
     words = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}
     names = [kind.__name__ for kind in typing.get_args(hint) or (hint,) if isinstance(kind, type)]

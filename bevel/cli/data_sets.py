@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bevel.cli.config import Data
+from bevel.cli.config import DataTable
 from bevel.cli.dispatch import nearest
 from bevel.errors import FixDataError
 
@@ -33,9 +33,9 @@ class DataSet:
         return self.x_train.shape[1:]
 
 
-def data_set(config: Data) -> DataSet:
+def data_set(config: DataTable) -> DataSet:
     """The data that a config names; with `tune`, without a look at the test set."""
-    arrays = digits() if config.source == "digits" else from_file(Path(config.source))
+    arrays = _digits() if config.source == "digits" else _from_file(Path(config.source))
     if config.tune:
         cut = len(arrays["x_train"]) * 4 // 5
         arrays = {
@@ -47,7 +47,7 @@ def data_set(config: Data) -> DataSet:
     return DataSet(**arrays, classes=classes)
 
 
-def digits() -> dict[str, np.ndarray]:
+def _digits() -> dict[str, np.ndarray]:
     """1,797 images of digits, 8 x 8, in the package of scikit-learn. The last 360 are the test set.
 
     They lie sorted by writer there, so they are shuffled first, always in the same way.
@@ -60,10 +60,10 @@ def digits() -> dict[str, np.ndarray]:
     return {"x_train": x[:-360], "y_train": y[:-360], "x_test": x[-360:], "y_test": y[-360:]}
 
 
-def from_file(path: Path) -> dict[str, np.ndarray]:
+def _from_file(path: Path) -> dict[str, np.ndarray]:
     """The four arrays of an .npz file. Bytes become shares of 255; images get a channel axis."""
     if not path.exists():
-        near = nearest(str(path), ["digits"])
+        near = nearest(str(path), ["_digits"])
         raise FixDataError(f"there is no data at {path}{near} Write 'digits', or an .npz file.")
     try:
         with np.load(path) as file:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bevel.cli.config import Config, Mesh, Model, Optimizer, Plan, Run
+from bevel.cli.config import Config, MeshTable, ModelTable, OptimizerTable, PlanTable, RunTable
 
 EXAMPLES = """examples:
   bevel demo
@@ -16,11 +16,11 @@ EXAMPLES = """examples:
 """
 # Chosen on a fifth of the training set, which epsilon excludes.
 DIGITS = Config(
-    plan=Plan(batch_size=512, steps=100, epsilon=4.0, delta=1e-4, clip_norm=0.5),
-    model=Model(kind="conv", widths=(8, 16)),
-    optimizer=Optimizer(name="sgd", learning_rate=1.0, momentum=0.9, ema_decay=0.9),
-    mesh=Mesh(axes="data=4,model=2", rules="tensor", cpu_devices=8),
-    run=Run(checkpoint_every=10),
+    plan=PlanTable(batch_size=512, steps=100, epsilon=4.0, delta=1e-4, clip_norm=0.5),
+    model=ModelTable(kind="conv", widths=(8, 16)),
+    optimizer=OptimizerTable(name="sgd", learning_rate=1.0, momentum=0.9, ema_decay=0.9),
+    mesh=MeshTable(axes="data=4,model=2", rules="tensor", cpu_devices=8),
+    run=RunTable(checkpoint_every=10),
 )
 
 
@@ -43,11 +43,11 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     folder = given.folder or Path(tempfile.mkdtemp(prefix="bevel-demo-")) / "run"
     plan = dataclasses.replace(DIGITS.plan, steps=given.steps)
-    show(dataclasses.replace(DIGITS, plan=plan), folder)
+    _show(dataclasses.replace(DIGITS, plan=plan), folder)
     return 0
 
 
-def show(config: Config, folder: Path) -> None:
+def _show(config: Config, folder: Path) -> None:
     """Trains privately in a folder, then without privacy, and says where the report is."""
     from bevel.cli.job import Job, use_cpu_devices
     from bevel.report import write_report
@@ -72,5 +72,5 @@ def show(config: Config, folder: Path) -> None:
 
 def without_privacy(config: Config) -> Config:
     """The same model and steps, without clipping and noise."""
-    plan = Plan(config.plan.batch_size, config.plan.steps, "none")
+    plan = PlanTable(config.plan.batch_size, config.plan.steps, "none")
     return dataclasses.replace(config, plan=plan)

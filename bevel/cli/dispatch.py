@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, and returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
-        print(usage())
+        print(_usage())
         return 0 if given else 2
     if given[0] == "--version":
         import bevel
@@ -62,51 +62,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = given
     if name not in COMMANDS:
-        say(f"there is no command {name!r}{nearest(name, COMMANDS)}\n\n{usage()}")
+        _say(f"there is no command {name!r}{nearest(name, COMMANDS)}\n\n{_usage()}")
         return 2
-    return run(name, rest)
+    return _run(name, rest)
 
 
-def run(name: str, arguments: list[str]) -> int:
+def _run(name: str, arguments: list[str]) -> int:
     """Runs a command by name. What it raises becomes a message."""
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax's notes are for its own developers
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # progress is seen in a pipe, too
     with warnings.catch_warnings():
-        warnings.showwarning = show_warning
+        warnings.showwarning = _show_warning
         try:
             command: Any = importlib.import_module(f"bevel.cli.{name}")
             return command.main(arguments)
         except SystemExit as end:  # of a parser
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         except KeyboardInterrupt as end:
-            return failed(end, str(end) or "interrupted.", getattr(end, "exit_code", INTERRUPTED))
+            return _failed(end, str(end) or "interrupted.", getattr(end, "exit_code", INTERRUPTED))
         except (BevelError, OSError) as error:
-            return failed(error, str(error), 1)
+            return _failed(error, str(error), 1)
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in OPTIONAL:
                 raise
             missing = f"{error.name} is not installed: pip install 'bevel[train]'."
-            return failed(error, missing, 1)
+            return _failed(error, missing, 1)
 
 
-def failed(error: BaseException, message: str, code: int) -> int:
+def _failed(error: BaseException, message: str, code: int) -> int:
     if os.environ.get("BEVEL_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
-    say(message)
+    _say(message)
     return code
 
 
-def say(message: str) -> None:
+def _say(message: str) -> None:
     print(f"bevel: {message}", file=sys.stderr)
 
 
-def show_warning(message: Any, *details: Any, **more: Any) -> None:
+def _show_warning(message: Any, *details: Any, **more: Any) -> None:
     """A warning as one line: where in bevel it was raised helps nobody on a command line."""
-    say(f"warning: {message}")
+    _say(f"warning: {message}")
 
 
-def usage() -> str:
+def _usage() -> str:
     lines = [f"  {name:<8} {summary}" for name, summary in COMMANDS.items()]
     return USAGE.format(commands="\n".join(lines))
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from bevel import sharding
-from bevel.cli.config import Config, Optimizer
+from bevel.cli.config import Config, OptimizerTable
 from bevel.cli.data_sets import DataSet, data_set
 from bevel.cli.models import Model, model
 from bevel.cli.plans import plan_config
@@ -111,7 +111,7 @@ class Job:
         )
 
 
-def optimizer(given: Optimizer, steps: int) -> Any:
+def optimizer(given: OptimizerTable, steps: int) -> Any:
     """Of optax; for dp_adam a function of the plan, whose noise it corrects for."""
     if given.warmup_steps >= steps:
         raise FixArgumentsError(

@@ -7,7 +7,7 @@ EXAMPLES = """examples:
   bevel launch --processes 2 --devices-per-process 4 -- bevel train examples/digits.toml
   bevel launch --processes 2 -- python train.py
 
-A program of your own calls bevel.sharding.processes.join() first.
+A program of your own calls bevel.processes.join() first.
 """
 
 
@@ -26,6 +26,6 @@ def main(arguments: Sequence[str]) -> int:
     options, command = parser.parse_args(given[:cut]), given[cut + 1 :]
     if not command:
         parser.error("there is nothing to launch: write the program after --")
-    from bevel.sharding.processes import launch
+    from bevel.processes import launch
 
     return launch(command, options.processes, options.devices_per_process)

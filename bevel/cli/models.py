@@ -19,7 +19,7 @@ PyTree = Any
 Shape = tuple[int, ...]
 
 
-def cross_entropy(predict: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[..., Any]:
+def _cross_entropy(predict: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[..., Any]:
     """The usual loss of a classifier, with its accuracy beside it."""
 
     def loss(params: PyTree, data: PyTree, prng: jax.Array) -> tuple[jax.Array, Any]:
@@ -47,10 +47,10 @@ class Model(NamedTuple):
 
     @property
     def loss_fn(self) -> Callable[..., tuple[jax.Array, Any]]:
-        return self.loss or cross_entropy(self.predict)
+        return self.loss or _cross_entropy(self.predict)
 
 
-def model(given: config.Model, shape: Shape, classes: int) -> Model:
+def model(given: config.ModelTable, shape: Shape, classes: int) -> Model:
     """The model of a config, for examples of a shape."""
     if given.module is not None:
         made = loaded(given.module)(shape, classes)
@@ -64,11 +64,11 @@ def model(given: config.Model, shape: Shape, classes: int) -> Model:
     if any(width < 1 for width in given.widths):
         raise FixArgumentsError(f"widths={given.widths}: give whole numbers from 1 on.")
     if given.kind == "conv":
-        return conv(shape, given.widths, classes)
-    return dense(shape, given.widths if given.kind == "mlp" else (), classes)
+        return _conv(shape, given.widths, classes)
+    return _dense(shape, given.widths if given.kind == "mlp" else (), classes)
 
 
-def dense(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
+def _dense(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
     """Dense layers with tanh between them; none but the last for a linear model."""
     sizes = (math.prod(shape), *widths, classes)
 
@@ -76,19 +76,19 @@ def dense(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
         layers = []
         for inputs, outputs in itertools.pairwise(sizes):
             key, here = jax.random.split(key)
-            layers.append(layer(here, (inputs, outputs), inputs))
-        return {"dense": layers[:-1], "out": at_zero(layers[-1])}
+            layers.append(_layer(here, (inputs, outputs), inputs))
+        return {"dense": layers[:-1], "out": _at_zero(layers[-1])}
 
     def predict(params: PyTree, x: jax.Array) -> jax.Array:
         h = x.reshape(len(x), -1)
-        for weights in params["dense"]:
-            h = jnp.tanh(affine(weights, h))
-        return affine(params["out"], h)
+        for weights in params["_dense"]:
+            h = jnp.tanh(_affine(weights, h))
+        return _affine(params["out"], h)
 
     return Model(init, predict)
 
 
-def conv(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
+def _conv(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
     """3 x 3 convolutions with tanh, all but the first halving the image, and a dense layer.
 
     tanh rather than ReLU: bounded activations keep gradients of all examples alike, and less is
@@ -106,13 +106,13 @@ def conv(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
         layers = []
         for inputs, outputs in itertools.pairwise(channels):
             key, here = jax.random.split(key)
-            layers.append(layer(here, (3, 3, inputs, outputs), 9 * inputs))
+            layers.append(_layer(here, (3, 3, inputs, outputs), 9 * inputs))
         flat = math.prod(side) * channels[-1]
-        return {"conv": layers, "out": at_zero(layer(key, (flat, classes), flat))}
+        return {"conv": layers, "out": _at_zero(_layer(key, (flat, classes), flat))}
 
     def predict(params: PyTree, x: jax.Array) -> jax.Array:
         h = x
-        for stride, weights in zip(strides, params["conv"], strict=True):
+        for stride, weights in zip(strides, params["_conv"], strict=True):
             h = jax.lax.conv_general_dilated(
                 h,
                 weights["w"],
@@ -122,22 +122,22 @@ def conv(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
             )
             h = jnp.tanh(h + jnp.broadcast_to(weights["b"], h.shape))
         # Scaled down, so that the last layer does not take all of the clip norm.
-        return affine(params["out"], h.reshape(len(h), -1) / 4)
+        return _affine(params["out"], h.reshape(len(h), -1) / 4)
 
     return Model(init, predict)
 
 
-def layer(key: jax.Array, shape: Shape, inputs: int) -> PyTree:
+def _layer(key: jax.Array, shape: Shape, inputs: int) -> PyTree:
     w = jax.random.normal(key, shape, jnp.float32) / math.sqrt(inputs)
     return {"w": w, "b": jnp.zeros(shape[-1], jnp.float32)}
 
 
-def at_zero(layer: PyTree) -> PyTree:
+def _at_zero(layer: PyTree) -> PyTree:
     """A last layer that begins without a guess."""
     return jax.tree.map(jnp.zeros_like, layer)
 
 
-def affine(layer: PyTree, h: jax.Array) -> jax.Array:
+def _affine(layer: PyTree, h: jax.Array) -> jax.Array:
     product = h @ layer["w"]
     return product + jnp.broadcast_to(layer["b"], product.shape)
 

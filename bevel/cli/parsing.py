@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bevel.cli.config import Config, Plan, read_config
+from bevel.cli.config import Config, PlanTable, read_config
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def config_and_overrides(command: str, about: str, arguments: Sequence[str]) -> 
         print(f"bevel: usage: {prog} [--table.key=value ...]", file=sys.stderr)
         raise SystemExit(2)
     named = bool(arguments) and not arguments[0].startswith("-")
-    default: Any = Config(Plan(batch_size=256, steps=200))
+    default: Any = Config(PlanTable(batch_size=256, steps=200))
     if named and (not wants_help or Path(arguments[0]).is_file()):
         default = read_config(arguments[0])
     return tyro.cli(

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from bevel.cli.config import Plan
+from bevel.cli.config import PlanTable
 from bevel.cli.parsing import config_and_overrides, parsed
 
 ABOUT = """What a budget buys: noise, batches and cost, as a table. Nothing is trained.
@@ -19,10 +19,10 @@ examples:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class _Asked:
     """The plan, and for how many."""
 
-    plan: Plan
+    plan: PlanTable
     examples: int
     """How many there are to train on."""
 
@@ -33,8 +33,8 @@ def main(arguments: Sequence[str]) -> int:
 
     if arguments and not arguments[0].startswith("-"):
         config = config_and_overrides("plan", ABOUT, arguments)
-        asked = Asked(config.plan, len(data_set(config.data).x_train))
+        asked = _Asked(config.plan, len(data_set(config.data).x_train))
     else:
-        asked = parsed(Asked, "plan", ABOUT, arguments)
+        asked = parsed(_Asked, "plan", ABOUT, arguments)
     plan_config(asked.plan, asked.examples).make().describe(asked.plan.delta)
     return 0

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bevel.cli.config import Plan
+from bevel.cli.config import PlanTable
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import (
     AdaptiveClipping,
@@ -13,10 +13,10 @@ from bevel.execution_plan import (
 )
 
 
-def plan_config(plan: Plan, examples: int) -> Any:
+def plan_config(plan: PlanTable, examples: int) -> Any:
     """What `Trainer(config=...)` takes: calibrated, unless the noise is given."""
     if plan.mechanism == "none":
-        refuse(plan, "epsilon", "noise_multiplier", "adapt_clip_norm_to")
+        _refuse(plan, "epsilon", "noise_multiplier", "adapt_clip_norm_to")
         return NonPrivateConfig(plan.steps, round(plan.batch_size))
     if (plan.epsilon is None) == (plan.noise_multiplier is None):
         raise FixArgumentsError(
@@ -28,13 +28,13 @@ def plan_config(plan: Plan, examples: int) -> Any:
             f"the plan has no delta: give one well below 1 / {examples}, such as "
             f"{0.1 / examples:.0e}."
         )
-    uncalibrated = private(plan, examples)
+    uncalibrated = _private(plan, examples)
     if plan.epsilon is None:
         return uncalibrated
     return uncalibrated.calibrate(epsilon=plan.epsilon, delta=plan.delta)
 
 
-def private(plan: Plan, examples: int) -> Any:
+def _private(plan: PlanTable, examples: int) -> Any:
     options: dict[str, Any] = {
         "l2_clip_norm": plan.clip_norm,
         "noise_multiplier": plan.noise_multiplier,
@@ -68,7 +68,7 @@ def private(plan: Plan, examples: int) -> Any:
     raise FixArgumentsError(f"mechanism={plan.mechanism!r}: write dpsgd, bandmf, blt or none.")
 
 
-def refuse(plan: Plan, *names: str) -> None:
+def _refuse(plan: PlanTable, *names: str) -> None:
     """Raises if the plan asks for privacy that it will not have."""
     given = [name for name in names if getattr(plan, name) is not None]
     if given:

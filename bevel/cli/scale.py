@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("step", metavar="CONFIG", help="a config, or file.py:build_step")
-    parser.add_argument("--devices", type=numbers, default=(8, 64, 512, 4096))
+    parser.add_argument("--devices", type=_numbers, default=(8, 64, 512, 4096))
     parser.add_argument("--axes", help="the mesh; -1 takes the rest. By default the config's")
     parser.add_argument("--batch-size", type=int, help="on the fewest devices")
     parser.add_argument("--spec", type=json.loads, help="JSON: what else build_step takes")
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
             parser.error("--spec is for file.py:build_step: change the config instead")
         config = read_config(given.step)
         build, spec = f"{__name__}:build_step", {"config": str(Path(given.step).resolve())}
-        axes = given.axes or open_axes(config)
+        axes = given.axes or _open_axes(config)
         batch_size = given.batch_size or whole_batch(config, axes, min(given.devices))
     report = scale(
         build,
@@ -67,11 +67,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def open_axes(config: Config) -> str:
+def _open_axes(config: Config) -> str:
     """The config's mesh, with the axis that carries examples left open."""
     from bevel.sharding.mesh import pairs_of
     from bevel.training.batches import BATCH_AXES
@@ -109,8 +109,8 @@ def build_step(mesh: Any, batch_size: int, *, config: str) -> Any:
         where = NamedSharding(mesh, spec)
         return lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
-    optimizer = like(jax.eval_shape(trainer._optimizer.init, params), params, mesh)
-    noise = like(jax.eval_shape(trainer.plan.noise_addition_transform.init, params), params, mesh)
+    optimizer = _like(jax.eval_shape(trainer._optimizer.init, params), params, mesh)
+    noise = _like(jax.eval_shape(trainer.plan.noise_addition_transform.init, params), params, mesh)
     rows = on(PartitionSpec(trainer.layout.axes))
     batch = jax.tree.map(rows, example_types(job.data, batch_size))
     padding = rows(jax.ShapeDtypeStruct((batch_size,), bool))
@@ -138,7 +138,7 @@ def build_step(mesh: Any, batch_size: int, *, config: str) -> Any:
     return PlacedStep(step, roles | {"batch": (batch, padding)})
 
 
-def like(state: PyTree, params: PyTree, mesh: Any) -> PyTree:
+def _like(state: PyTree, params: PyTree, mesh: Any) -> PyTree:
     """The types of a state on the mesh, its copies of parameters placed as these are."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec

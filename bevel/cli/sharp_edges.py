@@ -27,7 +27,7 @@ Loss = Callable[[Any, Any], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Edge:
+class _Edge:
     """One row: a loss, where its parameters lie, and how the mesh is used."""
 
     name: str
@@ -37,7 +37,9 @@ class Edge:
     specs: tuple[P, P] = (P(), P())
 
 
-def network(params: Any, batch: Any, on_x: Any = None, on_h: Any = None, on_out: Any = None) -> Any:
+def _network(
+    params: Any, batch: Any, on_x: Any = None, on_h: Any = None, on_out: Any = None
+) -> Any:
     """Two layers on sequences (B, T, D); the hooks are where a row puts its constraint."""
     x, y = batch
     x = on_x(x) if on_x else x
@@ -48,78 +50,78 @@ def network(params: Any, batch: Any, on_x: Any = None, on_h: Any = None, on_out:
     return jnp.mean((out - y) ** 2)
 
 
-def on_input(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: network(p, b, on_x=lambda x: c(x, "data"))
+def _on_input(c: Any, mesh: Mesh | None) -> Loss:
+    return lambda p, b: _network(p, b, on_x=lambda x: c(x, "data"))
 
 
-def on_sequence(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: network(p, b, on_h=lambda h: c(h, "data", None, None))
+def _on_sequence(c: Any, mesh: Mesh | None) -> Loss:
+    return lambda p, b: _network(p, b, on_h=lambda h: c(h, "data", None, None))
 
 
-def on_flattened(c: Any, mesh: Mesh | None) -> Loss:
+def _on_flattened(c: Any, mesh: Mesh | None) -> Loss:
     def flatten(h: Any) -> Any:
         return c(h.reshape(-1, H), "data", None).reshape(h.shape)
 
-    return lambda p, b: network(p, b, on_h=flatten)
+    return lambda p, b: _network(p, b, on_h=flatten)
 
 
-def on_output(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: network(p, b, on_out=lambda out: c(out, "data"))
+def _on_output(c: Any, mesh: Mesh | None) -> Loss:
+    return lambda p, b: _network(p, b, on_out=lambda out: c(out, "data"))
 
 
-def on_fsdp(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: network((c(p[0], "data"), c(p[1], "data")), b)
+def _on_fsdp(c: Any, mesh: Mesh | None) -> Loss:
+    return lambda p, b: _network((c(p[0], "data"), c(p[1], "data")), b)
 
 
-def on_tensor_parallel(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: network((c(p[0], None, "model"), p[1]), b)
+def _on_tensor_parallel(c: Any, mesh: Mesh | None) -> Loss:
+    return lambda p, b: _network((c(p[0], None, "model"), p[1]), b)
 
 
-def in_scan(c: Any, mesh: Mesh | None) -> Loss:
+def _in_scan(c: Any, mesh: Mesh | None) -> Loss:
     def loss(p: Any, b: Any) -> Any:
         def step(h: Any, _: Any) -> Any:
             return c(jnp.tanh(h), "data"), None
 
-        return network(p, b, on_h=lambda h: jax.lax.scan(step, h, None, length=2)[0])
+        return _network(p, b, on_h=lambda h: jax.lax.scan(step, h, None, length=2)[0])
 
     return loss
 
 
-def in_remat(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: network(p, b, on_h=jax.checkpoint(lambda h: jnp.sin(c(h, "data"))))
+def _in_remat(c: Any, mesh: Mesh | None) -> Loss:
+    return lambda p, b: _network(p, b, on_h=jax.checkpoint(lambda h: jnp.sin(c(h, "data"))))
 
 
-def in_jit(c: Any, mesh: Mesh | None) -> Loss:
+def _in_jit(c: Any, mesh: Mesh | None) -> Loss:
     inner = jax.jit(jnp.sin, in_shardings=NamedSharding(mesh, P("data"))) if mesh else jnp.sin
-    return lambda p, b: network(p, b, on_h=inner)
+    return lambda p, b: _network(p, b, on_h=inner)
 
 
-def in_custom_vjp(c: Any, mesh: Mesh | None) -> Loss:
+def _in_custom_vjp(c: Any, mesh: Mesh | None) -> Loss:
     @jax.custom_vjp
     def double(h: Any) -> Any:
         return 2 * h
 
     double.defvjp(lambda h: (2 * h, None), lambda _, g: (c(2 * g, "data"),))
-    return lambda p, b: network(p, b, on_h=double)
+    return lambda p, b: _network(p, b, on_h=double)
 
 
 EDGES = (
-    Edge("constraint on the input", on_input),
-    Edge("on (B, T, d) activations", on_sequence),
-    Edge("on (B*T, d) activations", on_flattened),
-    Edge("on the output", on_output),
-    Edge("on FSDP parameters", on_fsdp, specs=(P("data"), P("data"))),
-    Edge("on tensor-parallel parameters", on_tensor_parallel, specs=(P(None, "model"), P())),
-    Edge("inside scan", in_scan),
-    Edge("inside remat", in_remat),
-    Edge("nested jit(in_shardings=...)", in_jit),
-    Edge("in a custom_vjp's backward", in_custom_vjp),
-    Edge("Explicit mesh, reshard", on_input, kind=AxisType.Explicit),
-    Edge("inside shard_map", lambda c, mesh: network, manual=True),
+    _Edge("constraint on the input", _on_input),
+    _Edge("on (B, T, d) activations", _on_sequence),
+    _Edge("on (B*T, d) activations", _on_flattened),
+    _Edge("on the output", _on_output),
+    _Edge("on FSDP parameters", _on_fsdp, specs=(P("data"), P("data"))),
+    _Edge("on tensor-parallel parameters", _on_tensor_parallel, specs=(P(None, "model"), P())),
+    _Edge("inside scan", _in_scan),
+    _Edge("inside remat", _in_remat),
+    _Edge("nested jit(in_shardings=...)", _in_jit),
+    _Edge("in a custom_vjp's backward", _in_custom_vjp),
+    _Edge("Explicit mesh, reshard", _on_input, kind=AxisType.Explicit),
+    _Edge("inside shard_map", lambda c, mesh: _network, manual=True),
 )
 
 
-def plain(loss: Loss) -> Callable[[Any, Any], Any]:
+def _plain(loss: Loss) -> Callable[[Any, Any], Any]:
     """Per-example clipping as one would write it by hand."""
 
     def clipped(params: Any, batch: Any) -> Any:
@@ -133,11 +135,11 @@ def plain(loss: Loss) -> Callable[[Any, Any], Any]:
     return clipped
 
 
-def ours(loss: Loss) -> Callable[[Any, Any], Any]:
+def _ours(loss: Loss) -> Callable[[Any, Any], Any]:
     return lambda p, b: list(bevel.clipped_grad(loss, l2_clip_norm=CLIP)(tuple(p), b))
 
 
-def oracle(loss: Loss, params: Any, batch: Any) -> list[np.ndarray]:
+def _oracle(loss: Loss, params: Any, batch: Any) -> list[np.ndarray]:
     """float64, one example at a time."""
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: np.asarray(a, np.float64), (list(params), batch))
@@ -167,15 +169,15 @@ def measure(step: Callable[..., Any], arguments: Any, truth: list[np.ndarray]) -
     return f"{error:.0e}", f"{report.flops / 1e6:.1f}M", ", ".join(named)
 
 
-def run_edge(edge: Edge) -> tuple[str, ...]:
+def run_edge(edge: _Edge) -> tuple[str, ...]:
     """One row of the table."""
     rng = np.random.default_rng(0)
     params = [rng.normal(size=s).astype(np.float32) / 8 for s in ((D, H), (H, D))]
     scale = np.geomspace(0.1, 10, B)[:, None, None]
     batch = tuple((scale * rng.normal(size=(B, T, D))).astype(np.float32) for _ in range(2))
-    truth = oracle(edge.make(lambda x, *spec: x, None), params, batch)
+    truth = _oracle(edge.make(lambda x, *spec: x, None), params, batch)
 
-    mesh = make_mesh(edge.kind)
+    mesh = _make_mesh(edge.kind)
     explicit = edge.kind == AxisType.Explicit
     if explicit:
         loss = edge.make(lambda x, *spec: jax.sharding.reshard(x, P(*spec)), mesh)
@@ -189,15 +191,15 @@ def run_edge(edge: Edge) -> tuple[str, ...]:
         for p, spec in zip(params, edge.specs, strict=True)
     ]
     arguments = placed, jax.device_put(batch, NamedSharding(mesh, P("data")))
-    steps = [ours(loss), plain(loss)]
+    steps = [_ours(loss), _plain(loss)]
     if edge.manual:
-        steps = [over_shards(step, mesh) for step in steps]
+        steps = [_over_shards(step, mesh) for step in steps]
     with jax.set_mesh(mesh):
         cells = [measure(step, arguments, truth) for step in steps]
     return edge.name, *cells[0], *cells[1]
 
 
-def over_shards(step: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+def _over_shards(step: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     """Each shard clips its own examples; the sums are added afterwards."""
 
     def local(params: Any, batch: Any) -> Any:
@@ -207,7 +209,7 @@ def over_shards(step: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     return lambda p, b: [jnp.sum(g, axis=0) for g in shards(p, b)]
 
 
-def make_mesh(kind: AxisType) -> Mesh:
+def _make_mesh(kind: AxisType) -> Mesh:
     return jax.make_mesh((DEVICES // 2, 2), ("data", "model"), axis_types=(kind, kind))
 
 

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     from bevel.accounting import Ledger
 
-    ledger = Ledger.read(ledger_file(given.ledger))
+    ledger = Ledger.read(_ledger_file(given.ledger))
     if given.head is not None:
         ledger.check_head(given.head)
     print(ledger.spent(given.delta).describe())
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def ledger_file(path: Path) -> Path:
+def _ledger_file(path: Path) -> Path:
     """The ledger of a run's folder, or of what it released; a file is its own."""
     if not path.is_dir():
         return path

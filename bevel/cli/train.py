@@ -22,23 +22,23 @@ examples:
 
 def main(arguments: Sequence[str]) -> int:
     words = [
-        word.replace("--accept", "--run.accept", 1) if is_accept(word) else word
+        word.replace("--accept", "--run.accept", 1) if _is_accept(word) else word
         for word in arguments
     ]
-    train(config_and_overrides("train", ABOUT, words))
+    _train(config_and_overrides("train", ABOUT, words))
     return 0
 
 
-def is_accept(word: str) -> bool:
+def _is_accept(word: str) -> bool:
     return word == "--accept" or word.startswith("--accept=")
 
 
-def train(config: Config) -> Path | None:
+def _train(config: Config) -> Path | None:
     """Runs a config to its end. The report of the run; None in a process that is not the first."""
     from bevel.cli.job import Job, use_cpu_devices
+    from bevel.processes import join
     from bevel.report import write_report
-    from bevel.sharding.processes import join
-    from bevel.training.agreement import together
+    from bevel.training.process_agreement import together
 
     me = join()
     if me.count == 1 and config.mesh.cpu_devices is not None:

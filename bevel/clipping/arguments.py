@@ -72,14 +72,14 @@ class Call:
         return jax.tree.unflatten(self.treedef, [next(by_role[role]) for role in self.roles])
 
 
-def is_array(leaf: Any) -> bool:
+def _is_array(leaf: Any) -> bool:
     """Whether a leaf is traced. Bools, strings and objects stay what they are, as in Python."""
     if isinstance(leaf, bool):
         return False
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex)
 
 
-def positions(argnums: int | Sequence[int], name: str, count: int) -> tuple[int, ...]:
+def _positions(argnums: int | Sequence[int], name: str, count: int) -> tuple[int, ...]:
     """Argument numbers as a tuple of non-negative ints, checked against the call."""
     numbers = (argnums,) if isinstance(argnums, int | np.integer) else tuple(argnums)
     for number in numbers:
@@ -100,12 +100,12 @@ def split_call(
     prng_argnum: int | None,
 ) -> tuple[Call, Leaves]:
     """Checks a call and splits it by role. `argnums=None` differentiates nothing (clipped_fun)."""
-    diff = positions(argnums, "argnums", len(args)) if argnums is not None else ()
-    batch = positions(batch_argnums, "batch_argnums", len(args))
-    prng = positions(prng_argnum, "prng_argnum", len(args)) if prng_argnum is not None else ()
+    diff = _positions(argnums, "argnums", len(args)) if argnums is not None else ()
+    batch = _positions(batch_argnums, "batch_argnums", len(args))
+    prng = _positions(prng_argnum, "prng_argnum", len(args)) if prng_argnum is not None else ()
     if len(set(diff)) < len(diff):
         raise FixArgumentsError(f"argnums={argnums} names an argument twice: name each once.")
-    check_disjoint(argnums=diff, batch_argnums=batch, prng_argnum=prng)
+    _check_disjoint(argnums=diff, batch_argnums=batch, prng_argnum=prng)
     role_of = dict.fromkeys(diff, Role.PARAM) | dict.fromkeys(batch, Role.BATCH)
     role_of |= dict.fromkeys(prng, Role.KEY)
 
@@ -117,22 +117,22 @@ def split_call(
         positional = path[0].idx == 0
         role = role_of.get(path[1].idx, Role.CONSTANT) if positional else Role.CONSTANT
         where = f"argument {path[1].idx}{jax.tree_util.keystr(path[2:])}" if positional else ""
-        if role is Role.CONSTANT and not is_array(leaf):
+        if role is Role.CONSTANT and not _is_array(leaf):
             role = Role.STATIC
         roles.append(role)
         if role is Role.PARAM:
-            check_param(leaf, where)
+            _check_param(leaf, where)
             found.append((diff.index(path[1].idx), leaf, where))
         elif role is Role.BATCH:
-            check_batch_leaf(leaf, where)
+            _check_batch_leaf(leaf, where)
             leaves.batch.append(leaf)
         elif role is Role.KEY:
-            check_key(leaf, where)
+            _check_key(leaf, where)
             leaves.keys.append(leaf)
         elif role is Role.CONSTANT:
             leaves.constants.append(leaf)
         else:
-            statics.append(leaf if hashable(leaf) else ByIdentity(leaf))
+            statics.append(leaf if _hashable(leaf) else ByIdentity(leaf))
 
     order = sorted(range(len(found)), key=lambda i: found[i][0])  # stable: as argnums has them
     leaves.params.extend(found[i][1] for i in order)
@@ -150,7 +150,7 @@ def split_call(
     return call, leaves
 
 
-def check_disjoint(**groups: tuple[int, ...]) -> None:
+def _check_disjoint(**groups: tuple[int, ...]) -> None:
     """Raises if two groups of argument numbers overlap."""
     for (name, one), (other, two) in itertools.combinations(groups.items(), 2):
         shared = sorted(set(one) & set(two))
@@ -161,9 +161,9 @@ def check_disjoint(**groups: tuple[int, ...]) -> None:
             )
 
 
-def check_param(leaf: Any, where: str) -> None:
+def _check_param(leaf: Any, where: str) -> None:
     """Raises unless a differentiated leaf is a real float array."""
-    if not is_array(leaf):
+    if not _is_array(leaf):
         raise FixArgumentsError(
             f"{where} is a {type(leaf).__name__}, which has no gradient. Split the model and pass "
             "what is not trained as an argument outside argnums."
@@ -176,16 +176,16 @@ def check_param(leaf: Any, where: str) -> None:
         )
 
 
-def first_key(key: Any) -> jax.Array:
+def _first_key(key: Any) -> jax.Array:
     return jax.random.fold_in(key, 0)
 
 
 def example_key_type(key: Any) -> jax.ShapeDtypeStruct:
     """The type of the key that one example gets. One function, so that JAX traces it once."""
-    return jax.eval_shape(first_key, key)
+    return jax.eval_shape(_first_key, key)
 
 
-def check_key(leaf: Any, where: str) -> None:
+def _check_key(leaf: Any, where: str) -> None:
     """Raises unless a leaf is one random key."""
     try:
         example_key_type(leaf)
@@ -195,9 +195,9 @@ def check_key(leaf: Any, where: str) -> None:
         ) from error
 
 
-def check_batch_leaf(leaf: Any, where: str) -> None:
+def _check_batch_leaf(leaf: Any, where: str) -> None:
     """Raises unless a batch leaf has a leading axis."""
-    if not is_array(leaf) or np.ndim(leaf) == 0:
+    if not _is_array(leaf) or np.ndim(leaf) == 0:
         raise FixArgumentsError(
             f"{where} is cut into examples, but {leaf!r:.60} has no leading axis. Pass an array "
             "with one row per example, or take this argument out of batch_argnums."
@@ -225,7 +225,7 @@ def batch_size(batch: Sequence[Any], mask: Any) -> int:
     return sizes[0]
 
 
-def hashable(value: Any) -> bool:
+def _hashable(value: Any) -> bool:
     try:
         hash(value)
     except TypeError:

@@ -23,12 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
-from bevel.clipping.norms import factors, gram, gram_kernel
-from bevel.clipping.norms.registry import SEPARATE, Sizes
-from bevel.clipping.routes import apart, dimensions, whole
-from bevel.clipping.taps import Tapped
-from bevel.clipping.terms import Common
-from bevel.clipping.uses import Found, Use
+from bevel.clipping.norms import gram, outer_products
+from bevel.clipping.norms.kernels import gram_kernel
+from bevel.clipping.norms.registry import SEPARATE, GradientSizes
+from bevel.clipping.uses.find import Use, UsesByParameter
+from bevel.clipping.uses.shared_terms import SharedTerm
+from bevel.clipping.uses.taps import TappedParameter
+from bevel.clipping.uses.views import apart, dimensions, whole
 from bevel.errors import FixArgumentsError
 from bevel.sharding.types import on_one_device
 
@@ -52,7 +53,7 @@ GRAM_WITH_KERNEL, GRAM_BY_COMPILER = 1.2, 2.4
 SMALL = 2**14  # numbers; a gradient of fewer is kept without a thought
 
 
-class Cost(NamedTuple):
+class NormCost(NamedTuple):
     """Of one example, beyond the forward pass and the backward pass of activations."""
 
     flops: float
@@ -68,21 +69,24 @@ class Cost(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class NormChoice:
     """What was decided for one parameter, and why."""
 
     param: int
     way: str
-    costs: Mapping[str, Cost]
+    costs: Mapping[str, NormCost]
     uses: tuple[Use, ...] | None  # None: not understood, so differentiated by JAX
     joined: bool = False
     why: str = ""
-    common: tuple[Common, ...] = ()  # terms that are the same for every example
+    common: tuple[SharedTerm, ...] = ()  # terms that are the same for every example
 
 
 def choose(
-    found: Found, types: Sequence[Any], asked: str | Mapping[str, str], paths: Sequence[str]
-) -> list[Chosen]:
+    found: UsesByParameter,
+    types: Sequence[Any],
+    asked: str | Mapping[str, str],
+    paths: Sequence[str],
+) -> list[NormChoice]:
     """The way of each parameter.
 
     `asked`: a way for all that can take it, or ways by path, which must be possible.
@@ -107,23 +111,23 @@ def choose(
 
 
 def choose_one(
-    param: int, found: Sequence[Use | Common] | None, aval: Any, asked: Any = None
-) -> Chosen:
+    param: int, found: Sequence[Use | SharedTerm] | None, aval: Any, asked: Any = None
+) -> NormChoice:
     if not found:
         why = "not used" if found is not None else "a use without a rule"
-        return Chosen(param, "keep", {}, None, why=why)
+        return NormChoice(param, "keep", {}, None, why=why)
     uses = [use for use in found if isinstance(use, Use)]
-    common = tuple(use for use in found if isinstance(use, Common))
+    common = tuple(use for use in found if isinstance(use, SharedTerm))
     related = relation(uses, aval.shape)
     if related is None:
-        return Chosen(param, "keep", {}, None, why="overlapping uses of different shape")
+        return NormChoice(param, "keep", {}, None, why="overlapping uses of different shape")
     if common and (not uses or any(use.turns for use in uses)):
-        return Chosen(param, "keep", {}, None, why="the same for every example")
+        return NormChoice(param, "keep", {}, None, why="the same for every example")
     joined = related == "joined"
     avals: list[Any] = [use.eqn.outvars[0].aval for use in uses]
     itemsize = max(2, *(np.dtype(a.dtype).itemsize for a in avals))
     costs = costs_of([use.sizes for use in uses], joined, itemsize)
-    if not (formable(uses, aval.shape) or all(use.sizes.pixels for use in uses)):
+    if not (_formable(uses, aval.shape) or all(use.sizes.pixels for use in uses)):
         costs.pop("form", None)
     if any(kind == SEPARATE for use in uses for kind, _ in use.loops):
         # What a loop has stacked is put in order.
@@ -134,7 +138,7 @@ def choose_one(
         costs = {
             w: c if w == "keep" else c._replace(flops=c.flops + more) for w, c in costs.items()
         }
-    plain = Chosen(param, "keep", costs, tuple(uses), joined, common=common)
+    plain = NormChoice(param, "keep", costs, tuple(uses), joined, common=common)
     if isinstance(asked, str) and asked in costs:
         return dataclasses.replace(plain, way=asked, why="asked for")
     tapped = {way: cost for way, cost in costs.items() if way not in ("keep", "form")}
@@ -159,11 +163,11 @@ def relation(uses: Sequence[Use], shape: Sequence[int]) -> str | None:
         return "apart"
     if not all(dims is not None and whole(box, shape) for dims, box in seen):
         return None
-    sides = {sides_of(use, dims) for use, (dims, _) in zip(uses, seen, strict=True) if dims}
+    sides = {_sides_of(use, dims) for use, (dims, _) in zip(uses, seen, strict=True) if dims}
     return "joined" if len(sides) == 1 and None not in sides else None
 
 
-def sides_of(use: Use, dims: Sequence[int | None]) -> Any:
+def _sides_of(use: Use, dims: Sequence[int | None]) -> Any:
     """Which dimensions of the parameter a use takes apart, and which two sets it multiplies."""
     if use.turns or use.rule.sides is None or any(kind == SEPARATE for kind, _ in use.loops):
         return None
@@ -178,19 +182,19 @@ def sides_of(use: Use, dims: Sequence[int | None]) -> Any:
     return tuple(dims[i] for i in separate), frozenset(names)
 
 
-def formable(uses: Sequence[Use], shape: Sequence[int]) -> bool:
+def _formable(uses: Sequence[Use], shape: Sequence[int]) -> bool:
     """Whether the gradient of a matrix can be formed of the products at its uses, on one device."""
     if not on_one_device():  # a mesh may have cut what would be padded
         return False
     seen = [(use, *dimensions(use.start, shape)) for use in uses]
     sides = (), frozenset({frozenset({0}), frozenset({1})})
     return len(shape) == 2 and all(
-        dims is not None and whole(box, shape) and sides_of(use, dims) == sides
+        dims is not None and whole(box, shape) and _sides_of(use, dims) == sides
         for use, dims, box in seen
     )
 
 
-def costs_of(sizes: Sequence[Sizes], joined: bool, itemsize: int) -> dict[str, Cost]:
+def costs_of(sizes: Sequence[GradientSizes], joined: bool, itemsize: int) -> dict[str, NormCost]:
     """What each way costs for the uses of one parameter."""
     looked_up = any(s.looked_up for s in sizes)
     if joined:
@@ -206,11 +210,11 @@ def costs_of(sizes: Sequence[Sizes], joined: bool, itemsize: int) -> dict[str, C
         if None not in parts:
             whole = zip(*parts, strict=True)
             flops, moved, memory, slack, idle = whole
-            result[way] = Cost(sum(flops), sum(moved), sum(memory), max(slack), sum(idle))
+            result[way] = NormCost(sum(flops), sum(moved), sum(memory), max(slack), sum(idle))
     return result
 
 
-def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
+def cost(way: str, s: GradientSizes, itemsize: int) -> NormCost | None:
     """Of one use: n sums of R outer products of D and K numbers. None: it cannot be done so."""
     n, rows, left, right = s[:4]
     on_gpu = jax.default_backend() == "gpu"
@@ -224,13 +228,13 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
     if way == "keep":
         # JAX batches the gradient of a convolution as one with a group for each example.
         moved = 100.0 * slices if on_gpu else slices
-        idle = contraction if on_gpu and odd_sides(s) else 0.0
-        return Cost(contraction, read + moved + 3 * kept, kept, 1e-5, idle)
+        idle = contraction if on_gpu and _odd_sides(s) else 0.0
+        return NormCost(contraction, read + moved + 3 * kept, kept, 1e-5, idle)
     if way == "form":
-        padded = 2.0 * n * rows * sum(odd_sides(s)) * itemsize
+        padded = 2.0 * n * rows * sum(_odd_sides(s)) * itemsize
         if not s.pixels and not padded:
             return None
-        return Cost(contraction, read + slices + padded + 3 * kept, kept, 1e-5)
+        return NormCost(contraction, read + slices + padded + 3 * kept, kept, 1e-5)
     rounding = precision.unit_roundoff(jnp.bfloat16 if itemsize == 2 else dtype)
     # One side is scaled before the contraction.
     values = s.pixels or (not s.looked_up and gram.values_are_scaled(rows, left, right, rounding))
@@ -242,7 +246,7 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
     if way == "outer":
         if rows > 1 or s.pixels:
             return None
-        return Cost(flops, moved + read, read, rounding)
+        return NormCost(flops, moved + read, read, rounding)
     if way == "gram":
         pairs = n * rows * rows
         kernel = kernels and not s.pixels and rows >= gram.KERNEL_ROWS
@@ -251,10 +255,10 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
         products = 2.0 * pairs * (right + (0 if s.looked_up else across))
         leaning = 0.0 if s.looked_up else gram.LEANING
         other = gram.spread(rows, right) if values else gram.spread(rows, left, leaning)
-        slack = gram_slack(s, dtype) + rounding * math.sqrt(other)
+        slack = _gram_slack(s, dtype) + rounding * math.sqrt(other)
         done = products / 2 if kernel else products  # half of a symmetric matrix
         moved += read + (0 if kernel else 20 * pairs)
-        return Cost(flops + done, moved, read, slack, idle=times * products - done)
+        return NormCost(flops + done, moved, read, slack, idle=times * products - done)
     if s.looked_up:
         return None
     short = right if s.pixels else min(left, right)
@@ -265,16 +269,16 @@ def cost(way: str, s: Sizes, itemsize: int) -> Cost | None:
     if s.pixels and kernels:
         # On the chip: from one copy of its operands, at half speed, short of rows at less.
         idle, formed = flops * (0.9 + 64 / rows), 4.0 * read
-    return Cost(flops, moved + 2 * read + formed, read, sharp + rows * 1e-7, idle)
+    return NormCost(flops, moved + 2 * read + formed, read, sharp + rows * 1e-7, idle)
 
 
-def odd_sides(s: Sizes) -> list[int]:
+def _odd_sides(s: GradientSizes) -> list[int]:
     """Lengths of vectors that matrix units take at half their speed, unless they are padded."""
     sides = () if s.looked_up or s.pixels else (s.left, s.right)
-    return [size for size in sides if factors.is_odd(size)]
+    return [size for size in sides if outer_products.is_odd(size)]
 
 
-def gram_slack(s: Sizes, dtype: np.dtype) -> float:
+def _gram_slack(s: GradientSizes, dtype: np.dtype) -> float:
     def off(entries: int, others: int) -> float:
         near = 1 + 0.8 * s.rows / math.sqrt(others)
         terms = 2 * min(entries, gram_kernel.CHUNK)
@@ -284,13 +288,13 @@ def gram_slack(s: Sizes, dtype: np.dtype) -> float:
     return (left + off(s.right, s.left)) / 2
 
 
-def tapped_of(chosen: Chosen, aval: Any) -> Tapped | None:
+def tapped_of(chosen: NormChoice, aval: Any) -> TappedParameter | None:
     """The taps of a parameter, or None if its gradient is kept."""
     if chosen.way == "keep" or chosen.uses is None:
         return None
     rows = [use.sizes.rows for use in chosen.uses]
     most = sum(rows) if chosen.joined else max(rows)
-    return Tapped(
+    return TappedParameter(
         chosen.param,
         tuple(aval.shape),
         chosen.uses,

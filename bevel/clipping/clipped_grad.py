@@ -13,12 +13,12 @@ from bevel.clipping.choose import WAYS
 from bevel.clipping.engine import clipped_sum
 from bevel.clipping.options import Clip, Task
 from bevel.errors import FixArgumentsError
-from bevel.sharding.axes import Seen
+from bevel.sharding.axes import ArgumentShardings
 
 Axes = str | Sequence[str] | None
 
 
-def identity(tree: PyTree) -> PyTree:
+def _identity(tree: PyTree) -> PyTree:
     """The default of `pre_clipping_transform`."""
     return tree
 
@@ -35,7 +35,7 @@ def clipped_grad(
     keep_batch_dim: bool = True,
     return_values: bool = False,
     return_grad_norms: bool = False,
-    pre_clipping_transform: Callable[[PyTree], PyTree] = identity,
+    pre_clipping_transform: Callable[[PyTree], PyTree] = _identity,
     microbatch_size: int | None = None,
     nan_safe: bool = True,
     dtype: jax.typing.DTypeLike | None = None,
@@ -117,18 +117,18 @@ def clipped_grad(
         has_aux=has_aux,
         prng_argnum=prng_argnum,
         keep_batch_dim=keep_batch_dim,
-        transform=None if pre_clipping_transform is identity else pre_clipping_transform,
+        transform=None if pre_clipping_transform is _identity else pre_clipping_transform,
         microbatch_size=microbatch_size,
-        dtype=checked_dtype(dtype),
-        engine=checked_engine(engine),
-        norms=checked_norms(norms),
-        memory=checked_memory(memory),
-        batch_axes=axis_names(batch_axes),
-        reduce_axes=axis_names(reduce_axes) or (),
+        dtype=_checked_dtype(dtype),
+        engine=_checked_engine(engine),
+        norms=_checked_norms(norms),
+        memory=_checked_memory(memory),
+        batch_axes=_axis_names(batch_axes),
+        reduce_axes=_axis_names(reduce_axes) or (),
         return_values=return_values,
         return_norms=return_grad_norms,
     )
-    return bounded(task)
+    return _bounded(task)
 
 
 def clipped_fun(
@@ -175,21 +175,21 @@ def clipped_fun(
         prng_argnum=prng_argnum,
         keep_batch_dim=keep_batch_dim,
         microbatch_size=microbatch_size,
-        dtype=checked_dtype(dtype),
-        engine=checked_engine(engine),
-        batch_axes=axis_names(batch_axes),
-        reduce_axes=axis_names(reduce_axes) or (),
+        dtype=_checked_dtype(dtype),
+        engine=_checked_engine(engine),
+        batch_axes=_axis_names(batch_axes),
+        reduce_axes=_axis_names(reduce_axes) or (),
         return_norms=return_norms,
     )
-    return bounded(task)
+    return _bounded(task)
 
 
-def bounded(task: Task) -> BoundedSensitivityCallable:
+def _bounded(task: Task) -> BoundedSensitivityCallable:
     """The callable of a task. Eager calls compile once per types, shardings and statics."""
 
     program = TracedProgram()
 
-    def traced(call: Any, leaves: Any, padding: Any, seen: Seen) -> Any:
+    def traced(call: Any, leaves: Any, padding: Any, seen: ArgumentShardings) -> Any:
         return clipped_sum(task, call, leaves, padding, seen, program)
 
     compiled = jax.jit(traced, static_argnums=(0, 3))
@@ -202,7 +202,7 @@ def bounded(task: Task) -> BoundedSensitivityCallable:
             batch_argnums=task.batch_argnums,
             prng_argnum=task.prng_argnum,
         )
-        seen = Seen.on(leaves.params, leaves.batch)
+        seen = ArgumentShardings.on(leaves.params, leaves.batch)
         if is_padding_example is not None and not isinstance(is_padding_example, jax.Array):
             is_padding_example = np.asarray(is_padding_example)
         arrays = jax.tree.leaves((leaves, is_padding_example))
@@ -219,13 +219,13 @@ def bounded(task: Task) -> BoundedSensitivityCallable:
     return BoundedSensitivityCallable(run, bound, has_aux, task.dtype, exact, program, task)
 
 
-def checked_engine(engine: str) -> str:
+def _checked_engine(engine: str) -> str:
     if engine not in ("auto", "vmap"):
         raise FixArgumentsError(f"engine={engine!r}: write 'auto', or 'vmap' for the reference.")
     return engine
 
 
-def checked_norms(norms: str | Mapping[str, str]) -> str | Mapping[str, str]:
+def _checked_norms(norms: str | Mapping[str, str]) -> str | Mapping[str, str]:
     """A way for all parameters, or ways by path."""
     for way in norms.values() if isinstance(norms, Mapping) else [norms]:
         if way not in (*WAYS, "auto"):
@@ -235,13 +235,13 @@ def checked_norms(norms: str | Mapping[str, str]) -> str | Mapping[str, str]:
     return norms
 
 
-def checked_memory(memory: str) -> str:
+def _checked_memory(memory: str) -> str:
     if memory not in ("auto", "bookkeeping", "low"):
         raise FixArgumentsError(f"memory={memory!r}: write 'auto', 'bookkeeping' or 'low'.")
     return memory
 
 
-def checked_dtype(dtype: Any) -> Any:
+def _checked_dtype(dtype: Any) -> Any:
     """The dtype of the result: one with the range of float32, so that no sum leaves it."""
     if dtype is None:
         return None
@@ -256,7 +256,7 @@ def checked_dtype(dtype: Any) -> Any:
     return wanted
 
 
-def axis_names(axes: Axes) -> tuple[str, ...] | None:
+def _axis_names(axes: Axes) -> tuple[str, ...] | None:
     if axes is None:
         return None
     return (axes,) if isinstance(axes, str) else tuple(axes)

@@ -8,21 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.clipping.accumulate.low_memory import ReadNorm, can_do_again, sums_again
+from bevel.clipping.accumulate.microbatches import in_microbatches
+from bevel.clipping.accumulate.sums import (
+    ExampleOutputs,
+    Shares,
+    combine,
+    finish,
+    group_by_clip_norm,
+)
 from bevel.clipping.arguments import Call, Leaves, batch_size
-from bevel.clipping.batch import over_examples
 from bevel.clipping.bounded import Aux, TracedProgram
 from bevel.clipping.choose import choose, tapped_of
-from bevel.clipping.combine import Outputs, Shares, combine, finish, group_by_clip_norm
-from bevel.clipping.example import (
-    Example,
-    Program,
-    check_scalar_loss,
-    explained_batching,
-    trace,
-    trace_gradient,
-    trace_loss,
-)
-from bevel.clipping.meshes import (
+from bevel.clipping.options import Task
+from bevel.clipping.program.batching import over_examples
+from bevel.clipping.program.meshes import (
     batch_layout,
     check_divides,
     check_loss_is_shared,
@@ -31,32 +31,43 @@ from bevel.clipping.meshes import (
     on_mesh,
     refuse_collectives,
 )
-from bevel.clipping.microbatches import in_microbatches
-from bevel.clipping.options import Task
-from bevel.clipping.recompute import Measure, can_do_again, sums_again
-from bevel.clipping.taps import Hold, Reading, Tapped, differentiate
-from bevel.clipping.uses import find_uses, without_common
-from bevel.sharding.axes import Layout, Seen
+from bevel.clipping.program.trace import (
+    ExampleFunction,
+    TracedExample,
+    check_scalar_loss,
+    explained_batching,
+    trace,
+    trace_gradient,
+    trace_loss,
+)
+from bevel.clipping.uses.find import find_uses, without_common
+from bevel.clipping.uses.taps import HoldValues, TappedParameter, TapReading, differentiate
+from bevel.sharding.axes import ArgumentShardings, MeshLayout
 from bevel.sharding.types import zeros_of_type
 
-Runner = Callable[[Sequence[Any], Any, Any, Any], Outputs]
+Runner = Callable[[Sequence[Any], Any, Any, Any], ExampleOutputs]
 
 
 def clipped_sum(
-    task: Task, call: Call, leaves: Leaves, padding: Any, seen: Seen, known: TracedProgram
+    task: Task,
+    call: Call,
+    leaves: Leaves,
+    padding: Any,
+    seen: ArgumentShardings,
+    known: TracedProgram,
 ) -> Any:
     """The clipped sum of a call, with its per-example outputs where asked for."""
     leaves = Leaves(*([jnp.asarray(x) for x in group] for group in leaves))
     size = batch_size(leaves.batch, padding)
-    example = Example(task.fun, call, task.has_aux, task.keep_batch_dim)
+    example = ExampleFunction(task.fun, call, task.has_aux, task.keep_batch_dim)
     layout, leaves = on_mesh(task, leaves, seen)
     loss, arguments = trace_loss(example, leaves, layout)
     known.loss = loss.jaxpr
-    program, one, shares = share_out(task, example, arguments, loss, layout)
+    program, one, shares = _share_out(task, example, arguments, loss, layout)
     layout, spread = batch_layout(task, layout, example, leaves, program)
     check_divides(size, task.microbatch_size, layout, spread)
     known.enters_with(max((tap.rows for tap in shares.taps), default=1))
-    run = runner(task, one, program, layout)
+    run = _runner(task, one, program, layout)
 
     def compute(
         params: Any, constants: Any, consts: Any, batch: Any, keys: Any, padding: Any
@@ -83,7 +94,7 @@ def clipped_sum(
     keys = [example_keys(key, size, layout, task) for key in leaves.keys]
     arrays = (leaves.params, leaves.constants, program.jaxpr.consts, leaves.batch, keys, padding)
     if size == 0:
-        sums, rows = nothing(compute, arrays)
+        sums, rows = _nothing(compute, arrays)
     elif layout.explicit_mesh is not None and task.engine == "auto":
         like = leaves.params if shares.like_params else [None] * shares.out_tree.num_leaves
         asked = [task.return_values, task.return_norms]
@@ -100,9 +111,9 @@ def clipped_sum(
     return result, Aux(values, norms, aux)
 
 
-def share_out(
-    task: Task, example: Example, arguments: Leaves, loss: Program, layout: Layout
-) -> tuple[Program, Callable[[Leaves], Outputs], Shares]:
+def _share_out(
+    task: Task, example: ExampleFunction, arguments: Leaves, loss: TracedExample, layout: MeshLayout
+) -> tuple[TracedExample, Callable[[Leaves], ExampleOutputs], Shares]:
     """The differentiated program of one example, and how its outputs make up the result."""
     refuse_collectives(loss.jaxpr, layout)
     count = len(arguments.params)
@@ -122,7 +133,7 @@ def share_out(
         ]
     # One equation is read once, whatever number of parameters it is a use of.
     reads = {
-        use.path: (use, Measure(tap.way) if tap.again else Hold())
+        use.path: (use, ReadNorm(tap.way) if tap.again else HoldValues())
         for tap in taps
         for use in tap.uses
     }
@@ -134,14 +145,14 @@ def share_out(
         check_scalar_loss(value)
         check_loss_is_shared(value, layout)
 
-    def one(leaves: Leaves) -> Outputs:
+    def one(leaves: Leaves) -> ExampleOutputs:
         if not task.gradient:
             value, aux = example(leaves)
-            return Outputs(None, jax.tree.leaves(aux), value, [])
+            return ExampleOutputs(None, jax.tree.leaves(aux), value, [])
         if task.engine == "vmap":
             loss_of = lambda params: example(leaves._replace(params=params))  # noqa: E731
             (value, aux), kept = jax.value_and_grad(loss_of, has_aux=True)(leaves.params)
-            readings = list[Reading]()
+            readings = list[TapReading]()
         else:
             flat, kept, readings = differentiate(
                 loss.jaxpr, list(reads.values()), others, leaves.flat(), common
@@ -153,7 +164,7 @@ def share_out(
             pairs = zip(kept, leaves.params, strict=True)
             whole = [gradient.astype(param.dtype) for gradient, param in pairs]
             contribution = task.transform(jax.tree.unflatten(example.call.result, whole))
-        return Outputs(value, jax.tree.leaves(aux), contribution, readings)
+        return ExampleOutputs(value, jax.tree.leaves(aux), contribution, readings)
 
     program = trace_gradient(one, arguments, loss, example.call)
     refuse_collectives(program.jaxpr, layout)
@@ -172,20 +183,20 @@ def share_out(
     return program, one, shares
 
 
-def low_memory(task: Task, tap: Tapped, layout: Layout) -> bool:
+def low_memory(task: Task, tap: TappedParameter, layout: MeshLayout) -> bool:
     """Whether a tap is read twice: where asked, or within a remat, which holding would undo."""
     inside = any(use.recomputed for use in tap.uses)
     wanted = inside if task.memory == "auto" else task.memory == "low"
     return tap.way != "form" and wanted and can_do_again(tap) and layout.explicit_mesh is None
 
 
-def runner(
-    task: Task, one: Callable[[Leaves], Outputs], program: Program, layout: Layout
+def _runner(
+    task: Task, one: Callable[[Leaves], ExampleOutputs], program: TracedExample, layout: MeshLayout
 ) -> Runner:
     """`run(consts, params, (batch, keys), constants)`: every example at once."""
     if task.engine == "vmap":
 
-        def plain(consts: Any, params: Any, examples: Any, constants: Any) -> Outputs:
+        def plain(consts: Any, params: Any, examples: Any, constants: Any) -> ExampleOutputs:
             del consts
             batch, keys = examples
             leaves = Leaves(params, batch, keys, constants)
@@ -196,7 +207,7 @@ def runner(
         return jax.vmap(plain, in_axes=(None, None, 0, None))
     batched = over_examples(program.jaxpr, layout)
 
-    def run(consts: Any, params: Any, examples: Any, constants: Any) -> Outputs:
+    def run(consts: Any, params: Any, examples: Any, constants: Any) -> ExampleOutputs:
         batch, keys = examples
         flat = batched(consts, params, [*batch, *keys], constants)
         return jax.tree.unflatten(program.out_tree, flat)
@@ -204,7 +215,7 @@ def runner(
     return run
 
 
-def nothing(compute: Callable[..., Any], arrays: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+def _nothing(compute: Callable[..., Any], arrays: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
     """The result for a batch of size 0: zeros, and per-example outputs of length 0."""
     params, constants, consts, batch, keys, padding = arrays
 

@@ -12,19 +12,19 @@ from jax.extend.core import ClosedJaxpr
 
 from bevel.clipping.arguments import batch_size, split_call
 from bevel.clipping.bounded import BoundedSensitivityCallable
-from bevel.clipping.choose import Chosen, Cost, choose, tapped_of
+from bevel.clipping.choose import NormChoice, NormCost, choose, tapped_of
 from bevel.clipping.engine import low_memory
-from bevel.clipping.example import Example, trace_loss
-from bevel.clipping.footprint import footprint
-from bevel.clipping.meshes import on_mesh
 from bevel.clipping.options import Task
-from bevel.clipping.uses import find_uses, without_common
+from bevel.clipping.program.memory_estimate import estimate_memory
+from bevel.clipping.program.meshes import on_mesh
+from bevel.clipping.program.trace import ExampleFunction, trace_loss
+from bevel.clipping.uses.find import find_uses, without_common
 from bevel.errors import FixArgumentsError
-from bevel.sharding.axes import Seen, placement, subprograms
+from bevel.sharding.axes import ArgumentShardings, placement, subprograms
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class _ParameterRow:
     """One parameter: how its norm and its sum are taken."""
 
     path: str
@@ -39,11 +39,11 @@ class Row:
     slack: float  # of the norm, for rows at random angles
     sharding: str
     why: str
-    costs: dict[str, Cost]  # of one example, for each way that could be taken
+    costs: dict[str, NormCost]  # of one example, for each way that could be taken
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
+class _CompiledCost:
     """What the compiler says of one program, per device."""
 
     flops: float
@@ -55,12 +55,12 @@ class Compiled:
 class Explanation:
     """A table; print it. FLOPs and bytes are estimates from shapes, those of `compiled` are not."""
 
-    rows: list[Row]
+    rows: list[_ParameterRow]
     batch_size: int
     grad_flops: float  # of the products in jax.grad
     private_flops: float  # and here, beside those of norms and sums
     peaks: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes, from shapes
-    compiled: dict[str, Compiled] | None = None
+    compiled: dict[str, _CompiledCost] | None = None
 
     def __str__(self) -> str:
         head = ["parameter", "shape", "dtype", "uses", "norm", "memory", "FLOPs", "bytes"]
@@ -110,7 +110,7 @@ def explain(
     """How `grad_fn(*args, **kwargs)` takes norms and sums, and its memory; nothing is computed.
 
     The cost is that of tracing the call, and `jax.grad` of the loss on the whole batch. Memory is
-    estimated from shapes (`bevel.clipping.footprint`), where arguments are on one device.
+    estimated from shapes (`program/memory_estimate.py`) where all arguments are on one device.
 
     Args:
       grad_fn: from `bevel.clipped_grad`.
@@ -123,21 +123,21 @@ def explain(
     found = list[Explanation]()
 
     def planned(*args: Any, **kwargs: Any) -> None:
-        found.append(plan(task, args, kwargs))
+        found.append(_plan(task, args, kwargs))
 
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((args, kwargs))):
-        jax.eval_shape(*of_arrays(planned, args, kwargs))
+        jax.eval_shape(*_of_arrays(planned, args, kwargs))
     else:
         planned(*args, **kwargs)
-    programs = traced_programs(grad_fn, task, args, kwargs)
+    programs = _traced_programs(grad_fn, task, args, kwargs)
     peaks = dict[str, int]()
-    if not on_several_devices((args, kwargs)):
-        peaks = {name: footprint(program.jaxpr) for name, program in programs.items()}
-    compiled = {name: compiled_program(x) for name, x in programs.items()} if compile else None
+    if not _on_several_devices((args, kwargs)):
+        peaks = {name: estimate_memory(program.jaxpr) for name, program in programs.items()}
+    compiled = {name: _compiled_program(x) for name, x in programs.items()} if compile else None
     return dataclasses.replace(found[0], peaks=peaks, compiled=compiled)
 
 
-def plan(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+def _plan(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
     """What would be done for these arguments."""
     call, leaves = split_call(
         args,
@@ -147,8 +147,8 @@ def plan(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanati
         prng_argnum=task.prng_argnum,
     )
     size = batch_size(leaves.batch, None)
-    seen = Seen.on(leaves.params, leaves.batch)
-    example = Example(task.fun, call, task.has_aux, task.keep_batch_dim)
+    seen = ArgumentShardings.on(leaves.params, leaves.batch)
+    example = ExampleFunction(task.fun, call, task.has_aux, task.keep_batch_dim)
     layout, leaves = on_mesh(task, leaves, seen)
     loss, types = trace_loss(example, leaves, layout)
     found = find_uses(loss.jaxpr, len(types.params), len(types.constants))
@@ -165,21 +165,25 @@ def plan(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanati
         memory = "kept" if tap is None or tap.way == "form" else "held"
         if tap is not None and low_memory(task, tap, layout):
             memory = "again"
-        rows.append(row_of(c, call.param_paths[c.param], types.params[c.param], memory, seen, size))
+        rows.append(
+            _row_of(c, call.param_paths[c.param], types.params[c.param], memory, seen, size)
+        )
     forward = size * products(loss.jaxpr)
     formed = [row.costs["keep"].flops for row in rows if row.costs]
     plain, private = size * sum(formed), sum(row.flops for row in rows)
     return Explanation(rows, size, 2 * forward + plain, 2 * forward + private)
 
 
-def row_of(chosen: Chosen, path: str, aval: Any, memory: str, seen: Seen, size: int) -> Row:
+def _row_of(
+    chosen: NormChoice, path: str, aval: Any, memory: str, seen: ArgumentShardings, size: int
+) -> _ParameterRow:
     kept = math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
-    cost = chosen.costs.get(chosen.way, Cost(0.0, 3.0 * kept, kept, 1e-5))
+    cost = chosen.costs.get(chosen.way, NormCost(0.0, 3.0 * kept, kept, 1e-5))
     place = seen.params[chosen.param]
     families = [use.rule.family for use in chosen.uses or ()]
     families += ["common"] * len(chosen.common)
     uses = ", ".join(f"{families.count(f)} {f}" for f in dict.fromkeys(families)) or "by JAX"
-    return Row(
+    return _ParameterRow(
         path,
         tuple(aval.shape),
         np.dtype(aval.dtype).name,
@@ -221,13 +225,13 @@ def products(program: ClosedJaxpr) -> float:
     return of(program.jaxpr, 1.0)
 
 
-def traced_programs(
+def _traced_programs(
     grad_fn: Any, task: Task, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """`jax.grad`, where the loss takes a whole batch, and the clipped gradient."""
 
     def traced(function: Any) -> Any:
-        call, arrays = of_arrays(function, args, kwargs)
+        call, arrays = _of_arrays(function, args, kwargs)
         return jax.jit(call).trace(arrays)
 
     found = {"clipped_grad": traced(grad_fn)}
@@ -238,7 +242,7 @@ def traced_programs(
     return found
 
 
-def of_arrays(
+def _of_arrays(
     function: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Callable[[dict[int, Any]], Any], dict[int, Any]]:
     """A call as a function of its arrays, and these. Python values stay what they are."""
@@ -252,21 +256,23 @@ def of_arrays(
     return call, {i: leaf for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")}
 
 
-def on_several_devices(arguments: Any) -> bool:
+def _on_several_devices(arguments: Any) -> bool:
     """Whether a device holds parts of arguments only: then shapes do not tell its memory."""
     places = [placement(x) for x in jax.tree.leaves(arguments)]
     sizes = [place.num_devices for place in places if place is not None]
     return max([jax.sharding.get_abstract_mesh().size, *sizes]) > 1
 
 
-def compiled_program(traced: Any) -> Compiled:
+def _compiled_program(traced: Any) -> _CompiledCost:
     program = traced.lower().compile()
     memory: Any = program.memory_analysis()
     cost: Any = program.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost
     peak = memory.temp_size_in_bytes + memory.argument_size_in_bytes
     peak += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return Compiled(float((cost or {}).get("flops", math.nan)), memory.temp_size_in_bytes, peak)
+    return _CompiledCost(
+        float((cost or {}).get("flops", math.nan)), memory.temp_size_in_bytes, peak
+    )
 
 
 def short(number: float) -> str:

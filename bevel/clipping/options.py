@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 PyTree = Any
@@ -34,19 +35,19 @@ class Clip:
             raise FixArgumentsError(
                 "l2_clip_norm is an empty tree: give a number, or one per group."
             )
-        clip = cls(jax.tree.map(checked_norm, l2_clip_norm), **options)
+        clip = cls(jax.tree.map(_checked_norm, l2_clip_norm), **options)
         if clip.traced and not clip.rescale_to_unit_norm:
             raise FixArgumentsError(
                 "l2_clip_norm is traced, so no fixed sensitivity can be stated. Pass "
                 "rescale_to_unit_norm=True: the bound is then 1, whatever the norm."
             )
         divisor = clip.normalize_by
-        if not (is_real(divisor) and math.isfinite(divisor) and divisor > 0):
+        if not (_is_real(divisor) and math.isfinite(divisor) and divisor > 0):
             raise FixArgumentsError(
                 f"normalize_by={clip.normalize_by}: give a positive number, as the batch size is."
             )
         gamma = clip.automatic_gamma
-        if gamma is not None and not (is_real(gamma) and 1e-30 <= gamma < math.inf):
+        if gamma is not None and not (_is_real(gamma) and 1e-30 <= gamma < math.inf):
             raise FixArgumentsError(
                 f"automatic_gamma={gamma}: contributions are scaled by clip_norm / (norm + gamma), "
                 "so give a small positive number such as 0.01."
@@ -58,8 +59,7 @@ class Clip:
     def check_grid(self) -> None:
         """Raises if the integer grid cannot be used with the other options."""
         scale = self.grid_scale
-        if not isinstance(scale, int | np.integer) or isinstance(scale, bool) or scale < 1:
-            raise FixArgumentsError(f"grid_scale={scale!r}: give a positive whole number.")
+        whole_number("grid_scale", scale)
         if (
             self.normalize_by != 1.0
             or self.rescale_to_unit_norm
@@ -101,15 +101,15 @@ class Clip:
         return bound * (self.grid_scale or 1) / self.normalize_by
 
 
-def is_real(value: Any) -> bool:
+def _is_real(value: Any) -> bool:
     return not isinstance(value, str | bytes) and hasattr(value, "__float__")
 
 
-def checked_norm(norm: Any) -> Any:
+def _checked_norm(norm: Any) -> Any:
     """One clip norm: a traced scalar as it is, anything else as a float that is not negative."""
     if isinstance(norm, jax.core.Tracer):
         return norm
-    if isinstance(norm, bool) or np.ndim(norm) != 0 or not is_real(norm):
+    if isinstance(norm, bool) or np.ndim(norm) != 0 or not _is_real(norm):
         raise FixArgumentsError(
             f"l2_clip_norm has the leaf {norm!r:.60}: give a number, or a tree of numbers that is "
             "a prefix of the parameters."

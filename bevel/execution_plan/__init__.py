@@ -5,7 +5,7 @@ Names are loaded when they are first used, for dp-accounting and optax take seco
 
 from typing import TYPE_CHECKING
 
-from bevel.lazy import loaded_when_used
+from bevel.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from bevel.execution_plan.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from bevel.execution_plan.plan import DPExecutionPlan as DPExecutionPlan
     from bevel.execution_plan.plan_secrets import PlanSecrets as PlanSecrets
 
-PUBLIC = {
-    "adaptive_clipping": ["AdaptiveClipping"],
-    "bandmf": ["BandMFConfig"],
-    "blt": ["BLTConfig"],
-    "config": ["ExecutionPlanConfig"],
-    "dpsgd": ["DPSGDConfig"],
-    "non_private": ["NonPrivateConfig"],
-    "performance": ["PerformanceFlags"],
-    "plan": ["DPExecutionPlan"],
-    "plan_secrets": ["PlanSecrets"],
-}
-MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
-
-__getattr__, __dir__ = loaded_when_used(__name__, MODULE_OF)
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        ".adaptive_clipping": ["AdaptiveClipping"],
+        ".bandmf": ["BandMFConfig"],
+        ".blt": ["BLTConfig"],
+        ".config": ["ExecutionPlanConfig"],
+        ".dpsgd": ["DPSGDConfig"],
+        ".non_private": ["NonPrivateConfig"],
+        ".performance": ["PerformanceFlags"],
+        ".plan": ["DPExecutionPlan"],
+        ".plan_secrets": ["PlanSecrets"],
+    },
+)

@@ -11,13 +11,13 @@ from bevel.batch_selection import (
     CyclicPoissonSampling,
     PartitionType,
 )
-from bevel.batch_selection.checks import whole
+from bevel.checks import positive_number, whole_number
 from bevel.errors import FixArgumentsError
-from bevel.execution_plan.clip_options import ClipOptions, positive
+from bevel.execution_plan.clip_options import ClipOptions
 from bevel.execution_plan.config import PrivateConfig
 from bevel.execution_plan.dpsgd import as_whole
 from bevel.execution_plan.mechanism import Mechanism
-from bevel.execution_plan.strategies import Banded, Independent
+from bevel.execution_plan.noise_matrices import BandedNoise, IndependentNoise
 from bevel.matrix_factorization import toeplitz
 
 
@@ -71,8 +71,8 @@ class BandMFConfig(PrivateConfig):
         **kwargs: Any,
     ) -> Self:
         """With the banded Toeplitz C of the smallest mean error of prefix sums."""
-        whole("iterations", iterations, 1)
-        if whole("num_bands", num_bands, 1) > iterations:
+        whole_number("iterations", iterations, 1)
+        if whole_number("num_bands", num_bands, 1) > iterations:
             raise FixArgumentsError(f"num_bands={num_bands}: there are only {iterations} steps.")
         strategy = toeplitz.optimize_banded_toeplitz(
             iterations, num_bands, max_optimizer_steps=strategy_optimization_steps
@@ -80,17 +80,19 @@ class BandMFConfig(PrivateConfig):
         return cls(iterations, expected_participations, strategy, **kwargs)
 
     def __post_init__(self) -> None:
-        whole("iterations", self.iterations, 1)
-        positive("expected_participations", self.expected_participations, "the epochs of the run")
-        positive("normalize_by", self.normalize_by, "as the expected batch size is")
-        object.__setattr__(self, "strategy", Banded.of(self.strategy, None).coefs)
+        whole_number("iterations", self.iterations, 1)
+        positive_number(
+            "expected_participations", self.expected_participations, "the epochs of the run"
+        )
+        positive_number("normalize_by", self.normalize_by, "as the expected batch size is")
+        object.__setattr__(self, "strategy", BandedNoise.of(self.strategy, None).coefs)
         if self.num_bands > self.iterations:
             raise FixArgumentsError(
                 f"strategy has {self.num_bands} bands, and there are {self.iterations} steps: give "
                 "at most one number per step."
             )
         if self.num_examples is not None:
-            whole("num_examples", self.num_examples, 1)
+            whole_number("num_examples", self.num_examples, 1)
         elif self.truncated_batch_size is not None:
             raise FixArgumentsError(
                 "truncated_batch_size needs num_examples: the event of a truncated batch depends "
@@ -142,7 +144,7 @@ class BandMFConfig(PrivateConfig):
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
         n = self.iterations if self.column_normalize else None
-        strategy = Banded.of(self.strategy, n) if self.num_bands > 1 else Independent()
+        strategy = BandedNoise.of(self.strategy, n) if self.num_bands > 1 else IndependentNoise()
         return Mechanism(
             self.sampler(),
             self.num_examples,

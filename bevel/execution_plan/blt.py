@@ -10,12 +10,11 @@ from bevel.batch_selection import (
     BMinSepSampling,
     CyclicPoissonSampling,
 )
-from bevel.batch_selection.checks import whole
+from bevel.checks import positive_number, whole_number
 from bevel.errors import FixArgumentsError
-from bevel.execution_plan.clip_options import positive
 from bevel.execution_plan.config import PrivateConfig
 from bevel.execution_plan.mechanism import Mechanism
-from bevel.execution_plan.strategies import Buffered
+from bevel.execution_plan.noise_matrices import BufferedNoise
 from bevel.matrix_factorization import buffered_toeplitz
 from bevel.matrix_factorization.buffered_toeplitz import BufferedToeplitz
 
@@ -71,14 +70,14 @@ class BLTConfig(PrivateConfig):
           min_sep: an epoch by default, as long as batches of that size allow.
           max_buffers: noise keeps a copy of the gradient for each.
         """
-        whole("num_examples", num_examples, 1)
-        whole("iterations", iterations, 1)
-        positive("expected_batch_size", expected_batch_size, "of units in a batch")
+        whole_number("num_examples", num_examples, 1)
+        whole_number("iterations", iterations, 1)
+        positive_number("expected_batch_size", expected_batch_size, "of units in a batch")
         if min_sep is None:
             min_sep = max(1, min(iterations, int(num_examples / expected_batch_size)))
         found = buffered_toeplitz.optimize(
             n=iterations,
-            min_sep=whole("min_sep", min_sep, 1),
+            min_sep=whole_number("min_sep", min_sep, 1),
             max_participations=None,
             error="mean",
             max_buffers=max_buffers,
@@ -87,17 +86,17 @@ class BLTConfig(PrivateConfig):
         return cls(num_examples, expected_batch_size, iterations, min_sep, decay, scale, **kwargs)
 
     def __post_init__(self) -> None:
-        whole("num_examples", self.num_examples, 1)
-        whole("iterations", self.iterations, 1)
-        whole("min_sep", self.min_sep, 1)
-        positive("expected_batch_size", self.expected_batch_size, "of units in a batch")
+        whole_number("num_examples", self.num_examples, 1)
+        whole_number("iterations", self.iterations, 1)
+        whole_number("min_sep", self.min_sep, 1)
+        positive_number("expected_batch_size", self.expected_batch_size, "of units in a batch")
         if self.expected_batch_size * self.min_sep > self.num_examples * (1 + 1e-9):
             raise FixArgumentsError(
                 f"expected_batch_size={self.expected_batch_size} with min_sep={self.min_sep}: "
                 f"{self.num_examples} {self.unit}s that rest so long fill batches of at most "
                 f"{self.num_examples / self.min_sep:g}. Give a smaller batch or separation."
             )
-        exact = Buffered.of(BufferedToeplitz.build(self.buf_decay, self.output_scale))
+        exact = BufferedNoise.of(BufferedToeplitz.build(self.buf_decay, self.output_scale))
         object.__setattr__(self, "buf_decay", exact.buf_decay)
         object.__setattr__(self, "output_scale", exact.output_scale)
         super().__post_init__()
@@ -131,7 +130,7 @@ class BLTConfig(PrivateConfig):
             self.num_examples,
             str(self.neighboring_relation),
             noise_multiplier,
-            Buffered(tuple(self.buf_decay), tuple(self.output_scale)),
+            BufferedNoise(tuple(self.buf_decay), tuple(self.output_scale)),
         )
 
     def divisor(self) -> float:

@@ -7,16 +7,17 @@ from typing import Protocol, Self
 from dp_accounting import NeighboringRelation
 
 from bevel.accounting import AccountantFn, Budget, MonteCarlo, calibrate_noise_multiplier
-from bevel.accounting.budget import check_budget, relation_of
+from bevel.accounting.arguments import check_budget, relation_of
+from bevel.checks import positive_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.adaptive_clipping import AdaptiveClipping
-from bevel.execution_plan.clip_options import ClipOptions, positive
+from bevel.execution_plan.clip_options import ClipOptions
 from bevel.execution_plan.fingerprint import fingerprint
 from bevel.execution_plan.mechanism import Mechanism
 from bevel.execution_plan.performance import PerformanceFlags
 from bevel.execution_plan.plan import DPExecutionPlan
 from bevel.execution_plan.plan_secrets import PlanSecrets
-from bevel.execution_plan.units import Unit, UnitName
+from bevel.execution_plan.privacy_unit import Unit, UnitName
 
 
 class ExecutionPlanConfig(Protocol):
@@ -80,8 +81,8 @@ class PrivateConfig(abc.ABC):
             self, "neighboring_relation", relation_of(self.neighboring_relation).name
         )
         if self.noise_multiplier is not None:
-            positive("noise_multiplier", self.noise_multiplier, "or use NonPrivateConfig")
-        positive("l2_clip_norm", self.l2_clip_norm, "a length")
+            positive_number("noise_multiplier", self.noise_multiplier, "or use NonPrivateConfig")
+        positive_number("l2_clip_norm", self.l2_clip_norm, "a length")
         self.protected()
         # Raises for a sampler that cannot be, and for a relation that is not proven for it.
         self.mechanism(self.noise_multiplier or 1.0).event_after(1)

@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dp_accounting import NeighboringRelation
 from rich.console import Console
@@ -10,19 +11,27 @@ from rich.table import Table
 
 from bevel.accounting import epsilon
 from bevel.errors import FixArgumentsError
-from bevel.execution_plan.plan import DPExecutionPlan
+
+if TYPE_CHECKING:
+    from bevel.execution_plan.plan import DPExecutionPlan
 
 WIDTH = 100
 NOT_DEFINED = "not defined"
 
 
-def described(plan: DPExecutionPlan, delta: float | None = None) -> str:
+def described(plan: "DPExecutionPlan", delta: float | None = None) -> str:
     """The table as text. Epsilons are at `delta`, by default at the budget's."""
     at = delta if delta is not None or plan.budget is None else plan.budget.delta
     table = Table(show_header=False, width=WIDTH)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for section in (protection(plan), batches(plan), clipping(plan), noise(plan), costs(plan, at)):
+    for section in (
+        _protection(plan),
+        _batches(plan),
+        _clipping(plan),
+        _noise(plan),
+        _costs(plan, at),
+    ):
         for name, value in section:
             table.add_row(name, value)
         table.add_section()
@@ -35,7 +44,7 @@ def described(plan: DPExecutionPlan, delta: float | None = None) -> str:
 Rows = Iterator[tuple[str, str]]
 
 
-def protection(plan: DPExecutionPlan) -> Rows:
+def _protection(plan: "DPExecutionPlan") -> Rows:
     yield "unit of privacy", plan.unit.name
     yield "neighbouring relation", plan.neighboring_relation.name
     yield "budget", str(plan.budget or "none: not calibrated")
@@ -43,7 +52,7 @@ def protection(plan: DPExecutionPlan) -> Rows:
         yield "secrets", "known: made for tests, nothing is protected by them"
 
 
-def batches(plan: DPExecutionPlan) -> Rows:
+def _batches(plan: "DPExecutionPlan") -> Rows:
     units = f"{plan.unit.name}s"
     yield "sampler", str(plan.batch_selection_strategy)
     yield units, "not given" if plan.num_units is None else str(plan.num_units)
@@ -60,7 +69,7 @@ def batches(plan: DPExecutionPlan) -> Rows:
     yield "padded batches", f"{sizes} {units}"
 
 
-def clipping(plan: DPExecutionPlan) -> Rows:
+def _clipping(plan: "DPExecutionPlan") -> Rows:
     norm = f"{plan.clip.l2_clip_norm:g}"
     counting = plan.counting
     if counting is not None:
@@ -75,7 +84,7 @@ def clipping(plan: DPExecutionPlan) -> Rows:
     yield f"bound of one {plan.unit.name}", f"{plan.l2_norm_bound:.6g}"
 
 
-def noise(plan: DPExecutionPlan) -> Rows:
+def _noise(plan: "DPExecutionPlan") -> Rows:
     multiplier = plan.mechanism.noise_multiplier
     if multiplier is None:
         yield "noise", "none: nothing is protected"
@@ -103,16 +112,16 @@ def noise(plan: DPExecutionPlan) -> Rows:
     )
 
 
-def costs(plan: DPExecutionPlan, delta: float | None) -> Rows:
+def _costs(plan: "DPExecutionPlan", delta: float | None) -> Rows:
     if delta is None:
         yield "epsilon", "give describe(delta=...)"
         return
     for relation in NeighboringRelation:
         mark = " (of this plan)" if relation is plan.neighboring_relation else ""
-        yield f"epsilon, {relation.name}", cost_under(plan, relation, delta) + mark
+        yield f"epsilon, {relation.name}", _cost_under(plan, relation, delta) + mark
 
 
-def cost_under(plan: DPExecutionPlan, relation: NeighboringRelation, delta: float) -> str:
+def _cost_under(plan: "DPExecutionPlan", relation: NeighboringRelation, delta: float) -> str:
     """The epsilon of the whole run under a relation, where it is proven and can be computed."""
     if plan.mechanism.noise_multiplier is None:
         return "infinite"

@@ -10,9 +10,8 @@ from bevel.batch_selection import (
     FixedBatchSampling,
     RandomAllocationSampling,
 )
-from bevel.batch_selection.checks import whole
+from bevel.checks import positive_number, whole_number
 from bevel.errors import FixArgumentsError
-from bevel.execution_plan.clip_options import positive
 from bevel.execution_plan.config import PrivateConfig
 from bevel.execution_plan.mechanism import Mechanism
 
@@ -62,9 +61,9 @@ class DPSGDConfig(PrivateConfig):
         return cls(num_examples, expected_batch_size, iterations, **kwargs)
 
     def __post_init__(self) -> None:
-        whole("num_examples", self.num_examples, 1)
-        whole("iterations", self.iterations, 1)
-        positive("expected_batch_size", self.expected_batch_size, "of units in a batch")
+        whole_number("num_examples", self.num_examples, 1)
+        whole_number("iterations", self.iterations, 1)
+        positive_number("expected_batch_size", self.expected_batch_size, "of units in a batch")
         if self.expected_batch_size > self.num_examples:
             raise FixArgumentsError(
                 f"expected_batch_size={self.expected_batch_size} of {self.num_examples} "

@@ -8,12 +8,13 @@ from typing import Any
 from dp_accounting import DpEvent, NeighboringRelation, NonPrivateDpEvent
 
 from bevel.accounting import event_of, unamplified_event_of
-from bevel.accounting.budget import checked_count, relation_of
+from bevel.accounting.arguments import relation_of
 from bevel.accounting.events import composed
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.sampler_event import num_bands
 from bevel.batch_selection import Participation, ProvenEvent, RandomAllocationSampling
-from bevel.execution_plan.strategies import Independent, Strategy
+from bevel.checks import whole_number
+from bevel.execution_plan.noise_matrices import IndependentNoise, NoiseMatrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Mechanism:
     num_units: int | None
     neighboring_relation: str
     noise_multiplier: float | None
-    strategy: Strategy = dataclasses.field(default_factory=Independent)
+    strategy: NoiseMatrix = dataclasses.field(default_factory=IndependentNoise)
 
     @property
     def iterations(self) -> int:
@@ -54,7 +55,7 @@ class Mechanism:
         """The event of the first `steps` steps: of all that they release."""
         if self.noise_multiplier is None:
             return NonPrivateDpEvent()
-        steps = min(checked_count("steps", steps), self.iterations)
+        steps = min(whole_number("steps", steps), self.iterations)
         if isinstance(self.sampler, RandomAllocationSampling):
             steps = self.iterations  # its first steps are no random allocation
         sampler = dataclasses.replace(self.sampler, iterations=steps)

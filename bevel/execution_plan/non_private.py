@@ -9,7 +9,7 @@ from bevel.execution_plan.mechanism import Mechanism
 from bevel.execution_plan.performance import PerformanceFlags
 from bevel.execution_plan.plan import DPExecutionPlan
 from bevel.execution_plan.plan_secrets import PlanSecrets
-from bevel.execution_plan.units import Unit
+from bevel.execution_plan.privacy_unit import Unit
 
 
 @dataclasses.dataclass(frozen=True)

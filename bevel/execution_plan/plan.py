@@ -14,9 +14,9 @@ from dp_accounting import DpEvent, NeighboringRelation
 from bevel import noise_addition
 from bevel.accounting import Budget, epsilon_after_each_step
 from bevel.accounting import epsilon as epsilon_of
-from bevel.accounting.budget import checked_count
 from bevel.batch_selection import ExamplesByUser, PaddedSizes
-from bevel.batch_selection.strategy import RandomAccessStrategy
+from bevel.batch_selection.sampler import RandomAccessSampler
+from bevel.checks import whole_number
 from bevel.clipping import BoundedSensitivityCallable, clipped_grad
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.adaptive_clipping import AdaptiveNoiseState, Counting
@@ -27,7 +27,7 @@ from bevel.execution_plan.fingerprint import fingerprint
 from bevel.execution_plan.mechanism import Mechanism
 from bevel.execution_plan.performance import PerformanceFlags
 from bevel.execution_plan.plan_secrets import PlanSecrets
-from bevel.execution_plan.units import Unit
+from bevel.execution_plan.privacy_unit import Unit
 
 # What the plan decides about clipping: nobody else may.
 DECIDED = {
@@ -123,7 +123,7 @@ class DPExecutionPlan:
         """
         self.check_population(population)
         seed = self.secrets.of_attempt(attempt).sampling_seed
-        if isinstance(self.mechanism.sampler, RandomAccessStrategy):
+        if isinstance(self.mechanism.sampler, RandomAccessSampler):
             steps = range(first, self.iterations)
             return (self.batch_selection_strategy.batch(k, population, seed) for k in steps)
         replayed = self.batch_selection_strategy.batch_iterator(population, seed)
@@ -318,7 +318,7 @@ class DPExecutionPlan:
 
     def epsilon(self, step: int | None = None, *, delta: float | None = None) -> float:
         """What the first `step` steps cost, by default all of them, at the budget's delta."""
-        taken = self.iterations if step is None else checked_count("step", step, 0)
+        taken = self.iterations if step is None else whole_number("step", step, 0)
         if taken > self.iterations:
             raise FixArgumentsError(
                 f"step={step}: the plan has {self.iterations} steps, and no guarantee for more."

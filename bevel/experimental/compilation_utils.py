@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bevel.batch_selection.checks import whole
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -17,10 +17,12 @@ def optimal_physical_batch_sizes(batch_sizes: Sequence[int], num_compilations: i
 
     O(different sizes squared times `num_compilations`).
     """
-    count = whole("num_compilations", num_compilations, 1)
+    count = whole_number("num_compilations", num_compilations, 1)
     if not len(batch_sizes):
         raise FixArgumentsError("batch_sizes is empty: give the sizes of some batches.")
-    sizes, counts = np.unique([whole("batch size", n, 0) for n in batch_sizes], return_counts=True)
+    sizes, counts = np.unique(
+        [whole_number("batch size", n, 0) for n in batch_sizes], return_counts=True
+    )
     # waste[k][j]: the least for the j smallest sizes with k padded ones, the largest being one.
     batches = np.concatenate([[0], np.cumsum(counts)])
     rows = np.concatenate([[0], np.cumsum(counts * sizes)])

@@ -11,14 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import optimization, ring, sensitivity, streaming_matrix
-from bevel.matrix_factorization.checks import (
-    checked_bands,
-    checked_coefs,
-    checked_count,
-    checked_finite,
-)
+from bevel.matrix_factorization.checks import checked_bands, checked_coefs, checked_finite
 from bevel.matrix_factorization.optimization import jax_enable_x64
 from bevel.matrix_factorization.streaming_matrix import StreamingMatrix
 from bevel.matrix_factorization.toeplitz.square_root import optimal_max_error_strategy_coefs
@@ -49,20 +45,20 @@ class ColumnNormalizedBanded:
     @classmethod
     def from_banded_toeplitz(cls, n: int, coefs: Any) -> "ColumnNormalizedBanded":
         """All columns alike, as in the Toeplitz matrix of `coefs`."""
-        n = checked_count(n, "n")
+        n = whole_number("n", n)
         checked_bands(np.shape(checked_coefs(coefs, "coefs"))[0], n)
-        return checked_strategy(cls(np.tile(np.asarray(coefs, float), (n, 1))))
+        return _checked_strategy(cls(np.tile(np.asarray(coefs, float), (n, 1))))
 
     @classmethod
     def default(cls, n: int, bands: int) -> "ColumnNormalizedBanded":
         """The square root of prefix sums, cut to `bands`."""
-        bands = checked_bands(bands, checked_count(n, "n"))
+        bands = checked_bands(bands, whole_number("n", n))
         return cls.from_banded_toeplitz(n, optimal_max_error_strategy_coefs(bands))
 
     @jax_enable_x64
     def columns(self) -> jax.Array:
         """Columns of C in the layout of `params`, with norm 1."""
-        params = jnp.asarray(checked_strategy(self).params, float)
+        params = jnp.asarray(_checked_strategy(self).params, float)
         inside = np.add.outer(np.arange(self.n), np.arange(self.bands)) < self.n
         params = jnp.where(inside, params, 0.0)
         return params / jnp.sqrt(jnp.sum(params * params, axis=1, keepdims=True))
@@ -107,7 +103,7 @@ def minsep_sensitivity_squared(
       min_sep: at least as large as the number of bands, unless skip_checks.
       n: steps, those of the strategy by default.
     """
-    if not skip_checks and strategy.bands > checked_count(min_sep, "min_sep"):
+    if not skip_checks and strategy.bands > whole_number("min_sep", min_sep):
         raise FixArgumentsError(
             f"min_sep={min_sep} is smaller than bands={strategy.bands}: columns that one example "
             "joins overlap. Use sensitivity.get_min_sep_sensitivity_upper_bound of materialize()."
@@ -153,7 +149,7 @@ def optimize(
       A: workload, prefix sums by default.
       reduction_fn: of the squared errors of the queries: `jnp.mean` or `jnp.max`.
     """
-    bands = checked_bands(bands, checked_count(n, "n"))
+    bands = checked_bands(bands, whole_number("n", n))
     C = ColumnNormalizedBanded.default(n, bands) if C is None else C
     if (C.n, C.bands) != (n, bands):
         raise FixArgumentsError(
@@ -167,7 +163,7 @@ def optimize(
     )
 
 
-def checked_strategy(strategy: ColumnNormalizedBanded) -> ColumnNormalizedBanded:
+def _checked_strategy(strategy: ColumnNormalizedBanded) -> ColumnNormalizedBanded:
     """Refuses params that are not finite, have a zero on the diagonal, or no (n, bands) shape."""
     params = strategy.params
     if np.ndim(params) != 2 or not 1 <= params.shape[1] <= params.shape[0]:

@@ -2,8 +2,8 @@
 
 import math
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_count
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
@@ -13,7 +13,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """
     import dp_accounting
 
-    checked_target(epsilon, delta)
+    _checked_target(epsilon, delta)
     return float(dp_accounting.get_sigma_gaussian(epsilon, delta))
 
 
@@ -28,8 +28,8 @@ def poisson_noise_multiplier(
     import dp_accounting
     from dp_accounting import pld, rdp
 
-    checked_target(epsilon, delta)
-    steps = checked_count(steps, "steps")
+    _checked_target(epsilon, delta)
+    steps = whole_number("steps", steps)
     if not 0 < sampling_prob <= 1:
         raise FixArgumentsError(f"sampling_prob={sampling_prob!r}: write a number in (0, 1].")
     if sampling_prob == 1:
@@ -59,7 +59,7 @@ def poisson_noise_multiplier(
         return float(enough)  # the grid is too coarse here: Renyi accounting is a proof as well
 
 
-def checked_target(epsilon: float, delta: float) -> None:
+def _checked_target(epsilon: float, delta: float) -> None:
     if not (0 < epsilon < math.inf and 0 < delta < 1):
         raise FixArgumentsError(
             f"epsilon={epsilon!r}, delta={delta!r}: write a positive epsilon and a delta in (0, 1)."

@@ -1,33 +1,22 @@
 """Arguments that many of these modules take, checked in one place."""
 
-import operator
 from typing import Any
 
 import jax
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-
-
-def checked_count(value: Any, name: str, least: int = 1) -> int:
-    """`value` as an int of at least `least`; what is not a whole number is refused."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, (bool, np.bool_)) or number < least:
-        raise FixArgumentsError(f"{name}={value!r}: write a whole number of at least {least}.")
-    return number
 
 
 def checked_steps(n: Any, name: str = "n", least: int = 1) -> Any:
     """A count that may also be traced: then it is not known yet and passes."""
-    return n if isinstance(n, jax.core.Tracer) else checked_count(n, name, least)
+    return n if isinstance(n, jax.core.Tracer) else whole_number(name, n, least)
 
 
 def checked_bands(bands: Any, n: int) -> int:
     """The number of diagonals of an n x n matrix: from 1, the diagonal alone, to n."""
-    bands = checked_count(bands, "bands")
+    bands = whole_number("bands", bands)
     if bands > n:
         raise FixArgumentsError(
             f"bands={bands} for n={n}: an n x n lower triangular matrix has n diagonals. "

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import optimization, sensitivity
 from bevel.matrix_factorization.checks import (
     checked_bands,
-    checked_count,
     checked_finite,
     checked_lower_triangular,
     checked_square,
@@ -48,7 +48,7 @@ def per_query_error(
         if not isinstance(given, jax.core.Tracer) and np.any(np.diag(given) == 0):
             raise FixArgumentsError(f"{name} has a zero on its diagonal: it has no inverse.")
     matrix = jnp.asarray(given, float)
-    workload = checked_workload(workload_matrix, matrix.shape[0])
+    workload = _checked_workload(workload_matrix, matrix.shape[0])
     if noising_matrix is None:
         decoder = solve_triangular(matrix, workload.T, trans=1, lower=True).T
     else:
@@ -62,7 +62,7 @@ def get_orthogonal_mask(n: int, epochs: int = 1) -> np.ndarray:
     Every epoch has the same order, so the steps of an example are multiples of n / epochs apart.
     The squares of the columns it joins then add, whatever its contributions are.
     """
-    period = epoch_length(n, epochs)
+    period = _epoch_length(n, epochs)
     step = np.arange(n)
     apart = np.subtract.outer(step, step)
     return np.where((apart % period == 0) & (apart != 0), 0.0, 1.0)
@@ -114,11 +114,11 @@ def optimize(
         gradient is small.
       reduction_fn: of the squared errors of the queries: `jnp.mean` or `jnp.max`.
     """
-    period = epoch_length(n, epochs)
+    period = _epoch_length(n, epochs)
     mask = get_orthogonal_mask(n, epochs)
     if bands is not None:
         mask = mask * sensitivity.banded_symmetric_mask(n, checked_bands(bands, n))
-    workload = checked_workload(A, n)
+    workload = _checked_workload(A, n)
 
     def gram_of(free: jax.Array) -> jax.Array:
         """A feasible X from any matrix near the identity."""
@@ -145,14 +145,14 @@ def optimize(
     return C * kept
 
 
-def epoch_length(n: int, epochs: int) -> int:
-    n, epochs = checked_count(n, "n"), checked_count(epochs, "epochs")
+def _epoch_length(n: int, epochs: int) -> int:
+    n, epochs = whole_number("n", n), whole_number("epochs", epochs)
     if n % epochs:
         raise FixArgumentsError(f"epochs={epochs} does not divide n={n}: epochs have equal length.")
     return n // epochs
 
 
-def checked_workload(workload: Any, n: int) -> jax.Array:
+def _checked_workload(workload: Any, n: int) -> jax.Array:
     """A as an array with n columns."""
     if workload is None:
         return jnp.tril(jnp.ones((n, n)))

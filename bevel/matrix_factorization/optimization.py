@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_count
 
 ParamT = Any
 Arguments = ParamSpec("Arguments")
@@ -51,7 +51,7 @@ def jax_enable_x64(fn: Callable[Arguments, Result]) -> Callable[Arguments, Resul
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
             return fn(*args, **kwargs)
         with jax.enable_x64(True), on_the_cpu():
-            return jax.tree.map(as_numpy, fn(*args, **kwargs))
+            return jax.tree.map(_as_numpy, fn(*args, **kwargs))
 
     return in_float64
 
@@ -69,7 +69,7 @@ def namespace(*values: Any) -> Any:
     return jnp if any(isinstance(x, jax.core.Tracer) for x in values) else np
 
 
-def as_numpy(x: Any) -> Any:
+def _as_numpy(x: Any) -> Any:
     """A JAX array as a NumPy array, or as a NumPy number if it has no axes; all else as it is."""
     known = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     return np.array(x)[()] if known else x
@@ -99,7 +99,7 @@ def optimize(
     Returns:
       The tree of the last step, of NumPy arrays.
     """
-    checked_count(max_optimizer_steps, "max_optimizer_steps", least=0)
+    whole_number("max_optimizer_steps", max_optimizer_steps, least=0)
     params = jax.tree.map(lambda x: jnp.asarray(x, float), params)
     value_and_grad = loss_fn if grad else jax.jit(jax.value_and_grad(loss_fn))
     loss, _ = value_and_grad(params)
@@ -109,11 +109,11 @@ def optimize(
         )
     if max_optimizer_steps == 0 or not any(x.size for x in jax.tree.leaves(params)):
         return params
-    run = by_scipy if optimizer is None else functools.partial(by_optax, optimizer=optimizer)
+    run = _by_scipy if optimizer is None else functools.partial(_by_optax, optimizer=optimizer)
     return run(value_and_grad, params, max_optimizer_steps, callback)
 
 
-def by_scipy(
+def _by_scipy(
     value_and_grad: Callable[[ParamT], Any], params: ParamT, steps: int, callback: CallbackFnType
 ) -> ParamT:
     import scipy.optimize
@@ -141,7 +141,7 @@ def by_scipy(
             # short that it looks converged. A low wall makes it turn back by a moderate factor.
             loss, gradient = ceiling, np.zeros_like(gradient)
         if not np.isfinite(ceiling):
-            ceiling = wall(loss)
+            ceiling = _wall(loss)
         last = x.copy(), loss, gradient
         return loss, gradient
 
@@ -152,7 +152,7 @@ def by_scipy(
         x = intermediate_result.x.copy()  # SciPy writes into it again
         if not np.array_equal(last[0], x):
             evaluate(x)
-        ceiling = wall(last[1])
+        ceiling = _wall(last[1])
         if callback(CallbackArgs(step, last[1], tree_of(last[2]), tree_of(x), intermediate_result)):
             raise StopIteration
         step += 1
@@ -169,12 +169,12 @@ def by_scipy(
     return tree_of(result.x)
 
 
-def wall(loss: float) -> float:
+def _wall(loss: float) -> float:
     """A loss that is far too high to be accepted from where the search stands."""
     return loss + 10 * (abs(loss) + 1)
 
 
-def by_optax(
+def _by_optax(
     value_and_grad: Callable[[ParamT], Any],
     params: ParamT,
     steps: int,
@@ -203,8 +203,8 @@ def by_optax(
 
     for step in range(steps):
         params, state = one_step(params, state)
-        loss, gradient = jax.tree.map(as_numpy, value_and_grad(params))
-        seen = jax.tree.map(as_numpy, params)
+        loss, gradient = jax.tree.map(_as_numpy, value_and_grad(params))
+        seen = jax.tree.map(_as_numpy, params)
         if callback(CallbackArgs(step, loss, gradient, seen, state)):
             break
     return params

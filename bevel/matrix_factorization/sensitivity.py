@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_count, checked_finite, checked_square
+from bevel.matrix_factorization.checks import checked_finite, checked_square
 
 
 def single_participation_sensitivity(C: np.typing.ArrayLike) -> float:
@@ -32,10 +33,10 @@ def minsep_true_max_participations(
     n: int, min_sep: int, max_participations: int | None = None
 ) -> int:
     """How often an example can take part in n steps, `min_sep` apart: never more than fit."""
-    fit = -(-checked_count(n, "n") // checked_count(min_sep, "min_sep"))
+    fit = -(-whole_number("n", n) // whole_number("min_sep", min_sep))
     if max_participations is None:
         return fit
-    return min(fit, checked_count(max_participations, "max_participations"))
+    return min(fit, whole_number("max_participations", max_participations))
 
 
 def max_participation_for_linear_fn(
@@ -67,8 +68,8 @@ def max_participation_for_linear_fn(
 
 def banded_lower_triangular_mask(n: int, num_bands: int) -> np.ndarray:
     """1.0 on the diagonal and the `num_bands` - 1 diagonals below it, 0.0 elsewhere."""
-    ones = np.ones((checked_count(n, "n"),) * 2)
-    return np.tril(np.triu(ones, 1 - checked_count(num_bands, "num_bands")))
+    ones = np.ones((whole_number("n", n),) * 2)
+    return np.tril(np.triu(ones, 1 - whole_number("num_bands", num_bands)))
 
 
 def banded_symmetric_mask(n: int, num_bands: int) -> np.ndarray:
@@ -85,7 +86,7 @@ def get_min_sep_sensitivity_upper_bound_for_X(
     Every row's best sum of `|X[i, j]|` over steps j that an example could join, then the best sum
     of these over i. The rows may choose different steps, so it is not always attained.
     """
-    X = np.abs(checked_gram(X))
+    X = np.abs(_checked_gram(X))
     rows = max_participation_for_linear_fn(X, min_sep, max_participations)
     return float(np.sqrt(max_participation_for_linear_fn(rows, min_sep, max_participations)))
 
@@ -94,15 +95,15 @@ def get_min_sep_sensitivity_upper_bound(
     C: Any, min_sep: int = 1, max_participations: int | None = None
 ) -> float:
     """Upper bound on the min-sep sensitivity of C."""
-    return get_min_sep_sensitivity_upper_bound_for_X(gram(C), min_sep, max_participations)
+    return get_min_sep_sensitivity_upper_bound_for_X(_gram(C), min_sep, max_participations)
 
 
 def get_sensitivity_banded_for_X(
     X: Any, min_sep: int = 1, max_participations: int | None = None
 ) -> float:
     """The min-sep sensitivity, exactly, where columns `min_sep` or more apart are orthogonal."""
-    X = checked_gram(X)
-    apart = np.argwhere(np.triu(X, checked_count(min_sep, "min_sep")) != 0)
+    X = _checked_gram(X)
+    apart = np.argwhere(np.triu(X, whole_number("min_sep", min_sep)) != 0)
     if apart.size:
         i, j = apart[0]
         raise FixArgumentsError(
@@ -116,7 +117,7 @@ def get_sensitivity_banded(
     C: Any, min_sep: int = 1, max_participations: int | None = None
 ) -> float:
     """The min-sep sensitivity, exactly, of a C with at most `min_sep` bands."""
-    return get_sensitivity_banded_for_X(gram(C), min_sep, max_participations)
+    return get_sensitivity_banded_for_X(_gram(C), min_sep, max_participations)
 
 
 def fixed_epoch_sensitivity_for_X(X: Any, epochs: int) -> float:
@@ -124,8 +125,8 @@ def fixed_epoch_sensitivity_for_X(X: Any, epochs: int) -> float:
 
     Exact if no entry of X is negative, otherwise an upper bound.
     """
-    X = np.abs(checked_gram(X))
-    n, epochs = len(X), checked_count(epochs, "epochs")
+    X = np.abs(_checked_gram(X))
+    n, epochs = len(X), whole_number("epochs", epochs)
     if n % epochs:
         raise FixArgumentsError(f"epochs={epochs} does not divide n={n}: epochs have equal length.")
     # Axes: epoch, place in the epoch, epoch, place in the epoch.
@@ -135,10 +136,10 @@ def fixed_epoch_sensitivity_for_X(X: Any, epochs: int) -> float:
 
 def fixed_epoch_sensitivity(C: Any, epochs: int) -> float:
     """Sensitivity of C if every epoch has the same order."""
-    return fixed_epoch_sensitivity_for_X(gram(C), epochs)
+    return fixed_epoch_sensitivity_for_X(_gram(C), epochs)
 
 
-def gram(C: Any) -> np.ndarray:
+def _gram(C: Any) -> np.ndarray:
     """C'C of a matrix with one column for each step."""
     if np.ndim(C) != 2 or 0 in np.shape(C):
         raise FixArgumentsError(f"C has shape {np.shape(C)}: write a matrix, one column a step.")
@@ -146,7 +147,7 @@ def gram(C: Any) -> np.ndarray:
     return C.T @ C
 
 
-def checked_gram(X: Any) -> np.ndarray:
+def _checked_gram(X: Any) -> np.ndarray:
     """X as a symmetric float64 matrix with no negative entry on the diagonal."""
     X = np.asarray(checked_square(X, "X"), float)
     if not np.allclose(X, X.T, rtol=1e-9, atol=1e-12 * np.abs(X).max()) or np.diag(X).min() < 0:

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_coefs, checked_count
-from bevel.sharding.placed import placed_like
+from bevel.matrix_factorization.checks import checked_coefs
+from bevel.sharding.sharding_like import with_sharding_like
 from bevel.sharding.types import explicit_sharding, manual_axes
 
 PyTree = Any
@@ -73,7 +74,7 @@ class StreamingMatrix(Generic[State]):
                     "with init_multiply(value)."
                 ) from error
             steps = [
-                next_of_leaf(multiply_next_fn, *one) for one in zip(leaves, states, strict=True)
+                _next_of_leaf(multiply_next_fn, *one) for one in zip(leaves, states, strict=True)
             ]
             return treedef.unflatten(y for y, _ in steps), treedef.unflatten(s for _, s in steps)
 
@@ -81,7 +82,7 @@ class StreamingMatrix(Generic[State]):
 
     def materialize(self, n: int) -> jax.Array:
         """The first n rows and columns, as an (n, n) array of JAX's default float. O(n^2)."""
-        return multiply_array(self, jnp.eye(checked_count(n, "n")))
+        return multiply_array(self, jnp.eye(whole_number("n", n)))
 
     def row_norms_squared(self, n: int, scan_fn: Any = jax.lax.scan) -> jax.Array:
         """Squares of the norms of the first n rows.
@@ -89,7 +90,7 @@ class StreamingMatrix(Generic[State]):
         Memory for n columns and their state at a time, not for n x n. `scan_fn` takes the
         arguments of `jax.lax.scan`, for instance to save memory when it is differentiated.
         """
-        n = checked_count(n, "n")
+        n = whole_number("n", n)
         columns = jnp.arange(n)
 
         def step(state: Any, i: jax.Array) -> tuple[Any, jax.Array]:
@@ -117,7 +118,7 @@ class StreamingMatrix(Generic[State]):
     __rmul__ = __mul__
 
 
-def next_of_leaf(
+def _next_of_leaf(
     multiply_next: Callable[[jax.Array, Any], tuple[jax.Array, Any]], x: jax.Array, state: Any
 ) -> tuple[jax.Array, Any]:
     """One step of one leaf; a state of another shape must not be broadcast against it."""
@@ -136,7 +137,9 @@ def buffers_like(x: Any, *lead: int) -> jax.Array:
     """Zeros of shape (*lead, *x.shape), float32 or wider, placed as x with `lead` on no axis."""
     zeros = jnp.zeros_like(x, dtype=precision.accumulation_dtype(x.dtype))
     if isinstance(x, jax.core.Tracer) and not manual_axes() and explicit_sharding(x) is None:
-        zeros = placed_like(zeros, x)  # on Auto axes under jit, only the compiler knows the place
+        zeros = with_sharding_like(
+            zeros, x
+        )  # on Auto axes under jit, only the compiler knows the place
     return jnp.broadcast_to(zeros, (*lead, *x.shape)) if lead else zeros
 
 
@@ -145,7 +148,7 @@ def widened(x: jax.Array) -> jax.Array:
     return x.astype(precision.accumulation_dtype(x.dtype))
 
 
-def at_step(values: Any, i: jax.Array, dtype: Any) -> jax.Array:
+def _at_step(values: Any, i: jax.Array, dtype: Any) -> jax.Array:
     """values[i], and NaN past the end."""
     return jnp.asarray(values, dtype).at[i].get(mode="fill", fill_value=math.nan)
 
@@ -214,7 +217,7 @@ def diagonal(diag: jax.Array) -> StreamingMatrix:
     def multiply_next(tree: PyTree, i: jax.Array) -> tuple[PyTree, jax.Array]:
         def scaled(x: jax.Array) -> jax.Array:
             x = widened(jnp.asarray(x))
-            return x * at_step(diag, i, x.dtype)
+            return x * _at_step(diag, i, x.dtype)
 
         return jax.tree.map(scaled, tree), i + 1
 

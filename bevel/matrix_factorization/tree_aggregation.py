@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.matrix_factorization import sensitivity
-from bevel.matrix_factorization.checks import checked_count
 
 
 def num_levels(n: int) -> int:
     """Levels of nodes that fit into n steps: also the buffers that a run has to keep."""
-    return checked_count(n, "n").bit_length()
+    return whole_number("n", n).bit_length()
 
 
 def strategy_matrix(n: int) -> np.ndarray:
@@ -37,7 +37,7 @@ def per_query_error(n: int) -> np.ndarray:
 
     The sum of a node at level h has variance 1 / (2 - 2^-h), its children included.
     """
-    prefix = np.arange(1, checked_count(n, "n") + 1)
+    prefix = np.arange(1, whole_number("n", n) + 1)
     error = np.zeros(n)
     for level in range(num_levels(n)):
         error += ((prefix >> level) & 1) / (2 - 0.5**level)

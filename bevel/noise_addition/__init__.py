@@ -1,14 +1,25 @@
 """Noise: independent, correlated or discrete, sharded like the gradient, from keys of choice."""
 
-from bevel.noise_addition import keys as keys
-from bevel.noise_addition.buffers import state_specs as state_specs
-from bevel.noise_addition.discrete import (
-    discrete_gaussian_privatizer as discrete_gaussian_privatizer,
+from bevel.noise_addition import keys
+from bevel.noise_addition.buffers import state_specs
+from bevel.noise_addition.discrete_noise import (
+    discrete_gaussian_privatizer,
+    zcdp_rho,
 )
-from bevel.noise_addition.discrete import zcdp_rho as zcdp_rho
-from bevel.noise_addition.gaussian import gaussian_privatizer as gaussian_privatizer
 from bevel.noise_addition.gaussian import (
-    matrix_factorization_privatizer as matrix_factorization_privatizer,
+    gaussian_privatizer,
+    matrix_factorization_privatizer,
 )
-from bevel.noise_addition.state import NoiseState as NoiseState
-from bevel.noise_addition.strategies import SupportedStrategies as SupportedStrategies
+from bevel.noise_addition.noise_layout import SupportedStrategies
+from bevel.noise_addition.state import NoiseState
+
+__all__ = [
+    "keys",
+    "state_specs",
+    "discrete_gaussian_privatizer",
+    "zcdp_rho",
+    "gaussian_privatizer",
+    "matrix_factorization_privatizer",
+    "SupportedStrategies",
+    "NoiseState",
+]

@@ -6,29 +6,29 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bevel.noise_addition.leaves import Leaf
+from bevel.noise_addition.leaves import NoiseLeaf
 from bevel.noise_addition.state import NoiseState, checked_state
 from bevel.sharding import types
 from bevel.sharding.axes import placement
-from bevel.sharding.pieces import leaf_specs
-from bevel.sharding.placed import placed_like
+from bevel.sharding.shard_generation import leaf_specs
+from bevel.sharding.sharding_like import with_sharding_like
 
 PyTree = Any
 Buffers = tuple[Any, ...]
 """One tree for each leaf, or none at all."""
 
 
-def is_shaped_like(buffer: Any, like: Any) -> bool:
+def _is_shaped_like(buffer: Any, like: Any) -> bool:
     """Whether a buffer holds the elements of a leaf, behind leading dimensions."""
     lead = buffer.ndim - like.ndim
     return like.ndim > 0 and lead >= 0 and buffer.shape[lead:] == like.shape
 
 
-def placed(buffers: Buffers, likes: list[jax.Array], leaves: list[Leaf]) -> Buffers:
+def placed(buffers: Buffers, likes: list[jax.Array], leaves: list[NoiseLeaf]) -> Buffers:
     """Buffers, each where its `like` is: leading dimensions lie on no mesh axis."""
 
-    def place(buffer: jax.Array, like: jax.Array, leaf: Leaf) -> jax.Array:
-        if not is_shaped_like(buffer, like):
+    def place(buffer: jax.Array, like: jax.Array, leaf: NoiseLeaf) -> jax.Array:
+        if not _is_shaped_like(buffer, like):
             return buffer
         if types.manual_axes():
             return types.as_varying(buffer, types.varying_axes(leaf.value))
@@ -37,7 +37,7 @@ def placed(buffers: Buffers, likes: list[jax.Array], leaves: list[Leaf]) -> Buff
             spec = PartitionSpec(*(None,) * (buffer.ndim - like.ndim), *known.spec.partitions)
             buffer = jax.device_put(buffer, NamedSharding(known.mesh, spec))
         if isinstance(like, jax.core.Tracer):
-            return placed_like(buffer, jnp.broadcast_to(like, buffer.shape))
+            return with_sharding_like(buffer, jnp.broadcast_to(like, buffer.shape))
         return buffer
 
     return tuple(
@@ -51,7 +51,7 @@ def moved(buffers: Buffers, likes: list[jax.Array], memory: str) -> Buffers:
     space = jax.memory.Space.Host if memory == "host" else jax.memory.Space.Device
 
     def move(buffer: jax.Array, like: jax.Array) -> jax.Array:
-        return jax.device_put(buffer, space) if is_shaped_like(buffer, like) else buffer
+        return jax.device_put(buffer, space) if _is_shaped_like(buffer, like) else buffer
 
     return tuple(
         jax.tree.map(lambda b, like=like: move(b, like), of_leaf)
@@ -69,7 +69,7 @@ def state_specs(noise_state: NoiseState, params: PyTree, specs: PyTree) -> Noise
     """
 
     def split(buffer: Any, leaf: Any, spec: PartitionSpec | None) -> PartitionSpec:
-        if spec is None or not is_shaped_like(buffer, leaf):
+        if spec is None or not _is_shaped_like(buffer, leaf):
             return PartitionSpec()
         return PartitionSpec(*(None,) * (buffer.ndim - leaf.ndim), *spec.partitions)
 

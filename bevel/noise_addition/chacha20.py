@@ -25,7 +25,7 @@ from jax.extend.random import define_prng_impl
 from bevel.noise_addition import chacha20_kernel
 from bevel.noise_addition.offsets import Wide, flat_offsets, plus, shifted
 from bevel.sharding import types
-from bevel.sharding.pieces import Arrays, Piece
+from bevel.sharding.shard_generation import Arrays, Shard
 
 KEY_WORDS = 8
 BLOCK_BITS = 512
@@ -35,7 +35,7 @@ DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 DOUBLE_ROUNDS = 10
 
 
-class Purpose(enum.IntEnum):
+class BlockPurpose(enum.IntEnum):
     """The last word of the nonce: what a block is read for."""
 
     BITS = 0
@@ -51,27 +51,27 @@ def block(words: Sequence[jax.Array]) -> jax.Array:
 
     Under `jit`, so that leaves of one shape share its trace: it has more than a thousand equations.
     """
-    rounds = rolled_rounds if jax.default_backend() == "cpu" else unrolled_rounds
+    rounds = _rolled_rounds if jax.default_backend() == "cpu" else unrolled_rounds
     return jnp.stack(words) + rounds(words)
 
 
 def unrolled_rounds(words: Sequence[jax.Array]) -> jax.Array:
     """All rounds as one elementwise program, for accelerators without the kernel."""
     for _ in range(DOUBLE_ROUNDS):
-        words = double_round(words)
+        words = _double_round(words)
     return jnp.stack(words)
 
 
-def double_round(words: Sequence[jax.Array]) -> list[jax.Array]:
+def _double_round(words: Sequence[jax.Array]) -> list[jax.Array]:
     state = list(words)
     for places in COLUMNS + DIAGONALS:
-        quarter = quarter_round(*(state[p] for p in places))
+        quarter = _quarter_round(*(state[p] for p in places))
         for place, word in zip(places, quarter, strict=True):
             state[place] = word
     return state
 
 
-def rolled_rounds(words: Sequence[jax.Array]) -> jax.Array:
+def _rolled_rounds(words: Sequence[jax.Array]) -> jax.Array:
     """A loop over double rounds, on rows of four words: for CPUs, where the other takes seconds to
     compile. Turning the rows makes columns of the diagonals."""
     rows = tuple(jnp.stack(words[i : i + 4]) for i in range(0, 16, 4))
@@ -81,32 +81,34 @@ def rolled_rounds(words: Sequence[jax.Array]) -> jax.Array:
 
     def both(_: int, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         for turns in ((1, 2, 3), (3, 2, 1)):
-            first, *others = quarter_round(*rows)
+            first, *others = _quarter_round(*rows)
             rows = first, *(turned(row, by) for row, by in zip(others, turns, strict=True))
         return rows
 
     return jnp.concatenate(jax.lax.fori_loop(0, DOUBLE_ROUNDS, both, rows))
 
 
-def quarter_round(
+def _quarter_round(
     a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     a = a + b
-    d = rotated(d ^ a, 16)
+    d = _rotated(d ^ a, 16)
     c = c + d
-    b = rotated(b ^ c, 12)
+    b = _rotated(b ^ c, 12)
     a = a + b
-    d = rotated(d ^ a, 8)
+    d = _rotated(d ^ a, 8)
     c = c + d
-    b = rotated(b ^ c, 7)
+    b = _rotated(b ^ c, 7)
     return a, b, c, d
 
 
-def rotated(x: jax.Array, bits: int) -> jax.Array:
+def _rotated(x: jax.Array, bits: int) -> jax.Array:
     return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
 
 
-def blocks(key: jax.Array, counter: Wide, purpose: Purpose, word: jax.Array | int = 0) -> jax.Array:
+def blocks(
+    key: jax.Array, counter: Wide, purpose: BlockPurpose, word: jax.Array | int = 0
+) -> jax.Array:
     """The blocks with the given numbers: the 16 words, then the counter's dimensions."""
     high, low = counter
     scalars = [*CONSTANTS, *(key[i] for i in range(KEY_WORDS))]
@@ -118,12 +120,12 @@ def blocks(key: jax.Array, counter: Wide, purpose: Purpose, word: jax.Array | in
         none = jnp.zeros((), np.uint32)
         start = jnp.stack([jnp.asarray(x) for x in (*scalars, none, none, *nonce)])
         start, high, low = (types.as_varying(x, axes) for x in (start, high, low))
-        return chacha20_kernel.blocks(start, high, low, double_round, DOUBLE_ROUNDS)
+        return chacha20_kernel.blocks(start, high, low, _double_round, DOUBLE_ROUNDS)
     return block([types.as_varying(x, axes) for x in words])
 
 
 def stream(
-    key: jax.Array, piece: Piece, width: int, then: Callable[[Arrays], Arrays] | None = None
+    key: jax.Array, piece: Shard, width: int, then: Callable[[Arrays], Arrays] | None = None
 ) -> Arrays:
     """`width` bits for each element of a piece: the key's stream, read in row-major order.
 
@@ -136,7 +138,7 @@ def stream(
     one that is cut: then there are few rows, or one, to fit to blocks.
     """
     if not piece.shape:
-        return tuple(x.reshape(()) for x in stream(key, Piece.all_of((1,)), width, then))
+        return tuple(x.reshape(()) for x in stream(key, Shard.all_of((1,)), width, then))
     lanes = BLOCK_BITS // width
     shape, whole = piece.shape, piece.whole
     cut = [d for d in range(len(shape)) if shape[d] != whole[d]]
@@ -150,7 +152,7 @@ def stream(
     high, low = shifted(start, lanes.bit_length() - 1)
     nth = jax.lax.broadcasted_iota(np.uint32, (*shape[:lead], count), lead)
     counter = plus((high[..., None], low[..., None]), nth)
-    words = blocks(key, counter, Purpose.BITS)
+    words = blocks(key, counter, BlockPurpose.BITS)
 
     phase = start[1] % np.uint32(lanes)  # of a row's first element in its block
 
@@ -188,30 +190,30 @@ def stream(
 # The JAX implementation.
 
 
-def seed(number: jax.Array) -> jax.Array:
+def _seed(number: jax.Array) -> jax.Array:
     """The key of an integer."""
     low = number.astype(np.uint32)
     high = (number >> 32).astype(np.uint32) if number.dtype.itemsize == 8 else jnp.zeros_like(low)
     words = [low, high, *(jnp.zeros_like(low) for _ in range(KEY_WORDS - 2))]
-    return child(jnp.stack(words), (jnp.zeros_like(low),) * 2, Purpose.SEED)
+    return _child(jnp.stack(words), (jnp.zeros_like(low),) * 2, BlockPurpose.SEED)
 
 
-def split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return child(key, flat_offsets(Piece.all_of(shape)), Purpose.SPLIT)
+def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return _child(key, flat_offsets(Shard.all_of(shape)), BlockPurpose.SPLIT)
 
 
-def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
+def _fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     low = jnp.asarray(number).astype(np.uint32)
-    return child(key, (jnp.zeros_like(low), low), Purpose.FOLD_IN)
+    return _child(key, (jnp.zeros_like(low), low), BlockPurpose.FOLD_IN)
 
 
-def child(key: jax.Array, counter: Wide, purpose: Purpose) -> jax.Array:
+def _child(key: jax.Array, counter: Wide, purpose: BlockPurpose) -> jax.Array:
     """Keys that are the first halves of the numbered blocks."""
     return jnp.moveaxis(blocks(key, counter, purpose)[:KEY_WORDS], 0, -1)
 
 
-def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
-    parts = stream(key, Piece.all_of(shape), bit_width)
+def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
+    parts = stream(key, Shard.all_of(shape), bit_width)
     if bit_width == 64:
         high, low = (x.astype(np.uint64) for x in parts)
         return (high << np.uint64(32)) | low
@@ -220,10 +222,10 @@ def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.A
 
 CHACHA20 = define_prng_impl(
     key_shape=(KEY_WORDS,),
-    seed=seed,
-    split=split,
-    random_bits=random_bits,
-    fold_in=fold_in,
+    seed=_seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
     name="chacha20",
     tag="c20",
 )

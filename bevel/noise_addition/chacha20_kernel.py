@@ -13,15 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.lazy import LazyModule
 from bevel.sharding.types import on_one_device
 
-pl: Any
-triton: Any
-try:
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
-except ImportError:
-    pl = triton = None
+# Imported when a kernel is first traced: that takes half a second.
+pl: Any = LazyModule("jax.experimental.pallas")
+triton: Any = LazyModule("jax.experimental.pallas.triton")
 
 WORDS = 16
 COUNTER = 12  # where the number of the block stands, low word first
@@ -32,7 +29,7 @@ Rounds = Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
 
 def available() -> bool:
     """Whether the kernel can be compiled here: on one GPU, or one shard of a fully manual mesh."""
-    return triton is not None and jax.default_backend() == "gpu" and on_one_device()
+    return jax.default_backend() == "gpu" and on_one_device() and bool(triton)
 
 
 @functools.partial(jax.jit, static_argnames=("double_round", "count", "interpret"))

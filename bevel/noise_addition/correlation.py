@@ -32,14 +32,14 @@ class Correlation(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Independent:
+class NoCorrelation:
     """Noise of the step's own draws. No buffers."""
 
     def init(self, likes: list[jax.Array]) -> tuple[Any, ...]:
         return ()
 
     def check(self, likes: list[jax.Array], step: jax.Array, buffers: tuple[Any, ...]) -> None:
-        check_shapes((), buffers)
+        _check_shapes((), buffers)
 
     def next(
         self, draw: Draw, step: jax.Array, buffers: tuple[Any, ...]
@@ -47,7 +47,7 @@ class Independent:
         return draw(step), buffers
 
 
-class Dense:
+class DenseMatrix:
     """Noise of row `step` of a dense matrix: earlier draws are drawn again. No buffers.
 
     Step k costs as many draws as its row reaches back. Steps past the last row give NaN: no
@@ -62,7 +62,7 @@ class Dense:
         return ()
 
     def check(self, likes: list[jax.Array], step: jax.Array, buffers: tuple[Any, ...]) -> None:
-        check_shapes((), buffers)
+        _check_shapes((), buffers)
         if not isinstance(step, jax.core.Tracer) and int(step) >= len(self.matrix):
             raise FixArgumentsError(
                 f"this is step {int(step)}, and noising_matrix has {len(self.matrix)} rows: the "
@@ -85,7 +85,7 @@ class Dense:
         return jax.lax.fori_loop(first, step + np.uint32(1), add, sums), buffers
 
 
-class Streaming:
+class Streamed:
     """Noise of a `StreamingMatrix`, which keeps what it needs of the past in buffers."""
 
     def __init__(self, matrix: Any):
@@ -95,7 +95,7 @@ class Streaming:
         return tuple(self.matrix.init_multiply(like) for like in likes)
 
     def check(self, likes: list[jax.Array], step: jax.Array, buffers: tuple[Any, ...]) -> None:
-        check_shapes(jax.eval_shape(self.init, likes), buffers)
+        _check_shapes(jax.eval_shape(self.init, likes), buffers)
 
     def next(
         self, draw: Draw, step: jax.Array, buffers: tuple[Any, ...]
@@ -104,7 +104,7 @@ class Streaming:
         return [y for y, _ in steps], tuple(state for _, state in steps)
 
 
-def check_shapes(expected: Any, found: Any) -> None:
+def _check_shapes(expected: Any, found: Any) -> None:
     """Raises unless buffers have the structure, shapes and dtypes of those that `init` makes."""
 
     def kinds(tree: Any) -> Any:
@@ -120,10 +120,10 @@ def check_shapes(expected: Any, found: Any) -> None:
     )
 
 
-def correlation_of(noising_matrix: Any) -> Dense | Streaming:
+def correlation_of(noising_matrix: Any) -> DenseMatrix | Streamed:
     """The correlation that a user's `noising_matrix` stands for, checked."""
     if hasattr(noising_matrix, "init_multiply") and hasattr(noising_matrix, "multiply_next"):
-        return Streaming(noising_matrix)
+        return Streamed(noising_matrix)
     if hasattr(noising_matrix, "inverse_as_streaming_matrix"):
         raise FixArgumentsError(
             f"noising_matrix is a {type(noising_matrix).__name__}, a strategy C. Noise is "
@@ -154,4 +154,4 @@ def correlation_of(noising_matrix: Any) -> Dense | Streaming:
             f"noising_matrix has a zero on its diagonal, in row {empty[0]}: that step would get no "
             "noise of its own. C^-1 is invertible."
         )
-    return Dense(matrix.astype(np.float64 if jax.config.jax_enable_x64 else np.float32))
+    return DenseMatrix(matrix.astype(np.float64 if jax.config.jax_enable_x64 else np.float32))

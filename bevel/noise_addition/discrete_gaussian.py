@@ -34,14 +34,14 @@ import numpy as np
 from bevel.noise_addition import chacha20
 from bevel.noise_addition.offsets import Wide, flat_offsets
 from bevel.sharding import types
-from bevel.sharding.pieces import Piece
+from bevel.sharding.shard_generation import Shard
 
 # n = 2 (k + 1) i sigma**2 fits 64 bits while (k + 1) i < 2**11, and a sample that reached this
 # would have met an event of probability below 2**-400.
 LARGEST_SIGMA = 2**26
 
 
-class Stage(enum.IntEnum):
+class _Stage(enum.IntEnum):
     COUNT = 0
     SHRINK = 1
     PLACE = 2
@@ -49,7 +49,7 @@ class Stage(enum.IntEnum):
     DONE = 4
 
 
-class Sample(NamedTuple):
+class _Sample(NamedTuple):
     """A sample in the making. All are uint32."""
 
     stage: jax.Array
@@ -60,12 +60,12 @@ class Sample(NamedTuple):
     run: jax.Array  # the i of the current coin
 
 
-class Lanes(NamedTuple):
+class _Lanes(NamedTuple):
     """Samples in the making, one in each lane. A lane whose sample is done takes up another."""
 
     element: jax.Array  # of the piece, in its own row-major order
     block: jax.Array  # next to be read of the element's stream
-    sample: Sample
+    sample: _Sample
     done: jax.Array  # int64: all samples of the piece
 
 
@@ -80,7 +80,7 @@ class DiscreteGaussians:
 
     sigma: int
 
-    def __call__(self, words: jax.Array, piece: Piece) -> tuple[jax.Array]:
+    def __call__(self, words: jax.Array, piece: Shard) -> tuple[jax.Array]:
         size = math.prod(piece.shape)
         if not size:
             return (jnp.zeros(piece.shape, np.int64),)
@@ -91,18 +91,18 @@ class DiscreteGaussians:
         def number(value: int) -> jax.Array:
             return types.as_varying(jnp.full(count, value, np.uint32), axes)
 
-        fresh = Sample(*map(number, (Stage.COUNT, 0, 0, 0, 0, 1)))
+        fresh = _Sample(*map(number, (_Stage.COUNT, 0, 0, 0, 0, 1)))
         done = types.as_varying(jnp.zeros(size, np.int64), axes)
         own = number(0) + jax.lax.iota(np.uint32, count)
 
-        def advanced(lanes: Lanes) -> Lanes:
+        def advanced(lanes: _Lanes) -> _Lanes:
             element, block, sample, done = lanes
             here = jnp.minimum(element, np.uint32(size - 1))
-            draws = draws_of_block(words, (offsets[0][here], offsets[1][here]), block)
+            draws = _draws_of_block(words, (offsets[0][here], offsets[1][here]), block)
             sample, _ = jax.lax.scan(lambda s, bits: (self.next(s, bits), None), sample, draws)
-            ready = sample.stage == Stage.DONE
+            ready = sample.stage == _Stage.DONE
             place = jnp.where(ready, element, np.uint32(size))  # past the end: not written
-            return Lanes(
+            return _Lanes(
                 element=jnp.where(ready, element + np.uint32(count), element),
                 block=jnp.where(ready, np.uint32(0), block + np.uint32(1)),
                 sample=jax.tree.map(lambda new, now: jnp.where(ready, new, now), fresh, sample),
@@ -112,21 +112,21 @@ class DiscreteGaussians:
         lanes = jax.lax.while_loop(
             lambda lanes: jnp.any(lanes.element < np.uint32(size)),
             advanced,
-            Lanes(own, number(0), fresh, done),
+            _Lanes(own, number(0), fresh, done),
         )
         return (lanes.done.reshape(piece.shape),)
 
-    def value(self, sample: Sample) -> jax.Array:
+    def value(self, sample: _Sample) -> jax.Array:
         sigma = jnp.asarray(self.sigma).astype(np.int64)
         size = sample.k.astype(np.int64) * sigma + sample.j.astype(np.int64)
         return jnp.where(sample.sign == 1, -size, size)
 
-    def next(self, sample: Sample, bits: jax.Array) -> Sample:
+    def next(self, sample: _Sample, bits: jax.Array) -> _Sample:
         """One step of a sample, with 64 random bits."""
         stage, k, j, sign, coins, run = sample
         one, two = np.uint32(1), np.uint32(2)
         counting, placing, accepting = (
-            stage == s for s in (Stage.COUNT, Stage.PLACE, Stage.ACCEPT)
+            stage == s for s in (_Stage.COUNT, _Stage.PLACE, _Stage.ACCEPT)
         )
 
         # The uniform integer below n.
@@ -135,7 +135,7 @@ class DiscreteGaussians:
         n = 2 * jnp.where(placing, sigma, half_b * run.astype(np.uint64))
         uniform = bits % n
         # 2**64 and 2**64 - n leave the same remainder.
-        usable = (bits <= ~((np.uint64(0) - n) % n)) & (stage != Stage.DONE)
+        usable = (bits <= ~((np.uint64(0) - n) % n)) & (stage != _Stage.DONE)
 
         # The coin: below a, its run goes on.
         a = jnp.where(accepting, wide_j * (2 * wide_k * sigma + wide_j), np.uint64(1))
@@ -149,25 +149,25 @@ class DiscreteGaussians:
         coins = jnp.where(counted, k * jnp.maximum(k, one) - k, coins)
         coins = jnp.where(heads & ~counting, coins - one, coins)
         passed = (coins == 0) & (counted | (heads & ~counting))
-        after = jnp.where(accepting, np.uint32(Stage.DONE), np.uint32(Stage.PLACE))
-        stage = jnp.where(passed, after, jnp.where(counted, np.uint32(Stage.SHRINK), stage))
+        after = jnp.where(accepting, np.uint32(_Stage.DONE), np.uint32(_Stage.PLACE))
+        stage = jnp.where(passed, after, jnp.where(counted, np.uint32(_Stage.SHRINK), stage))
         k = jnp.where(counting & heads, k + one, k)
         # A place, in PLACE.
-        stage = jnp.where(placing, np.uint32(Stage.ACCEPT), stage)
+        stage = jnp.where(placing, np.uint32(_Stage.ACCEPT), stage)
         coins = jnp.where(placing, k + one, coins)
         sign = jnp.where(placing, (uniform % 2).astype(np.uint32), sign)
         j = jnp.where(placing, (uniform // 2).astype(np.uint32), j)
         minus_zero = placing & (sign == one) & (j == 0) & (k == 0)
         # Or a new start.
         again = minus_zero | (tails & ~counting)
-        stage = jnp.where(again, np.uint32(Stage.COUNT), stage)
+        stage = jnp.where(again, np.uint32(_Stage.COUNT), stage)
         k = jnp.where(again, np.uint32(0), k)
-        moved = Sample(stage, k, j, sign, coins, run)
+        moved = _Sample(stage, k, j, sign, coins, run)
         return jax.tree.map(lambda new, old: jnp.where(usable, new, old), moved, sample)
 
 
-def draws_of_block(words: jax.Array, counter: Wide, t: jax.Array) -> jax.Array:
+def _draws_of_block(words: jax.Array, counter: Wide, t: jax.Array) -> jax.Array:
     """Block t of every element: 8 draws of 64 bits."""
-    block = chacha20.blocks(words, counter, chacha20.Purpose.DISCRETE, t)
+    block = chacha20.blocks(words, counter, chacha20.BlockPurpose.DISCRETE, t)
     low, high = (jnp.stack(block[i::2]).astype(np.uint64) for i in (0, 1))
     return (high << np.uint64(32)) | low

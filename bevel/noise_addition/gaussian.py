@@ -9,9 +9,9 @@ import numpy as np
 
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition import keys
-from bevel.noise_addition.addition import GaussianNoise
-from bevel.noise_addition.correlation import Correlation, Independent, correlation_of
-from bevel.noise_addition.strategies import SupportedStrategies
+from bevel.noise_addition.correlation import Correlation, NoCorrelation, correlation_of
+from bevel.noise_addition.gaussian_noise import GaussianNoise
+from bevel.noise_addition.noise_layout import SupportedStrategies
 
 if TYPE_CHECKING:
     from bevel.noise_addition.privatizer import Privatizer
@@ -32,8 +32,8 @@ def gaussian_privatizer(
 
     The arguments are those of `matrix_factorization_privatizer`, whose matrix is the identity here.
     """
-    return privatizer_of(
-        Independent(), stddev, prng_key, dtype, intermediate_strategy, specs, "device"
+    return _privatizer_of(
+        NoCorrelation(), stddev, prng_key, dtype, intermediate_strategy, specs, "device"
     )
 
 
@@ -82,12 +82,12 @@ def matrix_factorization_privatizer(
       adds is in its `record`.
     """
     correlation = correlation_of(noising_matrix)
-    return privatizer_of(
+    return _privatizer_of(
         correlation, stddev, prng_key, dtype, intermediate_strategy, specs, buffers_in
     )
 
 
-def privatizer_of(
+def _privatizer_of(
     correlation: Correlation,
     stddev: float,
     prng_key: jax.Array | int | None,
@@ -107,14 +107,14 @@ def privatizer_of(
         raise FixArgumentsError(f"buffers_in={buffers_in!r}: give 'device' or 'host'.")
     key = keys.noise_key(prng_key)
     noise = GaussianNoise(
-        key, checked_stddev(stddev), correlation, checked_dtype(dtype), strategy, specs, buffers_in
+        key, _checked_stddev(stddev), correlation, checked_dtype(dtype), strategy, specs, buffers_in
     )
     keys.claim(key, key.key)
     record = NoiseRecord("gaussian", noise.stddev, key.generator, key.secret)
     return Privatizer(noise.init, noise.update, record)
 
 
-def checked_stddev(stddev: Any) -> float:
+def _checked_stddev(stddev: Any) -> float:
     """A standard deviation as a float; raises unless it is a known number that is not negative."""
     if isinstance(stddev, jax.core.Tracer):
         raise FixArgumentsError(

@@ -82,7 +82,7 @@ def noise_key(prng_key: jax.Array | int | None) -> NoiseKey:
         return NoiseKey(seed_key(int(prng_key)), secret=False, generator="chacha20", owner=None)
     key: Any = prng_key
     generator = checked_generator(key)
-    return NoiseKey(key, not is_a_seed(key, generator), generator, owner=object())
+    return NoiseKey(key, not _is_a_seed(key, generator), generator, owner=object())
 
 
 def seed_key(seed: int) -> jax.Array:
@@ -94,7 +94,7 @@ def seed_key(seed: int) -> jax.Array:
     return wrapped(words, "chacha20")
 
 
-def is_a_seed(key: jax.Array, generator: str) -> bool:
+def _is_a_seed(key: jax.Array, generator: str) -> bool:
     """Whether a key is that of a small integer, as far as can be seen.
 
     `jax.random.key(n)` of threefry is (0, n). A key from entropy looks so once in 2**32.
@@ -136,7 +136,7 @@ _claimed: dict[bytes, object] = {}
 _lock = threading.Lock()
 
 
-def digest(key: jax.Array) -> bytes:
+def _digest(key: jax.Array) -> bytes:
     words = np.asarray(jax.random.key_data(key))
     return hashlib.blake2b(words.tobytes(), key=_salt).digest()
 
@@ -148,7 +148,7 @@ def claim(noise: NoiseKey, key: jax.Array) -> None:
     """
     if noise.owner is None or isinstance(key, jax.core.Tracer):
         return
-    mark = digest(key)
+    mark = _digest(key)
     with _lock:
         if _claimed.setdefault(mark, noise.owner) is not noise.owner:
             raise FixArgumentsError(
@@ -169,4 +169,4 @@ def release(prng_key: jax.Array) -> None:
     """
     checked_generator(prng_key)
     with _lock:
-        _claimed.pop(digest(prng_key), None)
+        _claimed.pop(_digest(prng_key), None)

@@ -11,12 +11,12 @@ from jax.sharding import PartitionSpec
 
 from bevel.errors import FixArgumentsError
 from bevel.sharding import types
-from bevel.sharding.pieces import Maker, leaf_specs, made_by_pieces
+from bevel.sharding.shard_generation import Maker, generate_by_shard, leaf_specs
 
 PyTree = Any
 
 
-class Leaf(NamedTuple):
+class NoiseLeaf(NamedTuple):
     """A leaf of the gradient: its name for errors, its value, and how a shard_map splits it."""
 
     name: str
@@ -24,7 +24,7 @@ class Leaf(NamedTuple):
     spec: PartitionSpec | None
 
 
-def checked_leaves(tree: PyTree, specs: PyTree, kind: Any, remedy: str) -> list[Leaf]:
+def checked_leaves(tree: PyTree, specs: PyTree, kind: Any, remedy: str) -> list[NoiseLeaf]:
     """The leaves of a gradient, each of a dtype of `kind`, and placed as far as can be told."""
     named = jax.tree_util.tree_flatten_with_path(tree)[0]
     leaves = []
@@ -33,14 +33,14 @@ def checked_leaves(tree: PyTree, specs: PyTree, kind: Any, remedy: str) -> list[
         dtype = jnp.result_type(value)
         if not jnp.issubdtype(dtype, kind):
             raise FixArgumentsError(f"{name} has dtype {dtype}: {remedy}")
-        leaf = Leaf(name, jnp.asarray(value), spec)
+        leaf = NoiseLeaf(name, jnp.asarray(value), spec)
         if types.manual_axes():
-            check_place_of_shard(leaf)
+            _check_place_of_shard(leaf)
         leaves.append(leaf)
     return leaves
 
 
-def check_place_of_shard(leaf: Leaf) -> None:
+def _check_place_of_shard(leaf: NoiseLeaf) -> None:
     """Inside `jax.shard_map`, raises unless the leaf's place in the whole array is known."""
     name, value, spec = leaf
     entries = () if spec is None else spec.partitions
@@ -81,7 +81,7 @@ def not_mapped(grads: list[jax.Array]) -> list[jax.Array]:
 
 
 @not_mapped.def_vmap
-def refuse_the_same_noise(size: int, mapped: Any, grads: list[jax.Array]) -> Any:
+def _refuse_the_same_noise(size: int, mapped: Any, grads: list[jax.Array]) -> Any:
     raise FixArgumentsError(
         f"jax.vmap would add the same noise to {size} gradients, and who subtracts two of them has "
         "the data. Stack them to one gradient, or call update for one after the other, each "
@@ -114,7 +114,7 @@ def drawn(
     noise = dict[int, jax.Array]()
     for leaves in alike(likes, specs, one_by_one):
         like, spec = likes[leaves[0]], specs[leaves[0]]
-        draw = functools.partial(made_by_pieces, make(like.dtype), like=like, spec=spec)
+        draw = functools.partial(generate_by_shard, make(like.dtype), like=like, spec=spec)
         if len(leaves) == 1:
             (noise[leaves[0]],) = draw(words[leaves[0]])
             continue

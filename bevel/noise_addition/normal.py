@@ -19,13 +19,13 @@ from jax.scipy.special import ndtri
 from bevel.noise_addition import chacha20
 from bevel.noise_addition.offsets import flat_offsets
 from bevel.sharding import types
-from bevel.sharding.pieces import Arrays, Piece
+from bevel.sharding.shard_generation import Arrays, Shard
 
 
 def random_words(
     generator: str,
     words: jax.Array,
-    piece: Piece,
+    piece: Shard,
     then: Callable[[Arrays], Arrays] = lambda bits: bits,
 ) -> Arrays:
     """`then` of 64 bits for each element of a leaf, which its key and the element's offset give.
@@ -50,7 +50,7 @@ class RandomNumbers:
     from_bits: Callable[[Arrays, np.dtype], jax.Array]
     dtype: np.dtype
 
-    def __call__(self, words: jax.Array, piece: Piece) -> Arrays:
+    def __call__(self, words: jax.Array, piece: Shard) -> Arrays:
         return random_words(
             self.generator, words, piece, lambda bits: (self.from_bits(bits, self.dtype),)
         )
@@ -73,13 +73,13 @@ def normal_from_bits(bits: Arrays, dtype: jax.typing.DTypeLike) -> jax.Array:
 
     tail = integer(high, low) * dtype.type(2.0**-64)
     within = integer(~high, ~low) * dtype.type(2.0**-63)
-    quantile = quantile_in_float32 if dtype == np.float32 else library_quantile
+    quantile = _quantile_in_float32 if dtype == np.float32 else _library_quantile
     size = quantile(tail, within)
     return jnp.where(high >> np.uint32(31) == np.uint32(1), -size, size)
 
 
 @jax.jit
-def library_quantile(tail: jax.Array, within: jax.Array) -> jax.Array:
+def _library_quantile(tail: jax.Array, within: jax.Array) -> jax.Array:
     """The z that has the probability `tail` beyond it, and `within` = 1 - 2 tail inside +-z.
 
     Under `jit`, which keeps the constants of `ndtri` (`made_by_pieces` takes none).
@@ -127,13 +127,13 @@ FAR = np.array(
 )
 
 
-def quantile_in_float32(tail: jax.Array, within: jax.Array) -> jax.Array:
-    """As `library_quantile`, with one logarithm and one root: half the time on a GPU."""
+def _quantile_in_float32(tail: jax.Array, within: jax.Array) -> jax.Array:
+    """As `_library_quantile`, with one logarithm and one root: half the time on a GPU."""
     w = -jnp.log(np.float32(4) * tail * (np.float32(1) - tail))
     root = jax.lax.rsqrt(jnp.maximum(w, SPLIT))
-    far = polynomial(FAR, root - FAR_MIDDLE) * (w * root)
-    return within * jnp.where(w < SPLIT, polynomial(NEAR, w - NEAR_MIDDLE), far)
+    far = _polynomial(FAR, root - FAR_MIDDLE) * (w * root)
+    return within * jnp.where(w < SPLIT, _polynomial(NEAR, w - NEAR_MIDDLE), far)
 
 
-def polynomial(coefficients: np.ndarray, x: jax.Array) -> jax.Array:
+def _polynomial(coefficients: np.ndarray, x: jax.Array) -> jax.Array:
     return functools.reduce(lambda total, c: total * x + c, coefficients)

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel.errors import FixArgumentsError
-from bevel.sharding.pieces import Piece
+from bevel.sharding.shard_generation import Shard
 
 Wide = tuple[jax.Array, jax.Array]
 """A number of 64 bits: (high word, low word)."""
 
 
-def flat_offsets(piece: Piece, lead: int | None = None) -> Wide:
+def flat_offsets(piece: Shard, lead: int | None = None) -> Wide:
     """Offsets in the whole array of the elements of a piece.
 
     With `lead`, only the first `lead` dimensions are followed: the result has their shape, and

@@ -5,7 +5,7 @@ Names are loaded when they are first used, so that `import bevel` does not load 
 
 from typing import TYPE_CHECKING
 
-from bevel.lazy import loaded_when_used
+from bevel.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from bevel.optimizers.augmented import (
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from bevel.optimizers.bias_corrected import scale_by_dp_adam as scale_by_dp_adam
     from bevel.optimizers.preconditioned import scale_then_privatize as scale_then_privatize
 
-PUBLIC = {
-    "augmented": [
-        "AugmentedGradientTransformation",
-        "PreClippingTransform",
-        "as_augmented_optimizer",
-    ],
-    "bias_corrected": ["dp_adam", "scale_by_dp_adam"],
-    "preconditioned": ["scale_then_privatize"],
-}
-MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
-
-__getattr__, __dir__ = loaded_when_used(__name__, MODULE_OF)
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        ".augmented": [
+            "AugmentedGradientTransformation",
+            "PreClippingTransform",
+            "as_augmented_optimizer",
+        ],
+        ".bias_corrected": ["dp_adam", "scale_by_dp_adam"],
+        ".preconditioned": ["scale_then_privatize"],
+    },
+)

@@ -43,9 +43,9 @@ def as_augmented_optimizer(
             "such as optax.adam(1e-3), or what scale_then_privatize returns."
         )
     plain = optax.with_extra_args_support(optimizer)
-    return AugmentedGradientTransformation(plain.init, plain.update, lambda state: as_it_is)
+    return AugmentedGradientTransformation(plain.init, plain.update, lambda state: _as_it_is)
 
 
-def as_it_is(updates: optax.Updates, inverse: bool = False) -> optax.Updates:
+def _as_it_is(updates: optax.Updates, inverse: bool = False) -> optax.Updates:
     del inverse
     return updates

@@ -21,7 +21,7 @@ from bevel.errors import FixArgumentsError
 from bevel.precision import accumulation_dtype
 
 
-class ScaleByDPAdamState(NamedTuple):
+class _ScaleByDPAdamState(NamedTuple):
     """Moments of the noised gradients, and of the noise alone."""
 
     count: jax.Array  # type: ignore[assignment]  # as optax names it
@@ -100,11 +100,11 @@ def scale_by_dp_adam(
     for name, value in [("b1", b1), ("b2", b2)]:
         if not 0 <= value < 1:
             raise FixArgumentsError(f"{name}={value!r}: give a number from 0 to below 1.")
-    variances = variance_of_each_step(noise_stddev, row_norms)
+    variances = _variance_of_each_step(noise_stddev, row_norms)
 
-    def init(params: optax.Params) -> ScaleByDPAdamState:
-        zeros = wide(optax.tree.zeros_like(params))
-        return ScaleByDPAdamState(
+    def init(params: optax.Params) -> _ScaleByDPAdamState:
+        zeros = _wide(optax.tree.zeros_like(params))
+        return _ScaleByDPAdamState(
             count=jnp.zeros([], jnp.int32),
             mu=optax.tree.cast(zeros, mu_dtype),
             nu=zeros,
@@ -112,15 +112,15 @@ def scale_by_dp_adam(
         )
 
     def update(
-        updates: optax.Updates, state: ScaleByDPAdamState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, ScaleByDPAdamState]:
+        updates: optax.Updates, state: _ScaleByDPAdamState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, _ScaleByDPAdamState]:
         del params
         # A step without a row gets NaN, not the row of another step.
         row = 0 if row_norms is None else state.count
         variance = jnp.asarray(variances).at[row].get(mode="fill", fill_value=jnp.nan)
         count = optax.safe_increment(state.count)
-        grads = wide(updates)
-        mu = optax.tree.update_moment(grads, wide(state.mu), b1, 1)
+        grads = _wide(updates)
+        mu = optax.tree.update_moment(grads, _wide(state.mu), b1, 1)
         nu = optax.tree.update_moment_per_elem_norm(grads, state.nu, b2, 2)
         noise_nu = (1 - b2) * variance + b2 * state.noise_nu
         steps = count.astype(jnp.float32)  # strict promotion refuses float ** int
@@ -133,17 +133,17 @@ def scale_by_dp_adam(
 
         mu_hat = optax.tree.bias_correction(mu, b1, steps)
         nu_hat = optax.tree.bias_correction(nu, b2, steps)
-        new = ScaleByDPAdamState(count, optax.tree.cast(mu, mu_dtype), nu, noise_nu)
+        new = _ScaleByDPAdamState(count, optax.tree.cast(mu, mu_dtype), nu, noise_nu)
         return jax.tree.map(direction, mu_hat, nu_hat), new
 
     return optax.GradientTransformation(init, update)
 
 
-def wide(tree: optax.Updates) -> optax.Updates:
+def _wide(tree: optax.Updates) -> optax.Updates:
     return jax.tree.map(lambda x: x.astype(accumulation_dtype(x.dtype)), tree)
 
 
-def variance_of_each_step(
+def _variance_of_each_step(
     noise_stddev: float, row_norms: jax.typing.ArrayLike | None
 ) -> np.ndarray:
     """One variance for all steps, or one per step."""

@@ -49,12 +49,12 @@ def scale_then_privatize(
             raise FixArgumentsError(f"{name}={value!r}: give a number of at least 0.")
     if eps == 0 and eps_root == 0:
         raise FixArgumentsError("eps=0 and eps_root=0: gradients would be divided by 0 at first.")
-    second_moments = extract_preconditioner_from_state_fn or the_nu_of
+    second_moments = extract_preconditioner_from_state_fn or _the_nu_of
     base = optax.with_extra_args_support(base_optimizer)
 
     def pre_clipping_transform(state: optax.OptState) -> PreClippingTransform:
-        scale = functools.partial(scale_of, eps=eps, eps_root=eps_root)
-        return functools.partial(scaled, jax.tree.map(scale, second_moments(state)))
+        scale = functools.partial(_scale_of, eps=eps, eps_root=eps_root)
+        return functools.partial(_scaled, jax.tree.map(scale, second_moments(state)))
 
     def update(
         updates: optax.Updates,
@@ -68,12 +68,12 @@ def scale_then_privatize(
     return AugmentedGradientTransformation(base.init, update, pre_clipping_transform)
 
 
-def scale_of(nu: jax.Array, *, eps: float, eps_root: float) -> jax.Array:
+def _scale_of(nu: jax.Array, *, eps: float, eps_root: float) -> jax.Array:
     wide = nu.astype(accumulation_dtype(nu.dtype))
     return jnp.sqrt(wide + eps_root) + eps
 
 
-def scaled(scales: optax.Updates, updates: optax.Updates, inverse: bool = False) -> optax.Updates:
+def _scaled(scales: optax.Updates, updates: optax.Updates, inverse: bool = False) -> optax.Updates:
     """`updates / scales`, or `updates * scales`; in float32 or wider."""
 
     def one(update: jax.Array, scale: jax.Array) -> jax.Array:
@@ -84,7 +84,7 @@ def scaled(scales: optax.Updates, updates: optax.Updates, inverse: bool = False)
     return jax.tree.map(one, updates, scales)
 
 
-def the_nu_of(state: optax.OptState) -> optax.Updates:
+def _the_nu_of(state: optax.OptState) -> optax.Updates:
     """The second moments in a state of optax. Raises if there is not exactly one tree of them."""
     found = [value for _, value in optax.tree.get_all_with_path(state, "nu")]
     if len(found) != 1:

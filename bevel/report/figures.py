@@ -24,7 +24,7 @@ RATES = (0.001, 0.01, 0.1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Figure:
+class _Figure:
     """A drawing with its words. `id` is where a link or a test finds it."""
 
     id: str
@@ -40,8 +40,10 @@ class Figure:
         return tuple(found.values()) if len(found) > 1 else ()
 
 
-def figure(id: str, title: str, caption: str, x: Axis, y: Axis, series: Sequence[Series]) -> Figure:
-    return Figure(
+def _figure(
+    id: str, title: str, caption: str, x: Axis, y: Axis, series: Sequence[Series]
+) -> _Figure:
+    return _Figure(
         id, title, line_chart(f"{title}. {caption}", x, y, series), caption, tuple(series)
     )
 
@@ -49,21 +51,21 @@ def figure(id: str, title: str, caption: str, x: Axis, y: Axis, series: Sequence
 # What may be released.
 
 
-def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> Figure | None:
+def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> _Figure | None:
     """Epsilon at each checkpoint, and the budget; None if there was no checkpoint."""
     known = [line for line in run.metrics if is_number(line.get("epsilon"))]
     if not known:
         return None
-    series = by_attempt(known, "epsilon", "spent, of all runs in the ledger")
+    series = _by_attempt(known, "epsilon", "spent, of all runs in the ledger")
     last = max(float(run.record.get("steps") or 0), *(float(line["step"]) for line in known))
     budget = spent.terms.budget if spent else None
-    values = numbers_of(series)
+    values = _numbers_of(series)
     if budget is not None:
         values.append(budget.epsilon)
         ends = [budget.epsilon] * 2
         series.append(Series("budget, fixed beforehand", [0, last], ends, 2, dashed=True))
     delta = f" at δ = {shown_delta(spent.delta)}" if spent else ""
-    return figure(
+    return _figure(
         "epsilon",
         "Epsilon over steps",
         f"Spent up to each checkpoint{delta}, as recorded in metrics.jsonl.",
@@ -73,7 +75,7 @@ def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> Figure | None:
     )
 
 
-def trade_off(spent: "Spent | None") -> tuple[Figure, list[tuple[str, str]]] | None:
+def trade_off(spent: "Spent | None") -> tuple[_Figure, list[tuple[str, str]]] | None:
     """The curve that no attack is above, and some of its points; None if there is no bound."""
     if spent is None or not spent.runs or math.isinf(spent.epsilon):
         return None
@@ -94,7 +96,7 @@ def trade_off(spent: "Spent | None") -> tuple[Figure, list[tuple[str, str]]] | N
         else "Computed from ε and δ alone, because no accountant can compose the charges, or they "
         "are bounded by sampling."
     )
-    drawn = figure(
+    drawn = _figure(
         "trade-off",
         "What an attacker can reach",
         f"An attacker tests for the presence of one {spent.terms.unit}. The curve bounds the rate "
@@ -139,113 +141,117 @@ def implied_bound(epsilon: float, delta: float, fpr: np.ndarray) -> np.ndarray:
     return np.minimum(1.0, np.minimum(low, high))
 
 
-def evaluation(run: RunFiles) -> list[Figure]:
+def evaluation(run: RunFiles) -> list[_Figure]:
     """One figure for all accuracies, and one for each other metric of the evaluation."""
-    names = metric_names(run.metrics)
+    names = _metric_names(run.metrics)
     accuracies = [name for name in names if "acc" in name.lower()]
     found = []
     if accuracies:
-        found.append(metric_figure("accuracy", "Accuracy", run, accuracies))
+        found.append(_metric_figure("accuracy", "Accuracy", run, accuracies))
     others = [name for name in names if name not in accuracies]
-    found += [metric_figure(f"metric-{i}", name, run, [name]) for i, name in enumerate(others)]
+    found += [_metric_figure(f"metric-{i}", name, run, [name]) for i, name in enumerate(others)]
     return found
 
 
-def metric_figure(id: str, title: str, run: RunFiles, names: list[str]) -> Figure:
-    lines = [flat(line) for line in run.metrics]
+def _metric_figure(id: str, title: str, run: RunFiles, names: list[str]) -> _Figure:
+    lines = [_flat(line) for line in run.metrics]
     series = []
     for i, name in enumerate(names):
         known = [line for line in lines if name in line]
-        series += by_attempt(known, name, name, colour=1 + i % COLOURS)
-    values = numbers_of(series)
+        series += _by_attempt(known, name, name, colour=1 + i % COLOURS)
+    values = _numbers_of(series)
     caption = "At each checkpoint, on public or held-out data."
     if id == "accuracy":
-        caption += f" Last: {', '.join(f'{name} {last_value(lines, name):.4g}' for name in names)}."
+        caption += (
+            f" Last: {', '.join(f'{name} {_last_value(lines, name):.4g}' for name in names)}."
+        )
     steps = axis_of("step", [step for line in series for step in line.x], include=[0])
-    return figure(id, title, caption, steps, axis_of(title.lower(), values), series)
+    return _figure(id, title, caption, steps, axis_of(title.lower(), values), series)
 
 
-def metric_names(metrics: Sequence[Line]) -> list[str]:
+def _metric_names(metrics: Sequence[Line]) -> list[str]:
     """The numbers that the evaluation returned, in the order in which they appear."""
     found: dict[str, None] = {}
-    for line in map(flat, metrics):
+    for line in map(_flat, metrics):
         found |= {name: None for name, value in line.items() if is_number(value)}
     return [name for name in found if name not in OF_THE_RUN]
 
 
 def last_metrics(run: RunFiles) -> list[tuple[str, str]]:
     """The last value of each metric of the evaluation."""
-    lines = [flat(line) for line in run.metrics]
-    return [(name, f"{last_value(lines, name):.5g}") for name in metric_names(run.metrics)]
+    lines = [_flat(line) for line in run.metrics]
+    return [(name, f"{_last_value(lines, name):.5g}") for name in _metric_names(run.metrics)]
 
 
-def last_value(lines: Sequence[Line], name: str) -> float:
+def _last_value(lines: Sequence[Line], name: str) -> float:
     return next(float(line[name]) for line in reversed(lines) if is_number(line.get(name)))
 
 
 # What is not private.
 
 
-def raw_figures(rows: Sequence[Line]) -> list[Figure]:
+def raw_figures(rows: Sequence[Line]) -> list[_Figure]:
     """Training loss, clipped fraction, norms, batch sizes and speed, over steps."""
     return list(_raw_figures(rows))
 
 
-def _raw_figures(rows: Sequence[Line]) -> Iterator[Figure]:
+def _raw_figures(rows: Sequence[Line]) -> Iterator[_Figure]:
     for id, title, names, fixed in (
         ("raw-loss", "Training loss", {"loss": "loss"}, ()),
         ("raw-clipped", "Clipped fraction", {"clipped_fraction": "share of gradients"}, (0, 1)),
         ("raw-batch", "Batch sizes", {"batch_size": "batch size"}, (0,)),
     ):
-        series = [s for name in names for s in over_steps(rows, name, names[name])]
+        series = [s for name in names for s in _over_steps(rows, name, names[name])]
         if series:
-            yield raw_figure(id, title, next(iter(names.values())), series, fixed)
-    norms = over_steps([with_quantiles(row) for row in rows], "0.9", "0.9 quantile", 2)
-    norms += over_steps([with_quantiles(row) for row in rows], "0.5", "median", 1)
-    norms += over_steps([with_quantiles(row) for row in rows], "0.1", "0.1 quantile", 3)
+            yield _raw_figure(id, title, next(iter(names.values())), series, fixed)
+    norms = _over_steps([_with_quantiles(row) for row in rows], "0.9", "0.9 quantile", 2)
+    norms += _over_steps([_with_quantiles(row) for row in rows], "0.5", "median", 1)
+    norms += _over_steps([_with_quantiles(row) for row in rows], "0.1", "0.1 quantile", 3)
     if norms:
-        norms += over_steps(rows, "clip_norm", "clip norm", 4, dashed=True)
+        norms += _over_steps(rows, "clip_norm", "clip norm", 4, dashed=True)
         title = "Gradient norms against the clip norm"
-        yield raw_figure("raw-norms", title, "norm before clipping", norms, (), log=True)
-    speed = over_steps(rows, "examples_per_second", "examples per second")
+        yield _raw_figure("raw-norms", title, "norm before clipping", norms, (), log=True)
+    speed = _over_steps(rows, "examples_per_second", "examples per second")
     if speed:
         steps = axis_of("step", [step for line in speed for step in line.x], include=[0])
-        rate = axis_of("examples per second", numbers_of(speed), include=[0])
+        rate = axis_of("examples per second", _numbers_of(speed), include=[0])
         caption = "At each checkpoint, for the steps since the last one."
-        yield figure("raw-speed", "Examples per second", caption, steps, rate, speed)
+        yield _figure("raw-speed", "Examples per second", caption, steps, rate, speed)
 
 
-def raw_figure(
+def _raw_figure(
     id: str, title: str, label: str, series: list[Series], fixed: tuple[int, ...], log: bool = False
-) -> Figure:
-    values = numbers_of(series)
+) -> _Figure:
+    values = _numbers_of(series)
     each = max(math.ceil(len(line.x)) for line in series)
     caption = "At every step." if each < MOST_POINTS else f"Means over steps, {each} points."
     steps = axis_of("step", [step for line in series for step in line.x], include=[0])
-    return figure(id, title, caption, steps, axis_of(label, values, include=fixed, log=log), series)
+    return _figure(
+        id, title, caption, steps, axis_of(label, values, include=fixed, log=log), series
+    )
 
 
-def with_quantiles(row: Line) -> Line:
+def _with_quantiles(row: Line) -> Line:
     quantiles = row.get("norm_quantiles")
     if not isinstance(quantiles, list) or len(quantiles) != 3:
         return row
     return {**row, **dict(zip(("0.1", "0.5", "0.9"), quantiles, strict=True))}
 
 
-def over_steps(
+def _over_steps(
     rows: Sequence[Line], name: str, label: str, colour: int = 1, dashed: bool = False
 ) -> list[Series]:
     known = [row for row in rows if is_number(row.get(name))]
     return [
         dataclasses.replace(thinned(series), dashed=dashed, marked=False)
-        for series in by_attempt(known, name, label, colour)
+        for series in _by_attempt(known, name, label, colour)
     ]
 
 
 # Common to both.
 
 
-def by_attempt(lines: Sequence[Line], name: str, label: str, colour: int = 1) -> list[Series]:
+def _by_attempt(lines: Sequence[Line], name: str, label: str, colour: int = 1) -> list[Series]:
     """A line for each attempt: a second one goes back to a step that was taken before."""
     attempts: dict[int, list[Line]] = {}
     for line in lines:
@@ -272,18 +278,18 @@ def thinned(series: Series, most: int = MOST_POINTS) -> Series:
     )
 
 
-def flat(line: Line) -> dict[str, Any]:
+def _flat(line: Line) -> dict[str, Any]:
     """Nested metrics by their path."""
     found: dict[str, Any] = {}
     for name, value in line.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}/{inner}": below for inner, below in flat(value).items()}
+            found |= {f"{name}/{inner}": below for inner, below in _flat(value).items()}
         else:
             found[name] = value
     return found
 
 
-def numbers_of(series: Sequence[Series]) -> list[float]:
+def _numbers_of(series: Sequence[Series]) -> list[float]:
     """All values that are drawn."""
     return [float(y) for line in series for y in line.y if y is not None and math.isfinite(y)]
 

@@ -10,8 +10,8 @@ from bevel.report.run_files import RunFiles
 from bevel.report.status import CALLBACK, ended_by_callback
 
 if TYPE_CHECKING:
+    from bevel.accounting.ledger.header import Budget
     from bevel.accounting.ledger.spent import Spent
-    from bevel.accounting.ledger.terms import Budget
 
 UNITS = {
     "example": "one example of the training set",
@@ -26,7 +26,7 @@ MOST_RUNS = 20  # whose names are listed
 
 
 @dataclasses.dataclass(frozen=True)
-class Guarantee:
+class _Guarantee:
     """What may be claimed, and under which assumptions.
 
     Attributes:
@@ -49,20 +49,20 @@ class Guarantee:
     assumptions: tuple[str, ...]
 
 
-def guarantee(run: RunFiles, spent: "Spent | None") -> Guarantee:
+def guarantee(run: RunFiles, spent: "Spent | None") -> _Guarantee:
     """The guarantee of everything that is in the run's ledger, in words."""
     explained: tuple[str, ...] = ()
     if spent is not None and is_claimed(run, spent):
         units = (run.record.get("data") or {}).get("units")
-        explained = (*meaning(spent, units), choices(spent))
-    return Guarantee(
-        claim=claim(run, spent),
-        warnings=warnings(run, spent),
+        explained = (*meaning(spent, units), _choices(spent))
+    return _Guarantee(
+        claim=_claim(run, spent),
+        warnings=_warnings(run, spent),
         definitions=definitions(spent.terms.unit) if spent and explained else (),
         meaning=explained,
         arithmetic=ARITHMETIC if explained else (),
-        facts=facts(run, spent),
-        assumptions=assumptions(run),
+        facts=_facts(run, spent),
+        assumptions=_assumptions(run),
     )
 
 
@@ -79,12 +79,12 @@ def is_claimed(run: RunFiles, spent: "Spent") -> bool:
     return bool(
         spent.runs
         and math.isfinite(spent.epsilon)
-        and is_charged(run)
+        and _is_charged(run)
         and run.record.get("key_is_secret") is not False
     )
 
 
-def is_charged(run: RunFiles) -> bool:
+def _is_charged(run: RunFiles) -> bool:
     """Whether the ledger knows all that the run's metrics say was released."""
     if not run.metrics:
         return True
@@ -92,11 +92,11 @@ def is_charged(run: RunFiles) -> bool:
     return run.ledger is not None and shown <= run.ledger.released(run.name)
 
 
-def claim(run: RunFiles, spent: "Spent | None") -> str:
+def _claim(run: RunFiles, spent: "Spent | None") -> str:
     if spent is None:
         why = "its ledger is not there" if run.ledger is None else "no δ was fixed for it"
         return f"What this run spent is not known, because {why}. Nothing can be claimed."
-    if not is_charged(run):
+    if not _is_charged(run):
         return (
             "The ledger has no charge for what this run released. It is the ledger of something "
             "else, it was put back from an older copy, or the run has another name there. Nothing "
@@ -118,11 +118,11 @@ def claim(run: RunFiles, spent: "Spent | None") -> str:
     )
 
 
-def choices(spent: "Spent") -> str:
+def _choices(spent: "Spent") -> str:
     """When the budget is the guarantee, and not what was spent."""
     budget = spent.terms.budget
     fixed = (
-        f"the budget that was fixed beforehand: {budget_in_words(budget)}"
+        f"the budget that was fixed beforehand: {_budget_in_words(budget)}"
         if budget
         else "a budget that was fixed beforehand, and there was none"
     )
@@ -132,11 +132,11 @@ def choices(spent: "Spent") -> str:
     )
 
 
-def budget_in_words(budget: "Budget") -> str:
+def _budget_in_words(budget: "Budget") -> str:
     return f"ε = {shown_delta(budget.epsilon)} at δ = {shown_delta(budget.delta)}"
 
 
-def facts(run: RunFiles, spent: "Spent | None") -> tuple[tuple[str, str], ...]:
+def _facts(run: RunFiles, spent: "Spent | None") -> tuple[tuple[str, str], ...]:
     record = run.record
     terms = run.ledger.terms if run.ledger else None
     unit = str(terms.unit if terms else record.get("unit") or "unit")
@@ -151,14 +151,14 @@ def facts(run: RunFiles, spent: "Spent | None") -> tuple[tuple[str, str], ...]:
         cost = f"ε = {shown_epsilon(spent.epsilon)} at δ = {shown_delta(spent.delta)}"
         rows.append(("Spent so far", cost))
     budget = terms.budget if terms else None
-    rows.append(("Budget fixed beforehand", budget_in_words(budget) if budget else "none"))
+    rows.append(("Budget fixed beforehand", _budget_in_words(budget) if budget else "none"))
     rows.append(("Arithmetic", "real numbers: rounding is not covered"))
-    rows.append(("Runs that are counted", runs_in_words(run)))
+    rows.append(("Runs that are counted", _runs_in_words(run)))
     rows.append(("Tuning", "not counted: see the assumptions"))
     return tuple(rows)
 
 
-def runs_in_words(run: RunFiles) -> str:
+def _runs_in_words(run: RunFiles) -> str:
     if run.ledger is None:
         return "none: there is no ledger"
     names = run.ledger.runs
@@ -170,7 +170,7 @@ def runs_in_words(run: RunFiles) -> str:
     return f"all {len(names)} of the ledger, together: {', '.join(names[:MOST_RUNS])}{more}"
 
 
-def assumptions(run: RunFiles) -> tuple[str, ...]:
+def _assumptions(run: RunFiles) -> tuple[str, ...]:
     unit = str(run.record.get("unit") or "example")
     several = (
         "Each person's data is in one example. If it is in several, each of them is protected, but "
@@ -199,7 +199,7 @@ def assumptions(run: RunFiles) -> tuple[str, ...]:
     )
 
 
-def warnings(run: RunFiles, spent: "Spent | None") -> tuple[str, ...]:
+def _warnings(run: RunFiles, spent: "Spent | None") -> tuple[str, ...]:
     found = []
     if run.record.get("key_is_secret") is False:
         found.append(

@@ -104,14 +104,14 @@ def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
         down = HEIGHT - BOTTOM - y.share(point[1]) * (HEIGHT - TOP - BOTTOM)
         return across, down
 
-    parts = [*grid(x, y), *(drawn for line in series for drawn in lines(line, at))]
+    parts = [*_grid(x, y), *(drawn for line in series for drawn in _lines(line, at))]
     return (
         f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'aria-label="{html.escape(title, quote=True)}">{"".join(parts)}</svg>'
     )
 
 
-def lines(series: Series, at: At) -> list[str]:
+def _lines(series: Series, at: At) -> list[str]:
     look = f"line s{series.colour}" + (" dashed" if series.dashed else "")
     found = []
     for stretch in series.points():
@@ -127,27 +127,27 @@ def lines(series: Series, at: At) -> list[str]:
     return found
 
 
-def grid(x: Axis, y: Axis) -> list[str]:
+def _grid(x: Axis, y: Axis) -> list[str]:
     """Rules, numbers and names of both axes."""
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     found = []
     for tick in y.ticks():
         down = bottom - y.share(tick) * (bottom - TOP)
         found.append(f'<path class="rule" d="M{LEFT} {down:.1f}H{right}"/>')
-        found.append(text(shown(tick), LEFT - 7, down + 4, "end"))
+        found.append(_text(shown(tick), LEFT - 7, down + 4, "end"))
     for tick in x.ticks():
         across = LEFT + x.share(tick) * (right - LEFT)
         found.append(f'<path class="axis" d="M{across:.1f} {bottom}v4"/>')
-        found.append(text(shown(tick), across, bottom + 17, "middle"))
+        found.append(_text(shown(tick), across, bottom + 17, "middle"))
     middle = (TOP + bottom) / 2
     found.append(f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>')
-    found.append(text(shortened(x.label), (LEFT + right) / 2, HEIGHT - 8, "middle", "name"))
+    found.append(_text(_shortened(x.label), (LEFT + right) / 2, HEIGHT - 8, "middle", "name"))
     turned = f' transform="rotate(-90 14 {middle:g})"'
-    found.append(text(shortened(y.label), 14, middle, "middle", "name", turned))
+    found.append(_text(_shortened(y.label), 14, middle, "middle", "name", turned))
     return found
 
 
-def text(words: str, x: float, y: float, anchor: str, look: str = "tick", turned: str = "") -> str:
+def _text(words: str, x: float, y: float, anchor: str, look: str = "tick", turned: str = "") -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turned}'
     return f'<text class="{look}" {place}>{html.escape(words)}</text>'
 
@@ -161,6 +161,6 @@ def shown(value: float) -> str:
     return ("" if factor == "1·" else factor) + power_of_ten(int(power))
 
 
-def shortened(label: str) -> str:
+def _shortened(label: str) -> str:
     """A name that fits beside an axis."""
     return label if len(label) <= MOST_LETTERS else label[: MOST_LETTERS - 1] + "…"

@@ -74,7 +74,7 @@ def meaning(spent: "Spent", units: int | None = None) -> tuple[str, ...]:
         f"In terms of an attack: someone guesses {QUESTION[relation].format(unit=unit)}, where "
         "both answers are equally likely beforehand. A blind guess is right 50% of the time. "
         f"{best}",
-        verdict(epsilon, bound, small_delta=not units or spent.delta < 1 / units),
+        _verdict(epsilon, bound, small_delta=not units or spent.delta < 1 / units),
     )
 
 
@@ -98,7 +98,7 @@ def factor(epsilon: Decimal) -> str:
     return power_of_ten(math.floor(float(epsilon) / math.log(10) * (1 + 1e-12)) + 1)
 
 
-def verdict(epsilon: Decimal, bound: Decimal, small_delta: bool) -> str:
+def _verdict(epsilon: Decimal, bound: Decimal, small_delta: bool) -> str:
     if bound > NEXT_TO_NOTHING:
         return (
             "At this size, ε and δ alone say next to nothing: they allow an attack that is "

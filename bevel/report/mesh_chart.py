@@ -17,7 +17,7 @@ TINTS = 8  # classes t0 to t7 of the style sheet
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class _MeshLayoutChart:
     """Arrays that are split over the same axes, and the mesh they lie on."""
 
     axes: tuple[str, ...]
@@ -30,7 +30,7 @@ class Layout:
         return f"split over {' and '.join(self.axes)}" if self.axes else "a whole copy everywhere"
 
 
-def layouts(rows: Sequence[Mapping[str, Any]], mesh: Mapping[str, int]) -> list[Layout]:
+def layouts(rows: Sequence[Mapping[str, Any]], mesh: Mapping[str, int]) -> list[_MeshLayoutChart]:
     """The ways in which arrays are split, the one with most bytes first. None for a large mesh."""
     if not mesh or math.prod(mesh.values()) > MOST_PLACES:
         return []
@@ -39,7 +39,9 @@ def layouts(rows: Sequence[Mapping[str, Any]], mesh: Mapping[str, int]) -> list[
         if str(row.get("spec", "")).startswith("P("):
             groups.setdefault(axes_of(str(row["spec"]), mesh), []).append(row)
     found = [
-        Layout(axes, len(group), sum(row.get("bytes") or 0 for row in group), drawn(axes, mesh))
+        _MeshLayoutChart(
+            axes, len(group), sum(row.get("bytes") or 0 for row in group), _drawn(axes, mesh)
+        )
         for axes, group in groups.items()
     ]
     return sorted(found, key=lambda layout: (-layout.bytes, layout.axes))
@@ -62,7 +64,7 @@ def parts(axes: Sequence[str], mesh: Mapping[str, int]) -> list[int]:
     return found
 
 
-def drawn(axes: Sequence[str], mesh: Mapping[str, int]) -> str:
+def _drawn(axes: Sequence[str], mesh: Mapping[str, int]) -> str:
     """The mesh as a grid: the last axis goes across, all others go down."""
     *down, across = mesh.items()
     columns = across[1]

@@ -14,7 +14,7 @@ from bevel.report.mesh_chart import layouts
 from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import RunFiles, read_run
 from bevel.report.status import status
-from bevel.sharding.table import short, shown_bytes, shown_shape
+from bevel.sharding.tables import short, shown_bytes, shown_shape
 from bevel.training.folder import NO_TIME, RELEASED, REPORT, write_whole
 
 TEMPLATE, STYLE = "page.html", "page.css"
@@ -52,7 +52,7 @@ def write_report(
             "figures is not private: give another output."
         )
     try:
-        text = rendered(run)
+        text = _rendered(run)
     except BevelError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -72,7 +72,7 @@ def write_report(
     return target
 
 
-def rendered(run: RunFiles) -> str:
+def _rendered(run: RunFiles) -> str:
     """The page as text."""
     try:
         from jinja2 import Environment, StrictUndefined
@@ -83,52 +83,52 @@ def rendered(run: RunFiles) -> str:
     surroundings = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return surroundings.from_string(packaged(TEMPLATE)).render(content(run))
+    return surroundings.from_string(_packaged(TEMPLATE)).render(_content(run))
 
 
-def packaged(name: str) -> str:
+def _packaged(name: str) -> str:
     return (resources.files("bevel.report") / name).read_text(encoding="utf-8")
 
 
-def content(run: RunFiles) -> dict[str, Any]:
+def _content(run: RunFiles) -> dict[str, Any]:
     """Everything that the template puts into words."""
     record, spent = run.record, spent_of(run)
     curve = figures.trade_off(spent) if spent and is_claimed(run, spent) else None
     pill, ending = status(run)
     raw = None if run.raw is None else figures.raw_figures(run.raw)
     return {
-        "style": packaged(STYLE),
+        "style": _packaged(STYLE),
         "name": run.name,
         "status": pill,
         "ending": ending,
         "guarantee": guarantee(run, spent),
-        "headline": headline(run, spent),
+        "headline": _headline(run, spent),
         "epsilon": figures.epsilon_over_steps(run, spent),
         "trade_off": curve and curve[0],
         "rates": curve[1] if curve else [],
         "checkpoints": len(run.metrics),
         "evaluation": figures.evaluation(run),
         "last_metrics": figures.last_metrics(run),
-        "mesh": mesh_of(record),
-        "layouts": layouts(record.get("arrays") or [], mesh_of(record)),
-        "arrays": array_rows(record.get("arrays") or []),
+        "mesh": _mesh_of(record),
+        "layouts": layouts(record.get("arrays") or [], _mesh_of(record)),
+        "arrays": _array_rows(record.get("arrays") or []),
         "more_arrays": max(0, len(record.get("arrays") or []) - MOST_ROWS),
-        "collectives": collective_rows(record.get("collectives")),
+        "collectives": _collective_rows(record.get("collectives")),
         "plan": str((record.get("plan") or {}).get("description") or "").strip(),
-        "what_ran": what_ran(record),
-        "settings": [(name, shown_value(v)) for name, v in (record.get("settings") or {}).items()],
-        "changes": change_rows(record.get("changes") or []),
+        "what_ran": _what_ran(record),
+        "settings": [(name, _shown_value(v)) for name, v in (record.get("settings") or {}).items()],
+        "changes": _change_rows(record.get("changes") or []),
         "versions": [
             (n, v or "not installed") for n, v in sorted((record.get("versions") or {}).items())
         ],
         "raw": raw,
         "raw_steps": len(run.raw or ()),
-        "times": None if run.private_record is None else times(run),
+        "times": None if run.private_record is None else _times(run),
         "bytes": shown_bytes,
     }
 
 
-def headline(run: RunFiles, spent: Any) -> list[tuple[str, str]]:
+def _headline(run: RunFiles, spent: Any) -> list[tuple[str, str]]:
     """The few figures at the top."""
     record = run.record
     found = []
@@ -145,13 +145,13 @@ def headline(run: RunFiles, spent: Any) -> list[tuple[str, str]]:
     return found
 
 
-def mesh_of(record: Mapping[str, Any]) -> dict[str, int]:
+def _mesh_of(record: Mapping[str, Any]) -> dict[str, int]:
     """Axes and their sizes; empty for a run on one device."""
     mesh = (record.get("surroundings") or {}).get("mesh") or {}
     return {str(name): int(size) for name, (size, _) in mesh.items()}
 
 
-def array_rows(arrays: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _array_rows(arrays: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     def size(row: Mapping[str, Any], name: str) -> str:
         return "?" if row.get(name) is None else shown_bytes(row[name])
 
@@ -174,7 +174,7 @@ def array_rows(arrays: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     ]
 
 
-def collective_rows(found: Sequence[Mapping[str, Any]] | None) -> list[list[str]] | None:
+def _collective_rows(found: Sequence[Mapping[str, Any]] | None) -> list[list[str]] | None:
     """One row for each; None where the step was not inspected."""
     if found is None:
         return None
@@ -199,34 +199,34 @@ def collective_rows(found: Sequence[Mapping[str, Any]] | None) -> list[list[str]
     return rows
 
 
-def what_ran(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _what_ran(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Facts about the run, including which of them were not recorded."""
     data, around = record.get("data") or {}, record.get("surroundings") or {}
     size, padded = data.get("expected_batch_size"), data.get("padded_sizes")
     return [
-        ("Plan", known((record.get("plan") or {}).get("fingerprint"))),
+        ("Plan", _known((record.get("plan") or {}).get("fingerprint"))),
         (
             "Commit",
             record.get("commit") or "not recorded: the run was not started in a git checkout",
         ),
-        ("Records", known(data.get("records"))),
-        ("Expected batch size", known(size if size is None else f"{size:g}")),
-        ("Batches are padded to", known(", ".join(map(str, padded or [])))),
-        ("Device", known(around.get("device"))),
-        ("Processes", known(around.get("processes"))),
+        ("Records", _known(data.get("records"))),
+        ("Expected batch size", _known(size if size is None else f"{size:g}")),
+        ("Batches are padded to", _known(", ".join(map(str, padded or [])))),
+        ("Device", _known(around.get("device"))),
+        ("Processes", _known(around.get("processes"))),
         ("XLA flags", str(around.get("flags") or "none")),
     ]
 
 
-def change_rows(changes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _change_rows(changes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [
-        [known(one.get("step")), known(one.get("name"))]
-        + [shown_value(one.get(end)) for end in ("from", "to")]
+        [_known(one.get("step")), _known(one.get("name"))]
+        + [_shown_value(one.get(end)) for end in ("from", "to")]
         for one in changes
     ]
 
 
-def times(run: RunFiles) -> list[tuple[str, str]]:
+def _times(run: RunFiles) -> list[tuple[str, str]]:
     """When the run was at work and how fast: for its owner only."""
     record = run.private_record or {}
 
@@ -236,23 +236,23 @@ def times(run: RunFiles) -> list[tuple[str, str]]:
 
     rates = [r for row in run.raw or () if figures.is_number(r := row.get("examples_per_second"))]
     return [
-        ("Began", known(record.get("started"))),
+        ("Began", _known(record.get("started"))),
         ("Resumed", str(record.get("resumed") or "no")),
         ("Ended", str(record.get("finished") or "not yet")),
-        ("Steps taken", known(record.get("steps_taken"))),
+        ("Steps taken", _known(record.get("steps_taken"))),
         ("Time since it was last started", seconds("seconds")),
         ("Of this, waiting for data", seconds("seconds_waiting_for_data")),
         ("Examples per second, last", f"{rates[-1]:.4g}" if rates else "not recorded"),
-        ("Programs compiled", known(record.get("programs_compiled"))),
-        ("Program", known(record.get("program"))),
+        ("Programs compiled", _known(record.get("programs_compiled"))),
+        ("Program", _known(record.get("program"))),
     ]
 
 
-def known(value: Any) -> str:
+def _known(value: Any) -> str:
     return "not recorded" if value in (None, "") else str(value)
 
 
-def shown_value(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     """A setting as its owner would write it."""
     if value is None:
         return "not set"

@@ -67,19 +67,19 @@ def read_run(folder: str | os.PathLike[str], include_raw: bool = False) -> RunFi
             f"{given} {found}: give the folder of a run, as in Trainer.fit(folder=...)."
         )
     released = given / RELEASED if (given / RELEASED).is_dir() else given
-    record = read_record(released)
+    record = _read_record(released)
     if released == given:
-        check_released(given, record)
+        _check_released(given, record)
     run = RunFiles(
         released=released,
         record=record,
-        ledger=read_ledger(released / str(record.get("ledger") or LEDGER)),
-        metrics=lines_of(released / METRICS),
+        ledger=_read_ledger(released / str(record.get("ledger") or LEDGER)),
+        metrics=_lines_of(released / METRICS),
     )
-    return with_private_files(run, given / PRIVATE) if include_raw else run
+    return _with_private_files(run, given / PRIVATE) if include_raw else run
 
 
-def with_private_files(run: RunFiles, private: Path) -> RunFiles:
+def _with_private_files(run: RunFiles, private: Path) -> RunFiles:
     if not private.is_dir():
         raise FixArgumentsError(
             f"there is no {private}, so there is nothing raw to include: give the folder that "
@@ -89,22 +89,22 @@ def with_private_files(run: RunFiles, private: Path) -> RunFiles:
     return dataclasses.replace(
         run,
         private=private,
-        private_record=parsed_record(private / RUN) if there else {},
-        raw=lines_of(private / RAW),
+        private_record=_parsed_record(private / RUN) if there else {},
+        raw=_lines_of(private / RAW),
     )
 
 
-def read_record(released: Path) -> Mapping[str, Any]:
+def _read_record(released: Path) -> Mapping[str, Any]:
     path = released / RUN
     if not path.exists():
         raise FixArgumentsError(
             f"{released} has no {RUN}, so it is not a run, or it was stopped before its first "
             "step: give the folder of a run, as in Trainer.fit(folder=...)."
         )
-    return parsed_record(path)
+    return _parsed_record(path)
 
 
-def check_released(folder: Path, record: Mapping[str, Any]) -> None:
+def _check_released(folder: Path, record: Mapping[str, Any]) -> None:
     """Raises unless a folder without released/ in it is a copy of released/.
 
     What is released has no clock, so a record that says when it began is another one: that of
@@ -125,27 +125,27 @@ def check_released(folder: Path, record: Mapping[str, Any]) -> None:
         )
 
 
-def read_ledger(path: Path) -> "Ledger | None":
+def _read_ledger(path: Path) -> "Ledger | None":
     from bevel.accounting.ledger import Ledger
 
     return Ledger.read(path) if path.is_file() else None
 
 
-def lines_of(path: Path) -> tuple[Line, ...]:
+def _lines_of(path: Path) -> tuple[Line, ...]:
     """The records of a file of JSON lines, in order; none if there is no file."""
-    from bevel.training.records import read_lines
+    from bevel.training.metrics_files import read_lines
 
-    return parsed(path, lambda: tuple(read_lines(path)))
+    return _parsed(path, lambda: tuple(read_lines(path)))
 
 
-def parsed_record(path: Path) -> Mapping[str, Any]:
-    record = parsed(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+def _parsed_record(path: Path) -> Mapping[str, Any]:
+    record = _parsed(path, lambda: json.loads(path.read_text(encoding="utf-8")))
     if not isinstance(record, dict):
         raise FixArgumentsError(f"{path} is not the record of a run: restore it from a copy.")
     return record
 
 
-def parsed(path: Path, read: Callable[[], Any]) -> Any:
+def _parsed(path: Path, read: Callable[[], Any]) -> Any:
     try:
         return read()
     except (OSError, ValueError) as error:

@@ -28,12 +28,12 @@ def status(run: RunFiles) -> tuple[str, str]:
     """
     found = (run.private_record or {}).get("status") or run.record.get("ending")
     if not found:
-        return released_so_far(run), "The run has not ended: more steps may follow."
+        return _released_so_far(run), "The run has not ended: more steps may follow."
     known = ENDINGS | UNDER_WAY
     return str(found), known.get(str(found), "This version of bevel does not know that ending.")
 
 
-def released_so_far(run: RunFiles) -> str:
+def _released_so_far(run: RunFiles) -> str:
     if not run.last_step:
         return "no steps released so far"
     return f"{run.last_step} of {run.record.get('steps') or '?'} steps released so far"

@@ -16,14 +16,14 @@ SHARDING_PARAMS = ("sharding", "out_sharding", "dst_sharding")
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class ArgumentShardings:
     """What only concrete arguments show, not those inside `jit`. Hashable: it keys the cache."""
 
     batch_axes: tuple[str, ...] = ()
     params: tuple[NamedSharding | None, ...] = ()
 
     @classmethod
-    def on(cls, params: Iterable[Any], batch: Iterable[Any]) -> "Seen":
+    def on(cls, params: Iterable[Any], batch: Iterable[Any]) -> "ArgumentShardings":
         params, batch = list(params), list(batch)
         check_devices(parameters=params, batch=batch)
         return cls(axes_of_arguments(batch), tuple(map(placement, params)))
@@ -36,7 +36,7 @@ def placement(leaf: Any) -> NamedSharding | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """How one call meets the mesh."""
 
     batch_axes: tuple[str, ...] = ()
@@ -81,17 +81,17 @@ def constraints(jaxpr: Jaxpr) -> list[tuple[NamedSharding, tuple[int, ...]]]:
     for eqn in jaxpr.eqns:
         asked = asked_sharding(eqn)
         if asked is not None:
-            found.append((asked, shape_of(eqn.outvars[0])))
+            found.append((asked, _shape_of(eqn.outvars[0])))
         for name, variables in (("in_shardings", eqn.invars), ("out_shardings", eqn.outvars)):
             for sharding, var in zip(eqn.params.get(name, ()), variables, strict=False):
                 if isinstance(sharding, NamedSharding):
-                    found.append((sharding, shape_of(var)))
+                    found.append((sharding, _shape_of(var)))
         for inner in subprograms(eqn.params):
             found += constraints(inner)
     return found
 
 
-def shape_of(var: Any) -> tuple[int, ...]:
+def _shape_of(var: Any) -> tuple[int, ...]:
     return tuple(var.aval.shape)
 
 

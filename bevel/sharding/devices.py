@@ -29,28 +29,28 @@ def check_devices(*trees: Any, mesh: Mesh | None = None, **named: Any) -> None:
         first = "the mesh", NamedSharding(mesh, jax.sharding.PartitionSpec())
     for name, tree in arguments.items():
         for number, leaf in enumerate(jax.tree.leaves(tree)):
-            sharding = chosen_sharding(leaf)
+            sharding = _chosen_sharding(leaf)
             if sharding is None:
                 continue
             if first is None:
-                first = name_of(name, tree, number), sharding
-            why = disagreement(first[1], sharding)
+                first = _name_of(name, tree, number), sharding
+            why = _disagreement(first[1], sharding)
             if why:
                 raise FixArgumentsError(
-                    f"{first[0]} and {name_of(name, tree, number)} lie on {why}: "
-                    f"{shown(first[1])} and {shown(sharding)}. One computation cannot take both; "
+                    f"{first[0]} and {_name_of(name, tree, number)} lie on {why}: "
+                    f"{_shown(first[1])} and {_shown(sharding)}. One computation cannot take both; "
                     f"{FIX}."
                 )
 
 
-def name_of(argument: str, tree: Any, number: int) -> str:
+def _name_of(argument: str, tree: Any, number: int) -> str:
     """A leaf by argument, path and shape."""
     path, leaf = jax.tree_util.tree_leaves_with_path(tree)[number]
     where = jax.tree_util.keystr(path, simple=True, separator="/")
     return argument + (f" at {where!r}" if where else "") + f" of shape {tuple(leaf.shape)}"
 
 
-def chosen_sharding(leaf: Any) -> Sharding | None:
+def _chosen_sharding(leaf: Any) -> Sharding | None:
     """The sharding of an array that was placed on purpose, or of a shape that says one."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.sharding
@@ -59,11 +59,11 @@ def chosen_sharding(leaf: Any) -> Sharding | None:
     return leaf.sharding if leaf.committed else None
 
 
-def disagreement(one: Sharding, other: Sharding) -> str:
+def _disagreement(one: Sharding, other: Sharding) -> str:
     """Why JAX cannot compute with both, or nothing."""
     if one is other or getattr(one, "mesh", one) is getattr(other, "mesh", other):
         return ""
-    first, second = device_ids(one), device_ids(other)
+    first, second = _device_ids(one), _device_ids(other)
     if first and second and set(first) != set(second):
         return "different devices"
     if not isinstance(one, NamedSharding) or not isinstance(other, NamedSharding):
@@ -76,7 +76,7 @@ def disagreement(one: Sharding, other: Sharding) -> str:
     return ""
 
 
-def device_ids(sharding: Sharding) -> list[int]:
+def _device_ids(sharding: Sharding) -> list[int]:
     """Devices in the order of the mesh, or without one of their numbers. None: an abstract mesh."""
     if not isinstance(sharding, NamedSharding):
         found: Any = sharding.device_set
@@ -85,9 +85,9 @@ def device_ids(sharding: Sharding) -> list[int]:
     return [d.id for d in devices]
 
 
-def shown(sharding: Sharding) -> str:
+def _shown(sharding: Sharding) -> str:
     """A sharding in few words: mesh and the numbers of its devices."""
-    ids = device_ids(sharding)
+    ids = _device_ids(sharding)
     runs = [
         list(run) for _, run in itertools.groupby(enumerate(ids), lambda pair: pair[1] - pair[0])
     ]

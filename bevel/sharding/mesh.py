@@ -44,8 +44,8 @@ def make_mesh(
     """
     found = list(jax.devices() if devices is None else devices)
     sizes = axis_sizes(axes, len(found))
-    kinds = tuple(types_of_axes(axis_types, sizes).values())
-    shaped = arranged(sizes, checked_devices(found, sizes), between)
+    kinds = tuple(_types_of_axes(axis_types, sizes).values())
+    shaped = arranged(sizes, _checked_devices(found, sizes), between)
     return Mesh(shaped, tuple(sizes), axis_types=kinds)
 
 
@@ -67,7 +67,7 @@ def axis_sizes(axes: Axes, devices: int | None = None) -> dict[str, int]:
         sizes[name] = int(size)
     if not sizes:
         raise FixArgumentsError(f"the mesh has no axes: {EXAMPLE}.")
-    return with_the_rest(sizes, devices)
+    return _with_the_rest(sizes, devices)
 
 
 def pairs_of(axes: Any) -> list[tuple[Any, Any]]:
@@ -87,7 +87,7 @@ def pairs_of(axes: Any) -> list[tuple[Any, Any]]:
         raise FixArgumentsError(f"axes={axes!r} names no axes: {EXAMPLE}.") from None
 
 
-def with_the_rest(sizes: dict[str, int], devices: int | None) -> dict[str, int]:
+def _with_the_rest(sizes: dict[str, int], devices: int | None) -> dict[str, int]:
     """Sizes with -1 replaced by what is left."""
     open_axes = [name for name, size in sizes.items() if size == -1]
     if not open_axes:
@@ -104,17 +104,17 @@ def with_the_rest(sizes: dict[str, int], devices: int | None) -> dict[str, int]:
     return {name: devices // taken if size == -1 else size for name, size in sizes.items()}
 
 
-def types_of_axes(axis_types: AxisTypes, sizes: Mapping[str, int]) -> dict[str, AxisType]:
+def _types_of_axes(axis_types: AxisTypes, sizes: Mapping[str, int]) -> dict[str, AxisType]:
     """The type of each axis."""
     if isinstance(axis_types, Mapping):
         strange = sorted(set(axis_types) - set(sizes))
         if strange:
             raise FixArgumentsError(f"axis_types names {strange}, but axes are {tuple(sizes)}.")
-        return {name: axis_type(axis_types.get(name, AxisType.Auto)) for name in sizes}
-    return dict.fromkeys(sizes, axis_type(axis_types))
+        return {name: _axis_type(axis_types.get(name, AxisType.Auto)) for name in sizes}
+    return dict.fromkeys(sizes, _axis_type(axis_types))
 
 
-def axis_type(given: Any) -> AxisType:
+def _axis_type(given: Any) -> AxisType:
     names = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
     known: Any = names.get(given.lower()) if isinstance(given, str) else given
     if known not in names.values():
@@ -125,10 +125,10 @@ def axis_type(given: Any) -> AxisType:
     return known
 
 
-def checked_devices(found: list[Any], sizes: Mapping[str, int]) -> list[Any]:
+def _checked_devices(found: list[Any], sizes: Mapping[str, int]) -> list[Any]:
     """The devices that a mesh takes, if there are enough and every process has one of them."""
     needed = math.prod(sizes.values())
-    shown = shown_axes(sizes)
+    shown = _shown_axes(sizes)
     if needed > len(found):
         raise FixArgumentsError(
             f"the mesh {shown} needs {needed} devices, and there are {len(found)}. Make it smaller "
@@ -145,7 +145,7 @@ def checked_devices(found: list[Any], sizes: Mapping[str, int]) -> list[Any]:
     return used
 
 
-def group_attribute(devices: Sequence[Any], between: Axes | None) -> str:
+def _group_attribute(devices: Sequence[Any], between: Axes | None) -> str:
     """What tells devices apart that slow links join: their slices, or else their processes.
 
     Processes on one slice have fast links between them. They count if `between` asks for it, or
@@ -158,12 +158,12 @@ def group_attribute(devices: Sequence[Any], between: Axes | None) -> str:
 
 def arranged(sizes: Mapping[str, int], devices: list[Any], between: Axes | None) -> np.ndarray:
     """Devices in the shape of the mesh, the slow links along the axes that `between` says."""
-    attribute = group_attribute(devices, between)
+    attribute = _group_attribute(devices, between)
     groups = Counter(getattr(d, attribute) for d in devices)
     what = {"slice_index": "slices", "process_index": "processes"}[attribute]
     if len(set(groups.values())) > 1:
         raise FixArgumentsError(
-            f"the mesh {shown_axes(sizes)} takes {dict(sorted(groups.items()))} devices of the "
+            f"the mesh {_shown_axes(sizes)} takes {dict(sorted(groups.items()))} devices of the "
             f"{what} 0, 1, ...: pass devices= with as many of each."
         )
     if between is None:
@@ -180,7 +180,7 @@ def arranged(sizes: Mapping[str, int], devices: list[Any], between: Axes | None)
         or math.prod(outer.values()) != len(groups)
     ):
         raise FixArgumentsError(
-            f"between={between!r} does not split the mesh {shown_axes(sizes)} over {len(groups)} "
+            f"between={between!r} does not split the mesh {_shown_axes(sizes)} over {len(groups)} "
             f"{what}: name axes of the mesh, with sizes that divide theirs and multiply to "
             f"{len(groups)}."
         )
@@ -193,6 +193,6 @@ def arranged(sizes: Mapping[str, int], devices: list[Any], between: Axes | None)
     )
 
 
-def shown_axes(sizes: Mapping[str, int]) -> str:
+def _shown_axes(sizes: Mapping[str, int]) -> str:
     """Axes as one writes them."""
     return ",".join(f"{name}={size}" for name, size in sizes.items())

@@ -13,16 +13,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bevel.errors import FixArgumentsError
-from bevel.sharding.boxes import axis_names, boxed_like, is_box, unboxed
-from bevel.sharding.rules import Choice, Leaf, Meshes, Rule, Rules, rules_of
-from bevel.sharding.table import shown_shape, shown_spec, text_table
+from bevel.sharding.flax_boxes import axis_names, boxed_like, is_box, unboxed
+from bevel.sharding.rules import Meshes, Rule, RuleLeaf, Rules, SpecChoice, rules_of
+from bevel.sharding.tables import shown_shape, shown_spec, text_table
 from bevel.sharding.types import explicit_axes, manual_axes, spec_axes
 
 PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class PlacedLeaf:
+class _PlacedLeaf:
     """Where one leaf goes, by which rule, and why if not as the rule says."""
 
     path: str
@@ -41,7 +41,7 @@ class Placement:
     leaves in boxes): for `in_shardings`, the `in_specs` of a `shard_map`, or the `specs` of noise.
     """
 
-    rows: tuple[PlacedLeaf, ...]
+    rows: tuple[_PlacedLeaf, ...]
     specs: PyTree
     shardings: PyTree
 
@@ -81,13 +81,13 @@ def place(tree: PyTree, mesh: Meshes, rules: Rules = "replicated") -> PyTree:
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_box)
     shardings = jax.tree.leaves(placement.shardings)
     placed = [
-        boxed_like(leaf, moved(unboxed(leaf), sharding))
+        boxed_like(leaf, _moved(unboxed(leaf), sharding))
         for leaf, sharding in zip(leaves, shardings, strict=True)
     ]
     return jax.tree.unflatten(structure, placed)
 
 
-def moved(leaf: Any, sharding: NamedSharding) -> Any:
+def _moved(leaf: Any, sharding: NamedSharding) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         kept = {"weak_type": leaf.weak_type, "sharding": sharding}
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, **kept)
@@ -97,11 +97,11 @@ def moved(leaf: Any, sharding: NamedSharding) -> Any:
             "(jax.eval_shape gives them), or give a mesh from bevel.sharding.make_mesh."
         )
     if isinstance(leaf, jax.core.Tracer):
-        return constrained(leaf, sharding)
+        return _constrained(leaf, sharding)
     return jax.device_put(leaf, sharding)
 
 
-def constrained(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+def _constrained(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     """A value inside `jit`, where `device_put` does nothing on Auto axes."""
     explicit = explicit_axes(sharding.mesh)
     if manual_axes():
@@ -122,16 +122,16 @@ def constrained(x: jax.Array, sharding: NamedSharding) -> jax.Array:
 def plan_placement(tree: PyTree, mesh: Meshes, rules: Rules = "replicated") -> Placement:
     """Where `place` would put each leaf, and by which rule. Only shapes are read."""
     flat, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)
-    leaves = with_neighbours([leaf_of(path, leaf) for path, leaf in flat])
+    leaves = _with_neighbours([_leaf_of(path, leaf) for path, leaf in flat])
     known = rules_of(rules)
-    rows = tuple(placed_leaf(leaf, mesh, known) for leaf in leaves)
-    check_every_rule_is_used(known, rows, leaves, mesh)
+    rows = tuple(_placed_leaf(leaf, mesh, known) for leaf in leaves)
+    _check_every_rule_is_used(known, rows, leaves, mesh)
     specs = jax.tree.unflatten(structure, [row.spec for row in rows])
     shardings = jax.tree.unflatten(structure, [NamedSharding(mesh, row.spec) for row in rows])
     return Placement(rows, specs, shardings)
 
 
-def leaf_of(path: tuple[Any, ...], leaf: Any) -> Leaf:
+def _leaf_of(path: tuple[Any, ...], leaf: Any) -> RuleLeaf:
     where = jax.tree_util.keystr(path, simple=True, separator="/")
     value = unboxed(leaf)
     if not isinstance(value, bool | int | float | complex | np.generic) and not (
@@ -142,40 +142,40 @@ def leaf_of(path: tuple[Any, ...], leaf: Any) -> Leaf:
             "not placed, as equinox.partition and flax.nnx.split do."
         )
     traced = isinstance(value, jax.core.Tracer)
-    return Leaf(where, tuple(np.shape(value)), axis_names(leaf), traced=traced)
+    return RuleLeaf(where, tuple(np.shape(value)), axis_names(leaf), traced=traced)
 
 
-def with_neighbours(leaves: Sequence[Leaf]) -> list[Leaf]:
+def _with_neighbours(leaves: Sequence[RuleLeaf]) -> list[RuleLeaf]:
     """Leaves that know the others of their layer: whose paths differ in the last part only."""
-    layers = defaultdict[str, list[Leaf]](list)
+    layers = defaultdict[str, list[RuleLeaf]](list)
     for leaf in leaves:
         layers[leaf.path.rpartition("/")[0]].append(leaf)
     return [leaf._replace(beside=tuple(layers[leaf.path.rpartition("/")[0]])) for leaf in leaves]
 
 
-def placed_leaf(leaf: Leaf, mesh: Meshes, rules: Sequence[Rule]) -> PlacedLeaf:
+def _placed_leaf(leaf: RuleLeaf, mesh: Meshes, rules: Sequence[Rule]) -> _PlacedLeaf:
     """Where one leaf goes."""
     for rule in rules:
         choice = rule.choose(leaf, mesh) if rule.matches(leaf.path) else None
         if choice is None:
             continue
         if not leaf.shape:
-            return PlacedLeaf(leaf.path, (), P(), rule.name, "a scalar")
-        spec, uneven = checked_spec(choice, leaf, mesh, rule), ""
+            return _PlacedLeaf(leaf.path, (), P(), rule.name, "a scalar")
+        spec, uneven = _checked_spec(choice, leaf, mesh, rule), ""
         if not leaf.traced:
             # In a loss that is traced for one example, the batch is yet to come.
-            spec, uneven = fitted(spec, leaf.shape, mesh)
+            spec, uneven = _fitted(spec, leaf.shape, mesh)
         reason = "; ".join(filter(None, (choice.reason, uneven)))
-        return PlacedLeaf(leaf.path, leaf.shape, trimmed(spec), rule.name, reason, bool(uneven))
+        return _PlacedLeaf(leaf.path, leaf.shape, _trimmed(spec), rule.name, reason, bool(uneven))
     if not leaf.shape:
-        return PlacedLeaf(leaf.path, (), P(), "none", "a scalar")
+        return _PlacedLeaf(leaf.path, (), P(), "none", "a scalar")
     raise FixArgumentsError(
         f"no rule matches {leaf.path!r} of shape {leaf.shape}. Add one; as the last, "
         "('*', PartitionSpec()) keeps all the others whole."
     )
 
 
-def checked_spec(choice: Choice, leaf: Leaf, mesh: Meshes, rule: Rule) -> P:
+def _checked_spec(choice: SpecChoice, leaf: RuleLeaf, mesh: Meshes, rule: Rule) -> P:
     """The spec of a choice; raises if it cannot be one of this leaf on this mesh."""
     spec = choice.spec
     shown = f"{leaf.path!r} of shape {leaf.shape} the spec {shown_spec(spec)}"
@@ -199,7 +199,7 @@ def checked_spec(choice: Choice, leaf: Leaf, mesh: Meshes, rule: Rule) -> P:
     return spec
 
 
-def trimmed(spec: P) -> P:
+def _trimmed(spec: P) -> P:
     """The spec as JAX writes it on what it computes, so that programs are compiled once."""
     entries = list(spec.partitions)
     while entries and entries[-1] is None:
@@ -207,7 +207,7 @@ def trimmed(spec: P) -> P:
     return P(*entries)
 
 
-def fitted(spec: P, shape: tuple[int, ...], mesh: Meshes) -> tuple[P, str]:
+def _fitted(spec: P, shape: tuple[int, ...], mesh: Meshes) -> tuple[P, str]:
     """The spec with only axes whose sizes divide, and what was dropped."""
     entries, dropped = list[Any](), list[str]()
     for d, entry in enumerate(spec.partitions):
@@ -225,8 +225,8 @@ def fitted(spec: P, shape: tuple[int, ...], mesh: Meshes) -> tuple[P, str]:
     return (P(*entries), "; ".join(dropped)) if dropped else (spec, "")
 
 
-def check_every_rule_is_used(
-    rules: Sequence[Rule], rows: Sequence[PlacedLeaf], leaves: Sequence[Leaf], mesh: Meshes
+def _check_every_rule_is_used(
+    rules: Sequence[Rule], rows: Sequence[_PlacedLeaf], leaves: Sequence[RuleLeaf], mesh: Meshes
 ) -> None:
     """Raises for a rule that decides nothing, unless it is one for all that is left."""
     used = {row.rule for row in rows}

@@ -11,21 +11,21 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from bevel.errors import FixArgumentsError
-from bevel.sharding.table import shown_spec
+from bevel.sharding.tables import shown_spec
 from bevel.sharding.types import spec_axes
 
 
-class Leaf(NamedTuple):
+class RuleLeaf(NamedTuple):
     """One parameter, as rules see it."""
 
     path: str  # parts joined by "/"
     shape: tuple[int, ...]
     names: tuple[Any, ...] | None = None  # of its axes, where Flax keeps them
-    beside: tuple["Leaf", ...] = ()  # the other leaves of the same layer
+    beside: tuple["RuleLeaf", ...] = ()  # the other leaves of the same layer
     traced: bool = False  # a value inside jit
 
 
-class Choice(NamedTuple):
+class SpecChoice(NamedTuple):
     """What a rule says of a leaf, and why if that is not what its author would expect."""
 
     spec: P
@@ -44,7 +44,7 @@ class Rule:
     """
 
     pattern: Pattern
-    choose: Callable[[Leaf, Meshes], Choice | None]
+    choose: Callable[[RuleLeaf, Meshes], SpecChoice | None]
     name: str
 
     def matches(self, path: str) -> bool:
@@ -59,20 +59,20 @@ Rules = str | P | Rule | Mapping[Pattern, Any] | Sequence[Any]
 def rules_of(given: Rules) -> list[Rule]:
     """Rules, however they are written: a preset, one spec for all, pairs, or a dict of pairs."""
     if isinstance(given, str | P | Rule):
-        return [rule_of(given)]
+        return [_rule_of(given)]
     items = given.items() if isinstance(given, Mapping) else given
     try:
-        return [rule_of(item) for item in items]
+        return [_rule_of(item) for item in items]
     except TypeError as error:
-        raise FixArgumentsError(wrong_rule(given)) from error
+        raise FixArgumentsError(_wrong_rule(given)) from error
 
 
-def rule_of(item: Any) -> Rule:
+def _rule_of(item: Any) -> Rule:
     """One rule: a preset, a spec for every path, or a pair of a pattern and one of these."""
     if isinstance(item, Rule):
         return item
     if isinstance(item, P):
-        return fixed("*", item)
+        return _fixed("*", item)
     if isinstance(item, str):
         if item not in PRESETS:
             raise FixArgumentsError(
@@ -81,19 +81,19 @@ def rule_of(item: Any) -> Rule:
             )
         return PRESETS[item]()
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise FixArgumentsError(wrong_rule(item))
+        raise FixArgumentsError(_wrong_rule(item))
     pattern, what = item
     if not isinstance(pattern, str | re.Pattern):
-        raise FixArgumentsError(wrong_rule(item))
+        raise FixArgumentsError(_wrong_rule(item))
     if isinstance(what, P):
-        return fixed(pattern, what)
-    rule = rule_of(what) if isinstance(what, str | Rule) else None
+        return _fixed(pattern, what)
+    rule = _rule_of(what) if isinstance(what, str | Rule) else None
     if rule is None:
-        raise FixArgumentsError(wrong_rule(item))
-    return dataclasses.replace(rule, pattern=pattern, name=f"{shown(pattern)}: {rule.name}")
+        raise FixArgumentsError(_wrong_rule(item))
+    return dataclasses.replace(rule, pattern=pattern, name=f"{_shown(pattern)}: {rule.name}")
 
 
-def wrong_rule(found: Any) -> str:
+def _wrong_rule(found: Any) -> str:
     return (
         f"{found!r:.100} is no rule: write a pair of a pattern and a spec, "
         "('*/kernel', PartitionSpec(None, 'model')), with a glob or a compiled regular expression, "
@@ -102,22 +102,22 @@ def wrong_rule(found: Any) -> str:
     )
 
 
-def shown(pattern: Pattern) -> str:
+def _shown(pattern: Pattern) -> str:
     return pattern if isinstance(pattern, str) else f"/{pattern.pattern}/"
 
 
-def fixed(pattern: Pattern, spec: P) -> Rule:
+def _fixed(pattern: Pattern, spec: P) -> Rule:
     """The same spec for every leaf that a pattern matches."""
 
-    def choose(leaf: Leaf, mesh: Meshes) -> Choice:
-        return Choice(spec)
+    def choose(leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:
+        return SpecChoice(spec)
 
-    return Rule(pattern, choose, f"{shown(pattern)}: {shown_spec(spec)}")
+    return Rule(pattern, choose, f"{_shown(pattern)}: {shown_spec(spec)}")
 
 
 def replicated() -> Rule:
     """Every device holds every parameter."""
-    return dataclasses.replace(fixed("*", P()), name="replicated")
+    return dataclasses.replace(_fixed("*", P()), name="replicated")
 
 
 def fsdp(
@@ -135,19 +135,19 @@ def fsdp(
     """
     earlier = rules_of(after) if after is not None else []
 
-    def choose(leaf: Leaf, mesh: Meshes) -> Choice:
+    def choose(leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:
         first = first_choice(earlier, leaf, mesh)
-        ways = math.prod(mesh_size(mesh, a, "fsdp") for a in spec_axes(axis))
+        ways = math.prod(_mesh_size(mesh, a, "fsdp") for a in spec_axes(axis))
         entries = list(first.spec.partitions)
         entries += [None] * (len(leaf.shape) - len(entries))
         if math.prod(leaf.shape) < min_size or len(entries) > len(leaf.shape):
-            return Choice(first.spec, first.reason or f"fewer than {min_size} elements")
+            return SpecChoice(first.spec, first.reason or f"fewer than {min_size} elements")
         free = [d for d, entry in enumerate(entries) if not spec_axes(entry)]
         even = [d for d in free if leaf.shape[d] % ways == 0]
         if not even:
-            return Choice(first.spec, f"no dimension left that divides by {ways}")
+            return SpecChoice(first.spec, f"no dimension left that divides by {ways}")
         entries[max(even, key=lambda d: leaf.shape[d])] = axis
-        return Choice(P(*entries), first.reason)
+        return SpecChoice(P(*entries), first.reason)
 
     named = "fsdp" if after is None else "fsdp after " + ", ".join(r.name for r in earlier)
     return Rule("*", choose, named)
@@ -172,30 +172,30 @@ def tensor(axis: str = "model", *, second: Pattern = SECOND) -> Rule:
     """
     after = Rule(second, lambda leaf, mesh: None, "")
 
-    def split(leaf: Leaf, mesh: Meshes) -> int | None:
+    def split(leaf: RuleLeaf, mesh: Meshes) -> int | None:
         """The dimension of a matrix that is split, counted from the end."""
-        ways = mesh_size(mesh, axis, "tensor")
+        ways = _mesh_size(mesh, axis, "tensor")
         inputs, outputs = leaf.shape[-2:]
         inputs_first = inputs > outputs or (inputs == outputs and after.matches(leaf.path))
         order = (-2, -1) if inputs_first else (-1, -2)
         return next((d for d in order if leaf.shape[d] % ways == 0), None)
 
-    def choose(leaf: Leaf, mesh: Meshes) -> Choice:
-        ways = mesh_size(mesh, axis, "tensor")
+    def choose(leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:
+        ways = _mesh_size(mesh, axis, "tensor")
         if len(leaf.shape) >= 2:
             d = split(leaf, mesh)
             if d is None:
-                return Choice(P(), f"neither of {leaf.shape[-2:]} divides by {axis}={ways}")
+                return SpecChoice(P(), f"neither of {leaf.shape[-2:]} divides by {axis}={ways}")
             tail = [None, axis] if d == -1 else [axis]
-            return Choice(P(*[None] * (len(leaf.shape) - 2), *tail))
+            return SpecChoice(P(*[None] * (len(leaf.shape) - 2), *tail))
         for other in leaf.beside:
             if (
                 len(other.shape) >= 2
                 and other.shape[-1:] == leaf.shape
                 and split(other, mesh) == -1
             ):
-                return Choice(P(axis))
-        return Choice(P(), "goes with no outputs that are split")
+                return SpecChoice(P(axis))
+        return SpecChoice(P(), "goes with no outputs that are split")
 
     return Rule("*", choose, "tensor")
 
@@ -211,7 +211,7 @@ def logical(axes: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Rule:
     """
     table = dict(axes)
 
-    def choose(leaf: Leaf, mesh: Meshes) -> Choice | None:
+    def choose(leaf: RuleLeaf, mesh: Meshes) -> SpecChoice | None:
         if leaf.names is None:
             return None
         entries = []
@@ -224,7 +224,7 @@ def logical(axes: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Rule:
                 )
             entry = table.get(name, name)
             entries.append(tuple(entry) if isinstance(entry, list) else entry)
-        return Choice(P(*entries))
+        return SpecChoice(P(*entries))
 
     return Rule("*", choose, "logical axes")
 
@@ -236,13 +236,13 @@ PRESETS: dict[str, Callable[[], Rule]] = {
 }
 
 
-def first_choice(rules: Sequence[Rule], leaf: Leaf, mesh: Meshes) -> Choice:
+def first_choice(rules: Sequence[Rule], leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:
     """What the first rule with something to say says; nothing is split without one."""
     found = (rule.choose(leaf, mesh) for rule in rules if rule.matches(leaf.path))
-    return next((choice for choice in found if choice is not None), Choice(P()))
+    return next((choice for choice in found if choice is not None), SpecChoice(P()))
 
 
-def mesh_size(mesh: Meshes, axis: str, preset: str) -> int:
+def _mesh_size(mesh: Meshes, axis: str, preset: str) -> int:
     if axis not in mesh.shape:
         raise FixArgumentsError(
             f"{preset} splits over the axis {axis!r}, and the mesh has {tuple(mesh.axis_names)}: "

@@ -4,8 +4,8 @@ JAX notes the stack of Python calls for every operation, and compiled text carri
 as tables of files, functions, places and frames at the top, in older as `source_file` and
 `source_line`. The user's line is the innermost one that is in no library.
 
-`keep_line` is for programs that bevel evaluates again. This file and `uneven.py` are the only ones
-that touch `jax._src`. Tested on jax 0.10.2, 0.11.2 and 0.12.0.
+`keep_line` is for programs that bevel evaluates again. This file and `divisibility.py`
+are the only ones that touch `jax._src`. Tested on jax 0.10.2, 0.11.2 and 0.12.0.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def keep_line(eqn: Any) -> contextlib.AbstractContextManager[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class SourceLine:
     """A place in a source file."""
 
     file: str
@@ -54,16 +54,17 @@ class Line:
         return self.of_bevel or "site-packages" in self.file or self.file.startswith("<")
 
 
-def line_of(eqn: Any) -> Line | None:
+def line_of(eqn: Any) -> SourceLine | None:
     """The user's line of an equation."""
     frames = getattr(_source_info, "user_frames", lambda traceback: ())
     stack = [
-        Line(f.file_name, f.start_line, f.function_name) for f in frames(eqn.source_info.traceback)
+        SourceLine(f.file_name, f.start_line, f.function_name)
+        for f in frames(eqn.source_info.traceback)
     ]
     return users(stack)
 
 
-def users(stack: list[Line]) -> Line | None:
+def users(stack: list[SourceLine]) -> SourceLine | None:
     """The user's line of a stack, innermost first."""
     for unwanted in ("of_library", "of_bevel"):
         for line in stack:
@@ -73,7 +74,7 @@ def users(stack: list[Line]) -> Line | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lines:
+class SourceLines:
     """The tables at the top of a compiled text."""
 
     text: str
@@ -87,22 +88,22 @@ class Lines:
             found[name] = {int(number): rest.strip('"') for number, rest in listed}
         return found
 
-    def stack(self, metadata: str) -> list[Line]:
+    def stack(self, metadata: str) -> list[SourceLine]:
         """The frames behind `metadata={...}`, innermost first."""
         known = re.search(r"stack_frame_id=(\d+)", metadata)
         if known:
             return self.frames(int(known[1]))
         file = re.search(r'source_file="([^"]*)"', metadata)
         line = re.search(r"source_line=(\d+)", metadata)
-        return [Line(file[1], int(line[1]) if line else 0)] if file else []
+        return [SourceLine(file[1], int(line[1]) if line else 0)] if file else []
 
-    def frames(self, frame: int) -> list[Line]:
+    def frames(self, frame: int) -> list[SourceLine]:
         found = []
         while frame in self.tables["StackFrames"]:
             place, parent = map(int, re.findall(r"=(\d+)", self.tables["StackFrames"][frame]))
             values = dict(re.findall(r"(\w+)=(\d+)", self.tables["FileLocations"][place]))
             found.append(
-                Line(
+                SourceLine(
                     self.tables["FileNames"][int(values["file_name_id"])],
                     int(values["line"]),
                     self.tables["FunctionNames"][int(values["function_name_id"])],
@@ -112,6 +113,6 @@ class Lines:
             frame = parent - 1
         return found
 
-    def of(self, metadata: str) -> Line | None:
+    def of(self, metadata: str) -> SourceLine | None:
         """The user's line."""
         return users(self.stack(metadata))

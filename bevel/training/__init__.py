@@ -5,7 +5,7 @@ Names are loaded when they are first used: optax, dp-accounting and Orbax take s
 
 from typing import TYPE_CHECKING
 
-from bevel.lazy import loaded_when_used
+from bevel.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from bevel.training.contribution import Augmentation as Augmentation
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from bevel.training.trainer import DPTrainer as DPTrainer
     from bevel.training.trainer import Trainer as Trainer
 
-PUBLIC = {
-    "contribution": ["Augmentation", "LossFn"],
-    "interrupts": ["RunInterrupted"],
-    "run_options": ["RunOptions"],
-    "state": ["ReleasedState", "TrainingState"],
-    "trainer": ["DPTrainer", "Trainer"],
-}
-MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
-
-__getattr__, __dir__ = loaded_when_used(__name__, MODULE_OF)
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        ".contribution": ["Augmentation", "LossFn"],
+        ".interrupts": ["RunInterrupted"],
+        ".run_options": ["RunOptions"],
+        ".state": ["ReleasedState", "TrainingState"],
+        ".trainer": ["DPTrainer", "Trainer"],
+    },
+)

@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from bevel.batch_selection import PaddedSizes, UserSelectionStrategy
 from bevel.batch_selection.padding import pad_to_size
-from bevel.batch_selection.strategy import RandomAccessStrategy
+from bevel.batch_selection.sampler import RandomAccessSampler
 from bevel.errors import FixArgumentsError
-from bevel.training.data import Source, rows
+from bevel.training.data import DataSource, rows
 
 PyTree = Any
 # Names under which a mesh axis usually carries examples.
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class BatchLayout:
     """Where the rows of a batch lie: on all `axes` of a mesh, or on one device."""
 
     mesh: Mesh | None = None
@@ -55,10 +55,10 @@ class Layout:
         return 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in self.axes)
 
 
-def batch_layout(mesh: Mesh | None, axes: tuple[str, ...] | str | None = None) -> Layout:
+def batch_layout(mesh: Mesh | None, axes: tuple[str, ...] | str | None = None) -> BatchLayout:
     """The layout on a mesh: over the given axes, or those that are named as ones for examples."""
     if mesh is None:
-        return Layout()
+        return BatchLayout()
     if axes is None:
         axes = tuple(axis for axis in mesh.axis_names if axis in BATCH_AXES)
         if not axes:
@@ -70,7 +70,7 @@ def batch_layout(mesh: Mesh | None, axes: tuple[str, ...] | str | None = None) -
     unknown = [axis for axis in axes if axis not in mesh.axis_names]
     if unknown:
         raise FixArgumentsError(f"batch_axes={axes}: the mesh has the axes {mesh.axis_names}.")
-    return Layout(mesh, axes)
+    return BatchLayout(mesh, axes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,11 +88,11 @@ class Batches:
       digest_key: of the digests of rows: without it, they tell nothing of the data. Secret.
     """
 
-    source: Source
+    source: DataSource
     strategy: Any
     population: Any
     sizes: PaddedSizes
-    layout: Layout = Layout()
+    layout: BatchLayout = BatchLayout()
     microbatch_size: int | None = None
     seed: int = dataclasses.field(default=0, repr=False)
     digest_key: bytes = dataclasses.field(default=b"", repr=False)
@@ -100,7 +100,7 @@ class Batches:
     def indices(self, first: int = 0) -> Iterator[np.ndarray]:
         """The padded numbers of the records of each step, from step `first` on."""
         base = getattr(self.strategy, "base_strategy", self.strategy)
-        if isinstance(base, RandomAccessStrategy):
+        if isinstance(base, RandomAccessSampler):
             steps = range(first, self.strategy.iterations)
             drawn: Iterator[np.ndarray] = (
                 self.strategy.batch(step, self.population, self.seed) for step in steps
@@ -128,7 +128,7 @@ class Batches:
                 mine = indices[slice(*place)]
                 present = mine >= 0
                 is_padding = ~present.any(axis=1) if by_user else ~present
-                data = jax.tree.leaves(jax.tree.map(canonical, rows(self.source, mine)))
+                data = jax.tree.leaves(jax.tree.map(_canonical, rows(self.source, mine)))
                 read[place] = [is_padding, ~present, *data]
             return read[place]
 
@@ -174,6 +174,6 @@ class Batches:
         return Batch(0, data, shaped((size,), np.bool_), missing)
 
 
-def canonical(values: np.ndarray) -> np.ndarray:
+def _canonical(values: np.ndarray) -> np.ndarray:
     """As JAX holds it: 64 bits become 32, unless x64 is on."""
     return values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)

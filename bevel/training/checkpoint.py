@@ -25,9 +25,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from bevel.errors import RestoreCheckpointError
-from bevel.training.agreement import any_of, is_first, together
 from bevel.training.digest import digest
-from bevel.training.disk import full_disk_explained
+from bevel.training.disk_full import full_disk_explained
 from bevel.training.folder import (
     CHECKPOINTS,
     DAMAGED,
@@ -38,6 +37,7 @@ from bevel.training.folder import (
     RunFolder,
     closed_folder,
 )
+from bevel.training.process_agreement import any_of, is_first, together
 from bevel.training.releases import made
 from bevel.training.state import path_text
 
@@ -108,18 +108,18 @@ class Checkpoints:
         together("bevel: folders of checkpoints")
         halves = {RELEASED: array_handler(), PRIVATE: array_handler()}
         self._writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(**halves))
-        logging.getLogger("absl").addFilter(is_news)
+        logging.getLogger("absl").addFilter(_is_news)
         self._staged: Staged | None = None
 
     def steps(self) -> list[int]:
         """Steps of the released checkpoints, newest first."""
-        return numbered(self.folder)
+        return _numbered(self.folder)
 
     def private_metas(self) -> Iterator[Meta]:
         """Of all checkpoints that were published, also where the released half is gone."""
-        for step in numbered(self._private):
+        for step in _numbered(self._private):
             with contextlib.suppress(RestoreCheckpointError):
-                yield read_meta(self._private / str(step))
+                yield _read_meta(self._private / str(step))
 
     def damaged(self) -> list[int]:
         """Steps of checkpoints that could not be read."""
@@ -154,7 +154,7 @@ class Checkpoints:
             self._writer.check_for_errors()
             staged, self._staged = self._staged, None
             if staged is not None and is_first():
-                seal(self._staging / str(staged.meta.step), staged)
+                _seal(self._staging / str(staged.meta.step), staged)
         together("bevel: checkpoint staged")
 
     def is_saving(self) -> bool:
@@ -179,7 +179,7 @@ class Checkpoints:
 
     def staged(self) -> Staged | None:
         """The newest checkpoint that was staged, whole, and not published: its process ended."""
-        for step in numbered(self._staging):
+        for step in _numbered(self._staging):
             folder = self._staging / str(step)
             for place in (folder / PRIVATE, self._private / str(step)):
                 with contextlib.suppress(OSError, ValueError):
@@ -187,7 +187,7 @@ class Checkpoints:
                         release = json.loads((folder / RELEASE).read_text())
                         if release is not None:
                             made(release, folder / RELEASE, 1)
-                        return Staged(read_meta(place), release)
+                        return Staged(_read_meta(place), release)
         return None
 
     def discard_staged(self) -> None:
@@ -227,13 +227,15 @@ class Checkpoints:
         released, private = self.folder / str(step), self._private / str(step)
         if staged:
             released, private = (self._staging / str(step) / half for half in (RELEASED, PRIVATE))
-        meta = read_meta(private)
+        meta = _read_meta(private)
         try:
-            found = Halves(read_arrays(released, like.released), read_arrays(private, like.private))
+            found = Halves(
+                _read_arrays(released, like.released), _read_arrays(private, like.private)
+            )
             checksums = digest_of(found)
         except Exception as error:
             raise RestoreCheckpointError(
-                f"checkpoint {released} cannot be read ({in_short(error)})"
+                f"checkpoint {released} cannot be read ({_in_short(error)})"
             ) from error
         if (meta.step, meta.digest) != (step, checksums):
             raise RestoreCheckpointError(
@@ -284,10 +286,10 @@ class Checkpoints:
     def close(self) -> None:
         with contextlib.suppress(Exception):  # `wait` has raised it; nothing relies on the rest
             self._writer.close()
-        logging.getLogger("absl").removeFilter(is_news)
+        logging.getLogger("absl").removeFilter(_is_news)
 
 
-def is_news(record: logging.LogRecord) -> bool:
+def _is_news(record: logging.LogRecord) -> bool:
     """False for Orbax's warning, at every save, that there are no files of its other container."""
     return "Skipping merge of OCDBT" not in str(record.msg)
 
@@ -296,7 +298,7 @@ def array_handler() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False)
 
 
-def read_arrays(folder: Path, like: PyTree) -> PyTree:
+def _read_arrays(folder: Path, like: PyTree) -> PyTree:
     """The arrays of one half, sharded as those of `like` are."""
     named = by_name(like)
     shapes = {
@@ -312,7 +314,7 @@ def read_arrays(folder: Path, like: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in named])
 
 
-def seal(folder: Path, staged: Staged) -> None:
+def _seal(folder: Path, staged: Staged) -> None:
     """Completes a staged checkpoint: what it belongs to, and no trace of when it was written."""
     for half in (RELEASED, PRIVATE):
         (folder / half / COMMITTED).unlink(missing_ok=True)
@@ -339,7 +341,7 @@ def replace_folder(source: Path, target: Path, trash: Path) -> None:
     source.rename(target)
 
 
-def read_meta(folder: Path) -> Meta:
+def _read_meta(folder: Path) -> Meta:
     try:
         found = Meta(**json.loads((folder / FILE).read_text()))
         if [type(x) for x in (found.step, found.attempt, found.digest)] != [int, int, list]:
@@ -347,16 +349,16 @@ def read_meta(folder: Path) -> Meta:
         return found
     except (OSError, ValueError, TypeError) as error:
         raise RestoreCheckpointError(
-            f"checkpoint {folder} cannot be read ({in_short(error)})"
+            f"checkpoint {folder} cannot be read ({_in_short(error)})"
         ) from error
 
 
-def in_short(error: Exception) -> str:
+def _in_short(error: Exception) -> str:
     """An error on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def numbered(folder: Path) -> list[int]:
+def _numbered(folder: Path) -> list[int]:
     """Folders whose names are numbers, the largest first."""
     if not folder.is_dir():
         return []

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from bevel.errors import FixArgumentsError, FixLossError
+from bevel.checks import whole_number
+from bevel.errors import FixLossError
 from bevel.training.state import joined
 
 PyTree = Any
@@ -42,8 +43,7 @@ class Augmentation:
     views: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.views, bool) or not isinstance(self.views, int) or self.views < 1:
-            raise FixArgumentsError(f"views={self.views!r}: give a whole number from 1 on.")
+        whole_number("views", self.views)
 
 
 def contribution(
@@ -56,12 +56,12 @@ def contribution(
 
     def of_example(params: PyTree, data: PyTree, prng: jax.Array) -> tuple[jax.Array, Any]:
         if augmentation is None:
-            return checked(loss_fn(params, data, prng))
+            return _checked(loss_fn(params, data, prng))
 
         def of_view(key: jax.Array) -> tuple[jax.Array, Any]:
             for_view, for_loss = jax.random.split(key)
             view = augmentation.augment(data, for_view)
-            return checked(loss_fn(params, view, for_loss))
+            return _checked(loss_fn(params, view, for_loss))
 
         losses, aux = jax.vmap(of_view)(jax.random.split(prng, augmentation.views))
         even = jnp.full(augmentation.views, 1 / augmentation.views, losses.dtype)
@@ -73,7 +73,7 @@ def contribution(
         present = ~is_missing
         # A user has at least one example, in the first place. It stands in where there is none,
         # with weight 0: a loss may not be differentiable at zeros.
-        filled = jax.tree.map(lambda x: jnp.where(spread(present, x), x, x[:1]), data)
+        filled = jax.tree.map(lambda x: jnp.where(_spread(present, x), x, x[:1]), data)
         keys = jax.random.split(prng, present.size)
 
         def of_one(one: PyTree, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -95,7 +95,7 @@ def contribution(
     return loss
 
 
-def spread(mask: jax.Array, like: jax.Array) -> jax.Array:
+def _spread(mask: jax.Array, like: jax.Array) -> jax.Array:
     """A mask of rows, for all elements of the rows of `like`."""
     return jnp.broadcast_to(mask.reshape(-1, *(1,) * (like.ndim - 1)), like.shape)
 
@@ -113,7 +113,7 @@ def averaged(aux: PyTree, weights: jax.Array) -> PyTree:
     return jax.tree.map(one, aux)
 
 
-def checked(result: Any) -> tuple[jax.Array, Any]:
+def _checked(result: Any) -> tuple[jax.Array, Any]:
     """A pair of a scalar loss and aux, or an error that shows the right form."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise FixLossError(

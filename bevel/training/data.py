@@ -25,7 +25,7 @@ PyTree = Any
 READERS = 8
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """A data set: how many records, what one is like, and any of them."""
 
     record: PyTree
@@ -37,7 +37,7 @@ class Source(Protocol):
         """Records, stacked: every number is at least 0 and below the length."""
 
 
-def source_of(data: Any) -> Source:
+def source_of(data: Any) -> DataSource:
     """What `fit` was given, as a source. Raises for what could be read in two ways."""
     if isinstance(data, ArraySource | RecordSource):
         return data
@@ -47,7 +47,7 @@ def source_of(data: Any) -> Source:
             "arrays for columns; for records, an object with __len__ and __getitem__, such as "
             "np.asarray(records) or a Grain source."
         )
-    leaves = jax.tree.leaves(data, is_leaf=holds_records)
+    leaves = jax.tree.leaves(data, is_leaf=_holds_records)
     if leaves and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
         return ArraySource(data)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict):
@@ -59,7 +59,7 @@ def source_of(data: Any) -> Source:
     )
 
 
-def holds_records(x: Any) -> bool:
+def _holds_records(x: Any) -> bool:
     """Whether something is an array or a source, not a tree of them."""
     iterable = hasattr(x, "__getitem__") or hasattr(x, "__iter__")
     return iterable and not isinstance(x, dict | tuple | list)
@@ -89,7 +89,7 @@ class ArraySource:
         def copied() -> PyTree:
             return jax.tree.map(lambda column: np.asarray(column[numbers]), self.columns)
 
-        return reading(copied, numbers.tolist())
+        return _reading(copied, numbers.tolist())
 
 
 class RecordSource:
@@ -113,7 +113,7 @@ class RecordSource:
     def read(self, numbers: np.ndarray) -> PyTree:
         wanted = numbers.tolist()
         if hasattr(self.records, "__getitems__"):
-            read: Sequence[Any] = reading(lambda: self.records.__getitems__(wanted), wanted)
+            read: Sequence[Any] = _reading(lambda: self.records.__getitems__(wanted), wanted)
             if len(read) != len(wanted):
                 raise FixDataError(f"asked for {len(wanted)} records, the source gave {len(read)}.")
         else:
@@ -128,8 +128,8 @@ class RecordSource:
             )
             if not same:
                 raise FixDataError(
-                    f"record {number} is not like record 0, which is {shown(self.record)}: it is "
-                    f"{shown(jax.tree.unflatten(jax.tree.structure(record), values))}. Make all "
+                    f"record {number} is not like record 0, which is {_shown(self.record)}: it is "
+                    f"{_shown(jax.tree.unflatten(jax.tree.structure(record), values))}. Make all "
                     "records of one shape and dtype."
                 )
             for column, value in zip(columns, values, strict=True):
@@ -137,10 +137,10 @@ class RecordSource:
         return jax.tree.unflatten(structure, columns)
 
     def _record(self, number: int) -> Any:
-        return reading(lambda: self.records[number], [number])
+        return _reading(lambda: self.records[number], [number])
 
 
-def reading(read: Callable[[], Any], numbers: list[int]) -> Any:
+def _reading(read: Callable[[], Any], numbers: list[int]) -> Any:
     """What `read` gives; its error, if it has one, with the records that it was for."""
     try:
         return read()
@@ -152,11 +152,11 @@ def reading(read: Callable[[], Any], numbers: list[int]) -> Any:
         ) from error
 
 
-def shown(tree: PyTree) -> PyTree:
+def _shown(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: f"{np.dtype(x.dtype).name}{list(x.shape)}", tree)
 
 
-def rows(source: Source, indices: np.ndarray) -> PyTree:
+def rows(source: DataSource, indices: np.ndarray) -> PyTree:
     """The records of `indices`, of any shape, as arrays of that shape and the record's.
 
     Where an index is -1, zeros: no record is read for it.
@@ -173,7 +173,7 @@ def rows(source: Source, indices: np.ndarray) -> PyTree:
     return jax.tree.map(spread, read)
 
 
-def check_length(source: Source, expected: int | None, unit: str = "example") -> None:
+def check_length(source: DataSource, expected: int | None, unit: str = "example") -> None:
     """Raises unless the data set has as many records as the plan was made for."""
     found = len(source)
     if expected is not None and found != expected:
@@ -201,7 +201,7 @@ IN_ARRAYS = Fingerprinting(most_bytes=1 << 28)  # which are read faster than rec
 
 
 def fingerprint(
-    source: Source, key: bytes, population: Any = None, how: Fingerprinting | None = None
+    source: DataSource, key: bytes, population: Any = None, how: Fingerprinting | None = None
 ) -> str:
     """A keyed hash of a data set. Without the secret key it tells nothing of the data.
 
@@ -209,9 +209,9 @@ def fingerprint(
     set that has a `fingerprint` of its own (a text, or a function that returns one) is
     known by that, by its length and by the type of its records.
     """
-    offered = offered_fingerprint(source)
+    offered = _offered_fingerprint(source)
     hashed = hashlib.blake2b(key=key, person=b"bevel data set", digest_size=32)
-    hashed.update(f"{len(source)} {shown(source.record)} {offered}".encode())
+    hashed.update(f"{len(source)} {_shown(source.record)} {offered}".encode())
     if isinstance(population, ExamplesByUser):
         for column in (population.user_ids, *dataclasses.astuple(population.examples)):
             values = np.asarray(column)
@@ -224,10 +224,10 @@ def fingerprint(
     return hashed.hexdigest()
 
 
-def numbers_to_hash(source: Source, key: bytes, how: Fingerprinting) -> Iterator[np.ndarray]:
+def numbers_to_hash(source: DataSource, key: bytes, how: Fingerprinting) -> Iterator[np.ndarray]:
     """All records of a small data set, a few thousand at a time; some of a large one."""
     count = len(source)
-    record = sum(np.dtype(x.dtype).itemsize * int(np.prod(x.shape)) for x in leaves_of(source))
+    record = sum(np.dtype(x.dtype).itemsize * int(np.prod(x.shape)) for x in _leaves_of(source))
     if count * max(1, record) <= how.most_bytes:
         yield from (np.arange(at, min(at + 4096, count)) for at in range(0, count, 4096))
         return
@@ -235,7 +235,7 @@ def numbers_to_hash(source: Source, key: bytes, how: Fingerprinting) -> Iterator
     yield np.unique(np.random.default_rng(seed).integers(0, count, how.sample))
 
 
-def offered_fingerprint(source: Source) -> str | None:
+def _offered_fingerprint(source: DataSource) -> str | None:
     """What the data set says that it is, if it does."""
     records = getattr(source, "records", None)
     offered = getattr(records, "fingerprint", None)
@@ -248,5 +248,5 @@ def offered_fingerprint(source: Source) -> str | None:
     return offered
 
 
-def leaves_of(source: Source) -> list[Any]:
+def _leaves_of(source: DataSource) -> list[Any]:
     return jax.tree.leaves(source.record)

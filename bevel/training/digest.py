@@ -34,13 +34,13 @@ def _checksums(leaves: list[jax.Array]) -> jax.Array:
 
 
 def checksum(leaf: jax.Array) -> jax.Array:
-    words = as_words(leaf)
-    places = flat_places(words.shape)
-    mixed = [mix(words ^ mix(places + np.uint32(seed))) for seed in SEEDS]
+    words = _as_words(leaf)
+    places = _flat_places(words.shape)
+    mixed = [_mix(words ^ _mix(places + np.uint32(seed))) for seed in SEEDS]
     return jnp.stack([jnp.sum(x, dtype=jnp.uint32) for x in mixed])
 
 
-def as_words(leaf: jax.Array) -> jax.Array:
+def _as_words(leaf: jax.Array) -> jax.Array:
     """The bits of an array as unsigned words, one or more for each element."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
@@ -55,7 +55,7 @@ def as_words(leaf: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32)
 
 
-def flat_places(shape: tuple[int, ...]) -> jax.Array:
+def _flat_places(shape: tuple[int, ...]) -> jax.Array:
     """The place of each element in the flat array, modulo 2**32."""
     strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
     places = (
@@ -65,7 +65,7 @@ def flat_places(shape: tuple[int, ...]) -> jax.Array:
     return functools.reduce(jnp.add, places, jnp.zeros(shape, jnp.uint32))
 
 
-def mix(x: jax.Array) -> jax.Array:
+def _mix(x: jax.Array) -> jax.Array:
     """A permutation of 32-bit words in which every bit depends on every other."""
     x = x * np.uint32(GOLDEN)
     x = (x ^ (x >> np.uint32(16))) * np.uint32(FIRST)

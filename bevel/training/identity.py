@@ -61,7 +61,7 @@ class Change:
     def __str__(self) -> str:
         if self.before is None and self.now is None:
             return WORDS.get(self.name, f"the {self.name} differ")
-        return f"{self.name} {shown(self.before)} -> {shown(self.now)}"
+        return f"{self.name} {_shown(self.before)} -> {_shown(self.now)}"
 
     @property
     def kind(self) -> str:
@@ -90,7 +90,7 @@ def changes(before: Identity, now: Identity) -> list[Change]:
     named = [
         Change(name, before.settings.get(name), now.settings.get(name))
         for name in sorted(before.settings.keys() | now.settings.keys())
-        if differ(before.settings.get(name), now.settings.get(name))
+        if _differ(before.settings.get(name), now.settings.get(name))
     ]
     explained = {change.name.split(".")[0] for change in named if change.kind != "noted"}
     unnamed = [
@@ -104,12 +104,12 @@ def changes(before: Identity, now: Identity) -> list[Change]:
     noted = [
         Change(name, around[0].get(name), around[1].get(name), of_surroundings=True)
         for name in sorted(around[0].keys() | around[1].keys())
-        if differ(around[0].get(name), around[1].get(name))
+        if _differ(around[0].get(name), around[1].get(name))
     ]
     return named + unnamed + noted
 
 
-def differ(before: Any, now: Any) -> bool:
+def _differ(before: Any, now: Any) -> bool:
     """As JSON, where NaN is NaN."""
     return json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True)
 
@@ -215,7 +215,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def shown(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, list) and len(value) > SHOWN:
         return f"({len(value)} values)"
     return str(value)

@@ -32,7 +32,7 @@ class RunInterrupted(KeyboardInterrupt):
         self.state, self.exit_code = state, 128 + number
 
 
-class Wish:
+class StopRequest:
     """The signal that came, if one did."""
 
     number: int | None = None
@@ -42,9 +42,9 @@ class Wish:
 
 
 @contextlib.contextmanager
-def interrupts() -> Iterator[Wish]:
+def interrupts() -> Iterator[StopRequest]:
     """Within, the first signal is a wish; a second one does what it does elsewhere."""
-    wish, before = Wish(), dict[int, Any]()
+    wish, before = StopRequest(), dict[int, Any]()
 
     def restore() -> None:
         for number, handler in before.items():

@@ -13,21 +13,21 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bevel.errors import StopRunError
-from bevel.training.agreement import agreed, any_of, check_same, is_first, joined_digests
 from bevel.training.batches import Batches
 from bevel.training.checkpoint import Halves
+from bevel.training.compiled_steps import CompiledSteps, shaped
+from bevel.training.folder_run import FolderRun, Metrics
 from bevel.training.identity import Change
-from bevel.training.interrupts import RunInterrupted, Wish, interrupts
-from bevel.training.memory import MemoryRun
+from bevel.training.interrupts import RunInterrupted, StopRequest, interrupts
+from bevel.training.memory_run import MemoryRun
 from bevel.training.prefetch import Prefetched
-from bevel.training.programs import Programs, shaped
+from bevel.training.process_agreement import agreed, any_of, check_same, is_first, joined_digests
 from bevel.training.progress import Progress
-from bevel.training.record import identity_of, private_record, public_record
 from bevel.training.replicas import check_replicas
 from bevel.training.resume import ReplayDiffersError, surroundings
-from bevel.training.run import FolderRun, Metrics
+from bevel.training.run_description import identity_of, private_record, public_record
+from bevel.training.run_json import now
 from bevel.training.run_options import RunOptions
-from bevel.training.run_record import now
 from bevel.training.state import ReleasedState, TrainingState, joined, split
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Loop:
     def go(self, begin: TrainingState, precompile: bool) -> TrainingState:
         """Goes on from the last checkpoint, or from `begin`, to the end of the plan."""
         run, plan = self.run, self.trainer.plan
-        programs = Programs(self.trainer._measured_step, begin, self.words(), self.batches)
+        programs = CompiledSteps(self.trainer._measured_step, begin, self.words(), self.batches)
         exactly, digests = {}, {}
         if run.keeps or jax.process_count() > 1:
             exactly = surroundings(self.trainer.mesh) | {
@@ -95,7 +95,7 @@ class Loop:
             return self.attempt(state, int(state.step), programs, show)
 
     def attempt(
-        self, state: TrainingState, step: int, programs: Programs, show: bool
+        self, state: TrainingState, step: int, programs: CompiledSteps, show: bool
     ) -> TrainingState:
         """Takes the steps that are left, with the noise and batches of the present attempt."""
         run, plan = self.run, self.trainer.plan
@@ -127,16 +127,16 @@ class Loop:
         self,
         state: TrainingState,
         step: int,
-        programs: Programs,
+        programs: CompiledSteps,
         words: PyTree,
         selected: Prefetched[Any],
         progress: Progress,
-        wish: Wish,
+        wish: StopRequest,
     ) -> tuple[TrainingState, str]:
         """Takes the steps that are left. Returns the last state, and why it is the last."""
         run, end = self.run, self.trainer.plan.iterations
         every = self.options.checkpoint_every
-        seen = Seen()
+        seen = PendingMetrics()
         if run.needs_metrics(step):
             self.release(state, step, step, seen, progress, (step, 0.0))
         begun = run.last_release(step)
@@ -177,7 +177,7 @@ class Loop:
         state: TrainingState,
         step: int,
         begun: int,
-        seen: "Seen",
+        seen: "PendingMetrics",
         progress: Progress,
         since: tuple[int, float],
     ) -> bool:
@@ -206,7 +206,9 @@ class Loop:
         wants_end = isinstance(answer, bool | np.bool_) and bool(answer)
         return bool(agreed(float(wants_end))[0])
 
-    def keep_unreleased(self, state: TrainingState, step: int, begun: int, seen: "Seen") -> None:
+    def keep_unreleased(
+        self, state: TrainingState, step: int, begun: int, seen: "PendingMetrics"
+    ) -> None:
         """Keeps the state, and shows nothing. Processes do not: others may be in a step still."""
         if jax.process_count() > 1:
             return
@@ -257,7 +259,7 @@ class Loop:
         return self.run.secrets.sampling_seed if seed is None else seed
 
 
-class Seen:
+class PendingMetrics:
     """The measures of steps, taken off the device a little later, so that nothing waits."""
 
     def __init__(self) -> None:

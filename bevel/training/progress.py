@@ -66,7 +66,7 @@ class Progress:
 
     def released(self, metrics: Mapping[str, Any], raw: Mapping[str, Any] | None) -> None:
         """Shows what a checkpoint released, and, marked as such, what is not private."""
-        text = shown(metrics, self.budget)
+        text = _shown(metrics, self.budget)
         if raw:
             seen = ", ".join(f"{name} {number(raw[name])}" for name in RAW_SHOWN if name in raw)
             text += f" | not private: {seen}"
@@ -85,7 +85,7 @@ class Progress:
             self._bar.stop()
 
 
-def shown(metrics: Mapping[str, Any], budget: float | None) -> str:
+def _shown(metrics: Mapping[str, Any], budget: float | None) -> str:
     """The metrics of a checkpoint, as text."""
     parts = []
     spent = metrics.get("epsilon")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from bevel.accounting.ledger.hash_chain import canonical
-from bevel.training.records import Lines, damaged, read_lines
+from bevel.training.metrics_files import JsonLines, damaged, read_lines
 
 
 @dataclasses.dataclass(frozen=True)
-class Release:
+class ReleaseRecord:
     """One release: the steps `first` to `stop - 1` of an attempt.
 
     Attributes:
@@ -36,20 +36,20 @@ class Release:
     exactly: dict[str, Any]
 
 
-def content(release: Release, key: bytes) -> str:
+def content(release: ReleaseRecord, key: bytes) -> str:
     """What a ledger says of a release: a keyed digest, which tells nothing without the key."""
     text = canonical(dataclasses.asdict(release))
     return hashlib.blake2b(text, key=key, person=b"bevel release", digest_size=16).hexdigest()
 
 
-def made(line: Any, path: Path, number: int) -> Release:
+def made(line: Any, path: Path, number: int) -> ReleaseRecord:
     """The release that a line has, with fields of the right kinds."""
     hints = {"attempt": int, "first": int, "stop": int, "exactly": dict}
     hints |= dict.fromkeys(("before", "rows", "after"), list)
     known = isinstance(line, dict) and set(line) == set(hints)
     if not known or not all(isinstance(line[name], kind) for name, kind in hints.items()):
         raise damaged(path, number)
-    return Release(**line)
+    return ReleaseRecord(**line)
 
 
 class Releases:
@@ -57,16 +57,16 @@ class Releases:
 
     def __init__(self, path: Path, *, write: bool) -> None:
         self._made = [made(line, path, number) for number, line in enumerate(read_lines(path), 1)]
-        self._lines = Lines(path, private=True) if write else None
+        self._lines = JsonLines(path, private=True) if write else None
 
-    def add(self, release: Release) -> None:
+    def add(self, release: ReleaseRecord) -> None:
         if release in self._made:
             return
         if self._lines:
             self._lines.add(dataclasses.asdict(release))
         self._made.append(release)
 
-    def between(self, first: int, stop: int, attempt: int) -> list[Release]:
+    def between(self, first: int, stop: int, attempt: int) -> list[ReleaseRecord]:
         """The releases of an attempt from one step to another; none if one is missing."""
         found, at = [], first
         while at < stop:
@@ -85,7 +85,7 @@ class Releases:
 
 
 def differences(
-    recorded: Iterable[Release],
+    recorded: Iterable[ReleaseRecord],
     before: list[str],
     exactly: dict[str, Any],
     rows_between: Callable[[int, int], list[str]],

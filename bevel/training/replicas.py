@@ -51,7 +51,7 @@ def _same_everywhere(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Any:
 
     def equal_copies(x: jax.Array, spec: PartitionSpec) -> jax.Array:
         mine = checksum(x)
-        copies = tuple(axis for axis in mesh.axis_names if axis not in axes_of(spec))
+        copies = tuple(axis for axis in mesh.axis_names if axis not in _axes_of(spec))
         if not copies:
             return jnp.ones((), jnp.int32)
         most, least = jax.lax.pmax(mine, copies), jax.lax.pmin(mine, copies)
@@ -63,7 +63,7 @@ def _same_everywhere(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Any:
     return jax.jit(run)
 
 
-def axes_of(spec: PartitionSpec) -> set[str]:
+def _axes_of(spec: PartitionSpec) -> set[str]:
     """Mesh axes over which an array is split."""
     found: set[str] = set()
     for part in spec:

@@ -68,9 +68,9 @@ def surroundings(mesh: Mesh | None) -> dict[str, Any]:
         "processes": jax.process_count(),
         "mesh": None
         if mesh is None
-        else {name: [int(size), str(kind)] for (name, size), kind in axes_of(mesh)},
+        else {name: [int(size), str(kind)] for (name, size), kind in _axes_of(mesh)},
     }
 
 
-def axes_of(mesh: Mesh) -> Any:
+def _axes_of(mesh: Mesh) -> Any:
     return zip(mesh.shape.items(), mesh.axis_types, strict=True)

@@ -8,10 +8,10 @@ from bevel.accounting.ledger import Ledger, LedgerRun
 from bevel.accounting.ledger.anchor import HASH
 from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedgerError
 from bevel.execution_plan import DPExecutionPlan
-from bevel.training.agreement import agreed, is_first, together
 from bevel.training.checkpoint import Meta
-from bevel.training.disk import full_disk_explained
+from bevel.training.disk_full import full_disk_explained
 from bevel.training.folder import HEAD, RELEASED, write_whole
+from bevel.training.process_agreement import agreed, is_first, together
 
 
 class RunLedger:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bevel.accounting import Budget
-from bevel.accounting.budget import check_budget
+from bevel.accounting.arguments import check_budget
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.training.identity import check_accept
 
@@ -60,9 +61,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         whole = ["checkpoint_every", "keep", "ahead", "compilations"]
         for name in whole + ["keep_period"] * (self.keep_period is not None):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise FixArgumentsError(f"{name}={value!r}: give a whole number from 1 on.")
+            whole_number(name, getattr(self, name))
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise FixArgumentsError(
                 f"budget={self.budget!r}: give bevel.accounting.Budget(epsilon, delta)."

@@ -73,7 +73,7 @@ def split(params: PyTree, trainable: Trainable) -> tuple[PyTree, PyTree]:
     `trainable` is a function of a parameter's path ("encoder/0/kernel"), or one or more patterns
     such as "*/lora_*" that it must match; None trains everything.
     """
-    chosen = chooser(trainable)
+    chosen = _chooser(trainable)
     paths = jax.tree_util.tree_map_with_path(lambda path, _: chosen(path_text(path)), params)
     if not any(jax.tree.leaves(paths)):
         names = [path_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -92,7 +92,7 @@ def joined(trainable: PyTree, frozen: PyTree) -> PyTree:
     )
 
 
-def chooser(trainable: Trainable) -> Callable[[str], bool]:
+def _chooser(trainable: Trainable) -> Callable[[str], bool]:
     if trainable is None:
         return lambda path: True
     if callable(trainable):

@@ -20,17 +20,17 @@ from bevel.execution_plan import DPExecutionPlan, PerformanceFlags
 from bevel.noise_addition import keys as noise_keys
 from bevel.optimizers import AugmentedGradientTransformation, as_augmented_optimizer
 from bevel.sharding import place
-from bevel.training.agreement import check_same
-from bevel.training.batches import Batches, Layout, batch_layout
+from bevel.training.batches import Batches, BatchLayout, batch_layout
 from bevel.training.contribution import Augmentation, LossFn, contribution
 from bevel.training.data import check_length, source_of
 from bevel.training.digest import digest
+from bevel.training.folder_run import FolderRun
 from bevel.training.loop import Callback, Evaluate, Loop
-from bevel.training.measures import measures
-from bevel.training.memory import MemoryRun
+from bevel.training.memory_run import MemoryRun
+from bevel.training.process_agreement import check_same
 from bevel.training.program_digest import derivative_digest, program_digest
-from bevel.training.record import in_common
-from bevel.training.run import FolderRun
+from bevel.training.raw_metrics import measures
+from bevel.training.run_description import in_common
 from bevel.training.run_options import RunOptions
 from bevel.training.state import (
     ReleasedState,
@@ -115,7 +115,7 @@ class Trainer:
         return self.optimizer(self.plan) if callable(self.optimizer) else self.optimizer
 
     @functools.cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> BatchLayout:
         return batch_layout(self.mesh, self.batch_axes)
 
     def init(self, params: PyTree) -> TrainingState:

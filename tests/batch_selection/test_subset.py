@@ -7,13 +7,13 @@ import pytest
 from frequencies import assert_follows, uniform
 
 from bevel.batch_selection import subset
-from bevel.batch_selection.randomness import Purpose, stream
+from bevel.batch_selection.randomness import SamplingPurpose, stream
 from bevel.batch_selection.subset import LARGEST_RANGE, LEAF, subset_rows
 from bevel.errors import FixArgumentsError
 
 
 def parts(seed):
-    return lambda part: stream(seed, Purpose.MEMBERS, part)
+    return lambda part: stream(seed, SamplingPurpose.MEMBERS, part)
 
 
 @pytest.mark.parametrize("leaf", [0, 1, 2, 1024])
@@ -49,7 +49,7 @@ def test_only_the_parts_that_are_asked_for_are_drawn():
 
     def watched(part):
         visited.append(part)
-        return stream(0, Purpose.MEMBERS, part)
+        return stream(0, SamplingPurpose.MEMBERS, part)
 
     rows = subset_rows(10**9, 10**6, 500_000, 500_100, watched)
     assert len(rows) == 100

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bevel.cli.config import Data
+from bevel.cli.config import DataTable
 from bevel.cli.data_sets import data_set
 from bevel.errors import FixDataError
 
@@ -21,13 +21,13 @@ def fixture_read(tmp_path):
         path = tmp_path / "data.npz"
         arrays = {k: v for k, v in (ARRAYS | changes).items() if v is not None}
         np.savez(path, **arrays)
-        return data_set(Data(str(path)))
+        return data_set(DataTable(str(path)))
 
     return read
 
 
 def test_digits_are_split_once_and_for_all():
-    first, again = data_set(Data()), data_set(Data())
+    first, again = data_set(DataTable()), data_set(DataTable())
     assert first.x_train.shape == (1437, 8, 8, 1)
     assert first.x_test.shape == (360, 8, 8, 1)
     assert first.classes == 10
@@ -37,7 +37,7 @@ def test_digits_are_split_once_and_for_all():
 
 
 def test_tuning_sees_nothing_of_the_test_set():
-    whole, part = data_set(Data()), data_set(Data(tune=True))
+    whole, part = data_set(DataTable()), data_set(DataTable(tune=True))
     joined = np.concatenate([part.x_train, part.x_test])
     np.testing.assert_array_equal(joined, whole.x_train)
     np.testing.assert_array_equal(np.concatenate([part.y_train, part.y_test]), whole.y_train)
@@ -69,8 +69,8 @@ def test_what_is_wrong_is_named(read, changes, message):
 
 def test_a_file_that_is_not_there_or_no_archive(tmp_path):
     with pytest.raises(FixDataError, match="Did you mean 'digits'"):
-        data_set(Data("digit"))
+        data_set(DataTable("digit"))
     path = tmp_path / "data.npz"
     path.write_text("no archive")
     with pytest.raises(FixDataError, match="cannot be read"):
-        data_set(Data(str(path)))
+        data_set(DataTable(str(path)))

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from bevel.cli.config import Optimizer, read_config
+from bevel.cli.config import OptimizerTable, read_config
 from bevel.cli.job import Job, optimizer, use_cpu_devices
 from bevel.errors import FixArgumentsError
 from bevel.optimizers import AugmentedGradientTransformation
@@ -42,7 +42,8 @@ def test_a_seed_is_for_tests_and_marked_as_such(job):
 @pytest.mark.parametrize("warmup_steps", [0, 2])
 def test_learning_rates(schedule, warmup_steps):
     made = optimizer(
-        Optimizer(momentum=0, learning_rate=0.5, schedule=schedule, warmup_steps=warmup_steps), 10
+        OptimizerTable(momentum=0, learning_rate=0.5, schedule=schedule, warmup_steps=warmup_steps),
+        10,
     )
     grads = {"w": jax.numpy.ones(2)}
     state = made.init(grads)
@@ -57,11 +58,11 @@ def test_learning_rates(schedule, warmup_steps):
 
 
 def test_optimizers_by_name(job):
-    assert isinstance(optimizer(Optimizer("adam"), 10), optax.GradientTransformation)
-    made = optimizer(Optimizer("dp_adam", learning_rate=1e-3), 10)(job.plan)
+    assert isinstance(optimizer(OptimizerTable("adam"), 10), optax.GradientTransformation)
+    made = optimizer(OptimizerTable("dp_adam", learning_rate=1e-3), 10)(job.plan)
     assert isinstance(made, AugmentedGradientTransformation | optax.GradientTransformation)
     with pytest.raises(FixArgumentsError, match="warmup_steps=10 of 10 steps"):
-        optimizer(Optimizer(warmup_steps=10), 10)
+        optimizer(OptimizerTable(warmup_steps=10), 10)
 
 
 def test_devices_that_jax_does_not_have():

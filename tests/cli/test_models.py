@@ -15,7 +15,7 @@ X = jax.random.normal(jax.random.key(1), (5, 6, 6, 1))
 
 @pytest.mark.parametrize("kind", ["conv", "mlp", "linear"])
 def test_logits_begin_at_zero_and_examples_do_not_mix(kind):
-    made = model(config.Model(kind=kind, widths=(4, 6)), (6, 6, 1), 3)
+    made = model(config.ModelTable(kind=kind, widths=(4, 6)), (6, 6, 1), 3)
     params = made.init(jax.random.key(0))
     np.testing.assert_array_equal(made.predict(params, X), np.zeros((5, 3)))
     params = jax.tree.map(lambda w: w + 0.1, params)
@@ -24,7 +24,7 @@ def test_logits_begin_at_zero_and_examples_do_not_mix(kind):
 
 
 def test_the_loss_is_cross_entropy():
-    made = model(config.Model(kind="linear"), (6, 6, 1), 3)
+    made = model(config.ModelTable(kind="linear"), (6, 6, 1), 3)
     params = {"dense": [], "out": {"w": jnp.ones((36, 3)) * 0.1, "b": jnp.array([1.0, 2.0, 3.0])}}
     y = jnp.array([0, 1, 2, 2, 2])
     loss, aux = made.loss_fn(params, {"x": X, "y": y}, None)
@@ -36,9 +36,9 @@ def test_the_loss_is_cross_entropy():
 
 def test_convolutions_need_images():
     with pytest.raises(FixArgumentsError, match=r"shape \(7,\) are no images"):
-        model(config.Model(kind="conv"), (7,), 3)
+        model(config.ModelTable(kind="conv"), (7,), 3)
     with pytest.raises(FixArgumentsError, match="widths"):
-        model(config.Model(kind="mlp", widths=(0,)), (7,), 3)
+        model(config.ModelTable(kind="mlp", widths=(0,)), (7,), 3)
 
 
 MINE = """
@@ -58,11 +58,11 @@ value = 3
 def test_a_function_in_a_file(tmp_path):
     file = tmp_path / "my_model_for_the_test.py"
     file.write_text(MINE)
-    made = model(config.Model(module=f"{file}:mine"), (2,), 3)
+    made = model(config.ModelTable(module=f"{file}:mine"), (2,), 3)
     params = made.init(jax.random.key(0))
     assert made.predict(params, jnp.ones((5, 2))).shape == (5, 3)
     with pytest.raises(FixLossError, match="gave a int: return"):
-        model(config.Model(module=f"{file}:wrong"), (2,), 3)
+        model(config.ModelTable(module=f"{file}:wrong"), (2,), 3)
     for place in (f"{file}:value", f"{file}:none", f"{tmp_path / 'none.py'}:mine", "mine"):
         with pytest.raises(FixArgumentsError, match="module="):
             loaded(place)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from bevel.cli.config import Plan
+from bevel.cli.config import PlanTable
 from bevel.cli.plans import plan_config
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import BandMFConfig, BLTConfig, DPSGDConfig, NonPrivateConfig
 
 
 def test_dpsgd_is_calibrated_for_its_budget():
-    made = plan_config(Plan(10, 5, epsilon=4, delta=1e-3, clip_norm=0.5), 100)
+    made = plan_config(PlanTable(10, 5, epsilon=4, delta=1e-3, clip_norm=0.5), 100)
     assert made == DPSGDConfig.default(100, 10, 5, l2_clip_norm=0.5).calibrate(
         epsilon=4, delta=1e-3
     )
@@ -18,7 +18,7 @@ def test_dpsgd_is_calibrated_for_its_budget():
 
 @pytest.mark.parametrize(("mechanism", "kind"), [("bandmf", BandMFConfig), ("blt", BLTConfig)])
 def test_correlated_noise(mechanism, kind):
-    plan = Plan(10, 12, mechanism, delta=1e-3, noise_multiplier=1.0, bands=3, buffers=2)
+    plan = PlanTable(10, 12, mechanism, delta=1e-3, noise_multiplier=1.0, bands=3, buffers=2)
     made = plan_config(plan, 99)  # of which three equal groups can be made
     assert isinstance(made, kind)
     ready = made.make()
@@ -29,7 +29,7 @@ def test_correlated_noise(mechanism, kind):
 
 
 def test_options_reach_the_config():
-    plan = Plan(
+    plan = PlanTable(
         10, 5, delta=1e-3, noise_multiplier=2.0, sampling="fixed", relation="REPLACE_ONE",
         adapt_clip_norm_to=0.7,
     )  # fmt: skip
@@ -39,16 +39,16 @@ def test_options_reach_the_config():
 
 
 def test_no_privacy():
-    assert plan_config(Plan(10, 5, "none"), 100) == NonPrivateConfig(5, 10)
+    assert plan_config(PlanTable(10, 5, "none"), 100) == NonPrivateConfig(5, 10)
 
 
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan(10, 5, delta=1e-3), "either epsilon or noise_multiplier"),
-        (Plan(10, 5, epsilon=3, noise_multiplier=1.0, delta=1e-3), "either epsilon or"),
-        (Plan(10, 5, epsilon=3), "no delta: give one well below 1 / 100, such as 1e-03"),
-        (Plan(10, 5, "none", epsilon=3), "mechanism='none' with epsilon"),
+        (PlanTable(10, 5, delta=1e-3), "either epsilon or noise_multiplier"),
+        (PlanTable(10, 5, epsilon=3, noise_multiplier=1.0, delta=1e-3), "either epsilon or"),
+        (PlanTable(10, 5, epsilon=3), "no delta: give one well below 1 / 100, such as 1e-03"),
+        (PlanTable(10, 5, "none", epsilon=3), "mechanism='none' with epsilon"),
     ],
 )
 def test_what_is_missing_or_too_much_is_named(plan, message):

@@ -7,9 +7,10 @@ from jax import lax
 
 from bevel.clipping import choose as choosing
 from bevel.clipping.choose import WAYS, choose, choose_one, cost, costs_of, relation, tapped_of
-from bevel.clipping.norms import gram, gram_kernel
-from bevel.clipping.norms.registry import Sizes
-from bevel.clipping.uses import find_uses
+from bevel.clipping.norms import gram
+from bevel.clipping.norms.kernels import gram_kernel
+from bevel.clipping.norms.registry import GradientSizes
+from bevel.clipping.uses.find import find_uses
 from bevel.errors import FixArgumentsError
 
 
@@ -182,11 +183,11 @@ def test_how_uses_are_related(name):
 
 
 SIZES = [
-    Sizes(1, 1, 64, 32),
-    Sizes(1, 16, 64, 32),
-    Sizes(4, 16, 64, 32),
-    Sizes(2, 16, 500, 32, looked_up=True),
-    Sizes(1, 64, 27, 16, pixels=300),
+    GradientSizes(1, 1, 64, 32),
+    GradientSizes(1, 16, 64, 32),
+    GradientSizes(4, 16, 64, 32),
+    GradientSizes(2, 16, 500, 32, looked_up=True),
+    GradientSizes(1, 64, 27, 16, pixels=300),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import bevel
-from bevel.sharding.collectives import inspect_step
+from bevel.inspection.collectives import inspect_step
 
 B, T, D, K, LAYERS = 16, 32, 64, 256, 3
 FSDP = {"up": PartitionSpec("data", None), "down": PartitionSpec("data", None)}

@@ -14,8 +14,8 @@ from oracle import clipped_sum
 import bevel
 from bevel.clipping import choose
 from bevel.clipping.choose import cost
-from bevel.clipping.norms import factors
-from bevel.clipping.norms.registry import Sizes
+from bevel.clipping.norms import outer_products
+from bevel.clipping.norms.registry import GradientSizes
 from bevel.errors import FixArgumentsError
 
 B, T, D, V = 4, 3, 5, 27
@@ -71,7 +71,7 @@ def matrix(shape):
 def on_one_device(monkeypatch):
     """As in a process that has one; small sizes are long."""
     monkeypatch.setattr(choose, "on_one_device", lambda: True)
-    monkeypatch.setattr(factors, "LONG", 16)
+    monkeypatch.setattr(outer_products, "LONG", 16)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -180,7 +180,7 @@ def test_on_an_explicit_mesh_of_one_device():
 
 def test_a_gpu_forms_what_is_odd_and_long(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(factors, "LONG", 1024)
+    monkeypatch.setattr(outer_products, "LONG", 1024)
     example = of(1, 512, dtype=jnp.int32)
     assert chosen(tied, of(50257, 768, dtype=jnp.bfloat16), example).way == "form"
     assert chosen(tied, of(50264, 768, dtype=jnp.bfloat16), example).way == "keep"
@@ -193,8 +193,8 @@ def test_a_gpu_forms_what_is_odd_and_long(monkeypatch):
 def test_elsewhere_it_is_kept_as_it_is():
     example = of(1, 512, dtype=jnp.int32)
     assert chosen(tied, of(1031, 64, dtype=jnp.bfloat16), example).way != "form"
-    assert cost("form", Sizes(1, 16, 64, 33), 4).time(4) > cost(
-        "keep", Sizes(1, 16, 64, 33), 4
+    assert cost("form", GradientSizes(1, 16, 64, 33), 4).time(4) > cost(
+        "keep", GradientSizes(1, 16, 64, 33), 4
     ).time(4)
 
 

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 from oracle import clipped_sum
 
 import bevel
-from bevel.clipping import combine
-from bevel.clipping.norms import kept, weights
+from bevel.clipping.accumulate import sums as accumulation
+from bevel.clipping.norms import materialised, weighting
 
 B = 6
 SHAPES = {"w": (24, 80), "tall": (80, 24), "b": (80,), "c": (24,), "gain": (), "none": (0,)}
@@ -31,9 +31,9 @@ def loss(params, x):
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
     """As in a process that has one: arrays of these tests lie on the first of several."""
-    for module in (combine, kept, weights):
+    for module in (accumulation, materialised, weighting):
         monkeypatch.setattr(module, "on_one_device", lambda: True)
-    cached = (kept.kept_norm, kept.quick_norm, weights.weighted_rows_of)
+    cached = (materialised.materialised_norm, materialised.quick_norm, weighting.weighted_rows_of)
     for function in cached:
         function.clear_cache()
     yield
@@ -107,14 +107,14 @@ def test_small_leaves_are_measured_together():
     """One sum of squares for all of them, where a mesh has one for each."""
 
     def measured(text):
-        return text.count("name=kept_norm")
+        return text.count("name=materialised_norm")
 
     program = jax.make_jaxpr(lambda x: sums(x, 1.0, norms="keep"))(BATCH)
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr(combine, "on_one_device", lambda: False)
+        patch.setattr(accumulation, "on_one_device", lambda: False)
         apart = jax.make_jaxpr(lambda x: sums(x, 2.0, norms="keep"))(BATCH)
-    small = [n for n, s in SHAPES.items() if B * math.prod(s) <= combine.one_pass() // 8]
+    small = [n for n, s in SHAPES.items() if B * math.prod(s) <= accumulation.one_pass() // 8]
     assert len(small) == 4
     assert measured(str(apart)) - measured(str(program)) == len(small) - 1
 

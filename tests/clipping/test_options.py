@@ -75,7 +75,9 @@ def test_an_engine_that_does_not_exist_is_refused():
 
 @pytest.mark.parametrize("size", [0, -2, 1.5, "2"])
 def test_a_microbatch_size_that_is_no_count_is_refused(size):
-    with pytest.raises(FixArgumentsError, match=r"microbatch_size=.*give a positive int"):
+    with pytest.raises(
+        FixArgumentsError, match=r"microbatch_size=.*give a whole number of at least 1"
+    ):
         clipped_fun(lambda x: x[0], microbatch_size=size)(ROWS)
 
 
@@ -102,7 +104,7 @@ def test_a_traced_clip_norm_works_with_rescaling_and_its_bound_is_one():
 def test_a_grid_that_is_no_positive_whole_number_is_refused(scale):
     with (
         jax.enable_x64(True),
-        pytest.raises(FixArgumentsError, match=r"grid_scale=.*give a positive whole number"),
+        pytest.raises(FixArgumentsError, match=r"grid_scale=.*give a whole number of at least 1"),
     ):
         bound(1.0, grid_scale=scale)
 

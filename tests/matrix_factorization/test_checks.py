@@ -11,20 +11,20 @@ from bevel.matrix_factorization import checks
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(7), np.uint8(1)])
 def test_whole_numbers_pass(value):
-    assert checks.checked_count(value, "n") == value
-    assert type(checks.checked_count(value, "n")) is int
+    assert checks.whole_number("n", value) == value
+    assert type(checks.whole_number("n", value)) is int
 
 
 @pytest.mark.parametrize("value", [0, -3, 1.0, np.float64(2), True, np.True_, "1", None, [1]])
 def test_other_counts_are_refused(value):
     with pytest.raises(FixArgumentsError, match=r"min_sep=.*whole number of at least 1"):
-        checks.checked_count(value, "min_sep")
+        checks.whole_number("min_sep", value)
 
 
 def test_a_count_has_a_least_value():
-    assert checks.checked_count(0, "steps", least=0) == 0
+    assert checks.whole_number("steps", 0, least=0) == 0
     with pytest.raises(FixArgumentsError, match="at least 2"):
-        checks.checked_count(1, "n", least=2)
+        checks.whole_number("n", 1, least=2)
 
 
 def test_traced_steps_pass():

@@ -16,7 +16,7 @@ from noise_layouts import (
 )
 
 from bevel.noise_addition import (
-    addition,
+    gaussian_noise,
     gaussian_privatizer,
     matrix_factorization_privatizer,
     state_specs,
@@ -27,7 +27,7 @@ G = np.ones((8, 16), np.float32)
 
 @pytest.fixture(autouse=True)
 def cheap_noise(monkeypatch):
-    monkeypatch.setattr(addition, "normal_from_bits", bits_as_noise)
+    monkeypatch.setattr(gaussian_noise, "normal_from_bits", bits_as_noise)
 
 
 def gaussian(**options):

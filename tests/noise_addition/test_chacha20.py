@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 from noise_layouts import AUTO
 
 from bevel.noise_addition import chacha20
-from bevel.noise_addition.chacha20 import CHACHA20, Purpose
-from bevel.sharding.pieces import Piece
+from bevel.noise_addition.chacha20 import CHACHA20, BlockPurpose
+from bevel.sharding.shard_generation import Shard
 
 KEY = np.frombuffer(bytes(range(32)), "<u4")
 
@@ -106,7 +106,7 @@ def one_block(words):
 
 
 @functools.cache
-def stream_bytes(purpose=Purpose.BITS, blocks=32, word=0):
+def stream_bytes(purpose=BlockPurpose.BITS, blocks=32, word=0):
     """The first blocks of a stream of KEY."""
     rests = (np.array([n, 0, word, purpose], "<u4").tobytes() for n in range(blocks))
     return b"".join(one_block(start_words(KEY.tobytes(), rest)) for rest in rests)
@@ -141,7 +141,7 @@ def test_a_piece_is_a_slice_of_the_whole(whole, shape, width):
 
     @jax.jit
     def piece(starts):
-        return chacha20.stream(jnp.asarray(KEY), Piece(shape, whole, starts), width)
+        return chacha20.stream(jnp.asarray(KEY), Shard(shape, whole, starts), width)
 
     counts = [n // s for n, s in zip(whole, shape, strict=True)]
     for index in {(0,) * len(whole), tuple(c - 1 for c in counts), tuple(c // 2 for c in counts)}:
@@ -154,7 +154,7 @@ def test_a_piece_is_a_slice_of_the_whole(whole, shape, width):
 def test_block_numbers_have_64_bits():
     # The last 16 of 2**37 elements.
     starts = (np.uint32(2**17 - 1), np.uint32(2**20 - 16))
-    piece = Piece((1, 16), (2**17, 2**20), starts)
+    piece = Shard((1, 16), (2**17, 2**20), starts)
     high, low = jax.jit(lambda key: chacha20.stream(key, piece, 64))(KEY)
     number = (2**37 - 16) // 8
     rests = (np.array([n, 0], "<u8").tobytes() for n in (number, number + 1))
@@ -180,11 +180,15 @@ def test_child_keys_never_occur_in_what_the_parent_gives():
     made = [jax.random.split(key(), 40), FOLD(key(), NUMBERS)]
     children = [row.tobytes() for keys in made for row in np.asarray(jax.random.key_data(keys))]
     assert len(set(children)) == 80
-    for purpose, word in ((Purpose.BITS, 0), (Purpose.DISCRETE, 0), (Purpose.DISCRETE, 1)):
+    for purpose, word in (
+        (BlockPurpose.BITS, 0),
+        (BlockPurpose.DISCRETE, 0),
+        (BlockPurpose.DISCRETE, 1),
+    ):
         given = KEY.tobytes() + stream_bytes(purpose, word=word)
         assert not windows(given) & set(children)
     # They are the first halves of the blocks that are read for keys, and for nothing else.
-    for purpose, first in ((Purpose.SPLIT, 0), (Purpose.FOLD_IN, 40)):
+    for purpose, first in ((BlockPurpose.SPLIT, 0), (BlockPurpose.FOLD_IN, 40)):
         blocks = stream_bytes(purpose)
         assert [blocks[i : i + 32] for i in range(0, 1024, 64)] == children[first : first + 16]
 
@@ -199,7 +203,7 @@ def test_streams_of_relatives_do_not_overlap():
 
 
 def test_purposes_are_apart():
-    assert len({int(p) for p in Purpose}) == len(Purpose)
+    assert len({int(p) for p in BlockPurpose}) == len(BlockPurpose)
 
 
 def test_seeds_of_64_bits_differ():

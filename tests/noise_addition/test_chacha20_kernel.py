@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bevel.noise_addition import chacha20, chacha20_kernel
-from bevel.noise_addition.chacha20 import Purpose
-from bevel.sharding.pieces import Piece
+from bevel.noise_addition.chacha20 import BlockPurpose
+from bevel.sharding.shard_generation import Shard
 
 KEY = jnp.arange(8, dtype=np.uint32) * np.uint32(0x9E3779B9)
 
@@ -26,9 +26,9 @@ def test_gives_the_words_of_the_compiled_program(shape, monkeypatch):
     size = int(np.prod(shape, dtype=int))
     low = jnp.arange(size, dtype=np.uint32).reshape(shape) - np.uint32(2)
     counter = (low + np.uint32(7), low)
-    plain = chacha20.blocks(KEY, counter, Purpose.SPLIT, 5)
+    plain = chacha20.blocks(KEY, counter, BlockPurpose.SPLIT, 5)
     by_kernel(monkeypatch)
-    words = chacha20.blocks(KEY, counter, Purpose.SPLIT, 5)
+    words = chacha20.blocks(KEY, counter, BlockPurpose.SPLIT, 5)
     assert len(words) == 16
     for one, other in zip(words, plain, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -52,7 +52,7 @@ def test_bits_and_children_are_the_same(monkeypatch):
 
 def test_leaves_that_are_drawn_together_share_one_kernel(monkeypatch):
     keys = jnp.stack([KEY, KEY + np.uint32(1), KEY ^ np.uint32(9)])
-    piece = Piece.all_of((5, 13))
+    piece = Shard.all_of((5, 13))
     plain = [chacha20.stream(key, piece, 64) for key in keys]
     by_kernel(monkeypatch)
     together = jax.vmap(lambda key: chacha20.stream(key, piece, 64))

@@ -7,7 +7,7 @@ import pytest
 from noise_layouts import Decaying, decaying
 
 from bevel.errors import FixArgumentsError
-from bevel.noise_addition.correlation import Dense, Independent, Streaming, correlation_of
+from bevel.noise_addition.correlation import DenseMatrix, NoCorrelation, Streamed, correlation_of
 
 LIKES = [jnp.zeros((3, 2)), jnp.zeros(4)]
 DRAWS = [np.random.default_rng(0).normal(size=(8, *x.shape)).astype(np.float32) for x in LIKES]
@@ -35,7 +35,7 @@ def lower_triangular(n, bands=None):
 @pytest.mark.parametrize(
     "correlation, matrix",
     [
-        (Independent(), np.eye(6)),
+        (NoCorrelation(), np.eye(6)),
         (correlation_of(lower_triangular(6)), lower_triangular(6)),
         (correlation_of(lower_triangular(6, 2)), lower_triangular(6, 2)),
         (correlation_of(decaying(6).tolist()), decaying(6)),
@@ -100,15 +100,17 @@ def test_a_strategy_in_place_of_its_inverse_is_refused():
 
     with pytest.raises(FixArgumentsError, match=r"Strategy, a strategy C.*inverse_as_streaming"):
         correlation_of(Strategy())
-    assert isinstance(correlation_of(Strategy().inverse_as_streaming_matrix()), Streaming)
+    assert isinstance(correlation_of(Strategy().inverse_as_streaming_matrix()), Streamed)
 
 
-@pytest.mark.parametrize("correlation", [Independent(), Dense(np.eye(3)), Streaming(Decaying)])
+@pytest.mark.parametrize(
+    "correlation", [NoCorrelation(), DenseMatrix(np.eye(3)), Streamed(Decaying)]
+)
 def test_buffers_of_another_privatizer_are_refused(correlation):
     own = correlation.init(LIKES)
     correlation.check(LIKES, jnp.uint32(0), own)
-    others = [Streaming(Decaying).init([jnp.zeros((5, 2)), jnp.zeros(4)]), ((),), ({}, {})]
-    if isinstance(correlation, Streaming):
+    others = [Streamed(Decaying).init([jnp.zeros((5, 2)), jnp.zeros(4)]), ((),), ({}, {})]
+    if isinstance(correlation, Streamed):
         wide = jax.tree.map(lambda x: x.astype(np.float16), own)
         others += [(), own[:1], own[::-1], wide]
     for wrong in others:

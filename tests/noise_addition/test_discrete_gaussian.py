@@ -13,7 +13,7 @@ from noise_layouts import LAYOUTS
 
 from bevel.noise_addition import chacha20
 from bevel.noise_addition.discrete_gaussian import LARGEST_SIGMA, DiscreteGaussians
-from bevel.sharding.pieces import Piece, made_by_pieces
+from bevel.sharding.shard_generation import Shard, generate_by_shard
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ WORDS = np.arange(9, 17, dtype=np.uint32)
 
 @functools.partial(jax.jit, static_argnums=1)
 def samples(sigma, shape):
-    return DiscreteGaussians(sigma)(jnp.asarray(WORDS), Piece.all_of(shape))[0]
+    return DiscreteGaussians(sigma)(jnp.asarray(WORDS), Shard.all_of(shape))[0]
 
 
 # A plain sampler, one element at a time, on Python's integers and fractions.
@@ -40,7 +40,7 @@ def streams(elements, blocks):
     low = jnp.broadcast_to(elements[:, None], shape)
     t = jax.lax.broadcasted_iota(np.uint32, shape, 1)
     counter = (jnp.zeros_like(low), low)
-    block = chacha20.blocks(jnp.asarray(WORDS), counter, chacha20.Purpose.DISCRETE, t)
+    block = chacha20.blocks(jnp.asarray(WORDS), counter, chacha20.BlockPurpose.DISCRETE, t)
     pairs = [
         (block[i + 1].astype(np.uint64) << 32) | block[i].astype(np.uint64) for i in range(0, 16, 2)
     ]
@@ -157,7 +157,7 @@ CHOSEN = ("auto-42", "explicit-42", "manual-42-unchecked", *(("manual-42",) if F
 def test_shards_sample_alone_and_agree(layout):
     def run(tree):
         x = tree["odd"]
-        made = made_by_pieces(DiscreteGaussians(7), jnp.asarray(WORDS), x, layout.specs["odd"])
+        made = generate_by_shard(DiscreteGaussians(7), jnp.asarray(WORDS), x, layout.specs["odd"])
         return {"odd": x + made[0]}
 
     tree = layout.place(TREE)

@@ -9,7 +9,7 @@ import scipy.stats
 
 from bevel.noise_addition.keys import CHACHA20
 from bevel.noise_addition.normal import RandomNumbers, normal_from_bits, random_words
-from bevel.sharding.pieces import Piece
+from bevel.sharding.shard_generation import Shard
 
 TOP = 2**63 - 1
 CHOSEN = [0, 1, 2, 3, 2**31, 2**32 - 1, 2**32, 2**40, 2**62 - 1, 2**62, 2**62 + 1, TOP - 1, TOP]
@@ -89,7 +89,7 @@ def test_numbers_are_made_of_the_bits_of_jax_random(generator, shape, parts):
         expected = np.asarray(jax.random.bits(key, shape, np.uint64))
         own = tuple(n // p for n, p in zip(shape, parts, strict=True))
         last = tuple(np.uint32(n - s) for n, s in zip(shape, own, strict=True))
-        for piece in (Piece.all_of(shape), Piece(own, shape, last)):
+        for piece in (Shard.all_of(shape), Shard(own, shape, last)):
             (found,) = jax.jit(make, static_argnums=1)(words, piece)
             rest = tuple(slice(int(start), None) for start in piece.starts)
             np.testing.assert_array_equal(found, expected[rest])
@@ -99,7 +99,7 @@ def test_numbers_are_made_of_the_bits_of_jax_random(generator, shape, parts):
 def test_normals_are_standard_normals(generator):
     impl = CHACHA20 if generator == "chacha20" else generator
     words = jax.random.key_data(jax.random.key(11, impl=impl))
-    bits = jax.jit(lambda words: random_words(generator, words, Piece.all_of((100_000,))))(words)
+    bits = jax.jit(lambda words: random_words(generator, words, Shard.all_of((100_000,))))(words)
     z = np.asarray(NORMALS(bits, np.float32), np.float64)
     assert scipy.stats.kstest(z, "norm").pvalue > 1e-3
     for wrong in (0.67, 1.5, 0.97, 1.03):
@@ -128,7 +128,7 @@ def test_large_leaves_do_not_repeat(generator):
 
     @jax.jit
     def of_row(row):
-        piece = Piece((1, 8), (2**17, 2**20), (row, np.uint32(0)))
+        piece = Shard((1, 8), (2**17, 2**20), (row, np.uint32(0)))
         return jnp.stack(random_words(generator, words, piece))
 
     assert not np.any(of_row(np.uint32(0)) == of_row(np.uint32(2**12)))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition.offsets import flat_offsets, plus, shifted, times
-from bevel.sharding.pieces import Piece
+from bevel.sharding.shard_generation import Shard
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -47,7 +47,7 @@ def test_shifts(x, bits):
     ],
 )
 def test_offsets_are_those_of_the_whole(whole, shape, starts):
-    piece = Piece(shape, whole, tuple(np.uint32(s) for s in starts))
+    piece = Shard(shape, whole, tuple(np.uint32(s) for s in starts))
     high, low = (np.asarray(x).astype(object) for x in flat_offsets(piece))
     expected = np.zeros(shape, object)
     for index in np.ndindex(*shape):
@@ -60,12 +60,12 @@ def test_offsets_are_those_of_the_whole(whole, shape, starts):
 
 @pytest.mark.parametrize("whole", [(2**32,), (3, 2**33)])
 def test_positions_that_would_come_round_are_refused(whole):
-    piece = Piece((1,) * len(whole), whole, (np.uint32(0),) * len(whole))
+    piece = Shard((1,) * len(whole), whole, (np.uint32(0),) * len(whole))
     with pytest.raises(FixArgumentsError, match=r"2\*\*32 elements or more along one dimension"):
         flat_offsets(piece)
 
 
 def test_leading_dimensions_alone():
-    piece = Piece((2, 3), (4, 6), (np.uint32(2), np.uint32(3)))
+    piece = Shard((2, 3), (4, 6), (np.uint32(2), np.uint32(3)))
     np.testing.assert_array_equal(flat_offsets(piece, 1)[1], [15, 21])
     np.testing.assert_array_equal(flat_offsets(piece, 0)[1], 15)

@@ -66,11 +66,11 @@ def test_there_is_no_curve_without_a_bound(by_hand):
 
 
 def test_events_that_are_bounded_by_sampling_take_the_bound_of_epsilon_and_delta():
+    from bevel.accounting.ledger.header import LedgerHeader
     from bevel.accounting.ledger.spent import Spent
-    from bevel.accounting.ledger.terms import Terms
 
     event = balls_in_bins_event(1.0, iterations=4, cycle_length=4)
-    terms = Terms("example", "ADD_OR_REMOVE_ONE")
+    terms = LedgerHeader("example", "ADD_OR_REMOVE_ONE")
     fpr = np.linspace(0, 1, 5)
     tpr, exact = figures.attack_bound(Spent(1.0, 1e-3, terms, (), (event,)), fpr)
     np.testing.assert_array_equal(tpr, figures.implied_bound(1.0, 1e-3, fpr))

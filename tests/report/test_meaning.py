@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from bevel.accounting.ledger.header import RELATIONS, UNITS, LedgerHeader
 from bevel.accounting.ledger.spent import Spent
-from bevel.accounting.ledger.terms import RELATIONS, UNITS, Terms
 from bevel.report.meaning import ARITHMETIC, definitions, factor, guess_bound, meaning
 from bevel.report.rounding import percent_up
 
@@ -17,7 +17,7 @@ BLIND = "A blind guess is right 50% of the time."
 
 
 def words(epsilon, delta=1e-5, unit="example", relation="ADD_OR_REMOVE_ONE", units=None):
-    spent = Spent(epsilon, delta, Terms(unit, relation), ("run a",))
+    spent = Spent(epsilon, delta, LedgerHeader(unit, relation), ("run a",))
     return "\n".join(meaning(spent, units))
 
 

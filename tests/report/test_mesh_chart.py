@@ -5,7 +5,7 @@ from jax.sharding import PartitionSpec as P
 
 from bevel.report.mesh_chart import axes_of, layouts, parts
 from bevel.sharding import make_mesh
-from bevel.sharding.table import shown_spec
+from bevel.sharding.tables import shown_spec
 
 
 @pytest.mark.parametrize("axes", ["data=8", "data=4,model=2", "a=2,b=2,c=2"])

@@ -141,10 +141,10 @@ def test_sizes_come_from_shardings_and_from_the_context():
 
 def test_what_is_seen_on_arguments_can_be_a_cache_key():
     placed = jax.device_put(X, on(P("data")))
-    seen = axes.Seen.on([placed, X], [placed])
+    seen = axes.ArgumentShardings.on([placed, X], [placed])
     assert seen.batch_axes == ("data",) and seen.params == (on(P("data")), None)
-    assert seen == axes.Seen.on([placed, X], [placed]) and hash(seen) is not None
-    assert seen != axes.Seen.on([X, X], [placed])
+    assert seen == axes.ArgumentShardings.on([placed, X], [placed]) and hash(seen) is not None
+    assert seen != axes.ArgumentShardings.on([X, X], [placed])
 
 
 def test_a_placement_is_known_of_concrete_arrays_only():

@@ -8,13 +8,13 @@ from jax.sharding import PartitionSpec as P
 
 from bevel.errors import FixArgumentsError
 from bevel.sharding import fsdp, logical, replicated, tensor
-from bevel.sharding.rules import Leaf, first_choice, rules_of
+from bevel.sharding.rules import RuleLeaf, first_choice, rules_of
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
 
 
 def chosen(rules, path, shape, **more):
-    return first_choice(rules_of(rules), Leaf(path, shape, **more), MESH)
+    return first_choice(rules_of(rules), RuleLeaf(path, shape, **more), MESH)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_tensor_splits_outputs_then_inputs(path, shape, expected):
 def test_a_vector_goes_with_the_outputs_beside_it():
     def bias(path, matrix):
         layer = path.rpartition("/")[0]
-        beside = (Leaf(f"{layer}/kernel", matrix),)
+        beside = (RuleLeaf(f"{layer}/kernel", matrix),)
         return chosen("tensor", path, matrix[-1:], beside=beside).spec
 
     assert bias("up/bias", (8, 32)) == P("model")

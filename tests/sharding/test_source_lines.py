@@ -4,22 +4,27 @@ import jax
 import jax.numpy as jnp
 from compiled_texts import TABLES
 
-from bevel.sharding.source_lines import OWN, Line, Lines, keep_line, users
+from bevel.sharding.source_lines import OWN, SourceLine, SourceLines, keep_line, users
 
-USER, LIBRARY = Line("/home/me/train.py", 17, "loss"), Line("/x/site-packages/flax/a.py", 3)
-BEVEL = Line(OWN + "/clipping/batch.py", 5)
+USER, LIBRARY = (
+    SourceLine("/home/me/train.py", 17, "loss"),
+    SourceLine("/x/site-packages/flax/a.py", 3),
+)
+BEVEL = SourceLine(OWN + "/clipping/batch.py", 5)
 
 
 def test_frames_are_followed_outwards():
-    lines = Lines(TABLES)
+    lines = SourceLines(TABLES)
     stack = lines.stack('{op_name="update" stack_frame_id=3}')
     assert [line.line for line in stack] == [90, 17, 36]
     assert lines.of("{stack_frame_id=3}") == USER
 
 
 def test_older_texts_name_one_line():
-    assert Lines("").of('{source_file="/home/me/a.py" source_line=4}') == Line("/home/me/a.py", 4)
-    assert Lines("").of('{op_name="x"}') is None
+    assert SourceLines("").of('{source_file="/home/me/a.py" source_line=4}') == SourceLine(
+        "/home/me/a.py", 4
+    )
+    assert SourceLines("").of('{op_name="x"}') is None
 
 
 def test_the_users_line_is_outside_of_libraries():
@@ -30,7 +35,7 @@ def test_the_users_line_is_outside_of_libraries():
 
 def line_of_sine(function):
     text = jax.jit(function).lower(jnp.ones(3)).compile().as_text()
-    return Lines(text).of(re.findall(r"metadata=\{[^}]*sin[^}]*\}", text)[0])
+    return SourceLines(text).of(re.findall(r"metadata=\{[^}]*sin[^}]*\}", text)[0])
 
 
 def test_what_is_evaluated_again_keeps_its_line():

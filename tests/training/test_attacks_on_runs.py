@@ -29,7 +29,7 @@ from bevel.optimizers import dp_adam
 from bevel.sharding import make_mesh
 from bevel.training import RunInterrupted, RunOptions, data
 from bevel.training.checkpoint import digest_of
-from bevel.training.run import FolderRun
+from bevel.training.folder_run import FolderRun
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -147,7 +147,7 @@ def test_a_result_that_is_not_the_recorded_one_is_not_shown(tmp_path, monkeypatc
         found = digest_of(halves)
         return ["0" * 16, *found[1:]] if next(first, False) else found
 
-    monkeypatch.setattr("bevel.training.run.digest_of", otherwise)
+    monkeypatch.setattr("bevel.training.folder_run.digest_of", otherwise)
     with pytest.warns(UserWarning, match="running them again gave another result"):
         state = runs.fit(folder, of=of)
     assert int(state.step) == 8

@@ -16,7 +16,7 @@ from bevel.batch_selection import (
 )
 from bevel.errors import FixArgumentsError
 from bevel.sharding import make_mesh
-from bevel.training.batches import Batches, Layout, batch_layout
+from bevel.training.batches import Batches, BatchLayout, batch_layout
 from bevel.training.data import rows, source_of
 
 
@@ -25,7 +25,7 @@ def batches(layout=None, sizes=(8, 16), **changed):
     return Batches(
         source_of(runs.data()),
         sizes=PaddedSizes(sizes, 8),
-        layout=layout or Layout(),
+        layout=layout or BatchLayout(),
         **fields | changed,
     )
 

@@ -5,8 +5,8 @@ import numpy as np
 import training_runs as runs
 
 from bevel.batch_selection import PaddedSizes
-from bevel.training.loop import Seen, loss_words
-from bevel.training.records import read_lines
+from bevel.training.loop import PendingMetrics, loss_words
+from bevel.training.metrics_files import read_lines
 
 
 def test_empty_batches_still_add_noise_and_larger_ones_are_not_cut(tmp_path):
@@ -29,7 +29,7 @@ def test_empty_batches_still_add_noise_and_larger_ones_are_not_cut(tmp_path):
 
 
 def test_measures_come_in_order_and_once():
-    seen = Seen()
+    seen = PendingMetrics()
     for step in range(5):
         seen.add(step, 0, {"loss": jnp.float32(step)}, bytes([step] * 16))
     rows, digests = seen.taken()

@@ -67,7 +67,7 @@ def check_rebuilt(folder, simulation, of):
     with (
         simulator.commitments_of(folder),
         # Of the compiled step, which here is another one.
-        mock.patch("bevel.training.record.collectives", lambda *_: record["collectives"]),
+        mock.patch("bevel.training.run_description.collectives", lambda *_: record["collectives"]),
     ):
         fit(simulation, of=replaying, given=nothing)
     found, expected = (simulator.files_of(f / "released") for f in (folder, simulation))

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from bevel.training.releases import Release, Releases, changed, differences
+from bevel.training.releases import ReleaseRecord, Releases, changed, differences
 
-FIRST = Release(0, 0, 2, ["b0"], ["r0", "r1"], ["b2"], {"mesh": None, "program": "p" * 64})
+FIRST = ReleaseRecord(0, 0, 2, ["b0"], ["r0", "r1"], ["b2"], {"mesh": None, "program": "p" * 64})
 SECOND = dataclasses.replace(FIRST, first=2, stop=4, before=["b2"], rows=["r2", "r3"])
 
 

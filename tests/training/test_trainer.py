@@ -23,7 +23,7 @@ from bevel.execution_plan import (
 from bevel.optimizers import dp_adam, scale_then_privatize
 from bevel.sharding import make_mesh
 from bevel.training import Augmentation, DPTrainer, Trainer, TrainingState
-from bevel.training.records import read_lines
+from bevel.training.metrics_files import read_lines
 
 
 @pytest.fixture(scope="module")

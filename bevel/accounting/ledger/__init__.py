@@ -4,10 +4,24 @@ Writing loads neither jax nor dp-accounting by itself; reading what was spent, a
 budget, loads dp-accounting when it is first needed.
 """
 
-from bevel.accounting.ledger.commitment import key_commitment as key_commitment
-from bevel.accounting.ledger.commitment import new_salt as new_salt
-from bevel.accounting.ledger.event_json import event_from_json as event_from_json
-from bevel.accounting.ledger.event_json import event_to_json as event_to_json
-from bevel.accounting.ledger.ledger import Ledger as Ledger
-from bevel.accounting.ledger.ledger_run import LedgerRun as LedgerRun
-from bevel.accounting.ledger.terms import Budget as Budget
+from bevel.accounting.ledger.commitment import (
+    key_commitment,
+    new_salt,
+)
+from bevel.accounting.ledger.event_json import (
+    event_from_json,
+    event_to_json,
+)
+from bevel.accounting.ledger.header import Budget
+from bevel.accounting.ledger.ledger import Ledger
+from bevel.accounting.ledger.ledger_run import LedgerRun
+
+__all__ = [
+    "key_commitment",
+    "new_salt",
+    "event_from_json",
+    "event_to_json",
+    "Budget",
+    "Ledger",
+    "LedgerRun",
+]

@@ -3,11 +3,11 @@
 import collections
 from collections.abc import Callable
 
-from bevel.accounting.ledger.books import Books, event_of_text
 from bevel.accounting.ledger.entries import Charge
 from bevel.accounting.ledger.event_json import event_from_json
+from bevel.accounting.ledger.header import Budget
 from bevel.accounting.ledger.spent import epsilon_of
-from bevel.accounting.ledger.terms import Budget
+from bevel.accounting.ledger.totals import LedgerTotals, event_of_text
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.errors import StopRunError
 
@@ -26,7 +26,7 @@ class Allowance:
         self.budget, self.relation = budget, relation
         self._cleared: Counts = collections.Counter()
 
-    def check(self, books: Books, charge: Charge) -> None:
+    def check(self, books: LedgerTotals, charge: Charge) -> None:
         """Raises if the books with one more charge would cost more than the budget."""
         total = books.events(with_charge=charge)
         if total <= self._cleared:
@@ -39,14 +39,14 @@ class Allowance:
             )
         self._cleared = total
         added = total - books.events()
-        if books.restates(charge) or any(by_sampling(event) for event in added):
+        if books.restates(charge) or any(_by_sampling(event) for event in added):
             return  # no more of these will come, or to look ahead would take minutes
 
         def most(coarse: bool) -> int:
-            return largest(lambda more: self._fits(total + times(added, more), coarse))
+            return largest(lambda more: self._fits(total + _times(added, more), coarse))
 
         # Coarse accounting finds nearly all that fit in a tenth of the time; the rest is for later.
-        self._cleared = total + times(added, most(coarse=True) or most(coarse=False))
+        self._cleared = total + _times(added, most(coarse=True) or most(coarse=False))
 
     def _cost(self, counts: Counts, coarse: bool = False) -> float:
         return epsilon_of(counts, self.budget.delta, self.relation, coarse=coarse)
@@ -55,11 +55,11 @@ class Allowance:
         return self._cost(counts, coarse) <= self.budget.epsilon
 
 
-def by_sampling(event: str) -> bool:
+def _by_sampling(event: str) -> bool:
     return isinstance(event_from_json(event_of_text(event)), MixtureDpEvent)
 
 
-def times(counts: Counts, factor: int) -> Counts:
+def _times(counts: Counts, factor: int) -> Counts:
     return collections.Counter({event: factor * count for event, count in counts.items()})
 
 

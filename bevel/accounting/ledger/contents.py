@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from bevel.accounting.ledger.books import Books
 from bevel.accounting.ledger.entries import entry_of_json
 from bevel.accounting.ledger.hash_chain import links
-from bevel.accounting.ledger.terms import Terms
+from bevel.accounting.ledger.header import LedgerHeader
 from bevel.accounting.ledger.torn_line import could_be_torn, is_whole, split_torn
+from bevel.accounting.ledger.totals import LedgerTotals
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 
 class Contents(NamedTuple):
     """What the whole lines say; what is wrong with the last one, if it was cut short."""
 
-    terms: Terms
-    books: Books
+    terms: LedgerHeader
+    books: LedgerTotals
     hashes: list[str]
     torn: bytes = b""  # the first bytes of a line, which counts for nothing
     lacks_end: bool = False  # only the last line's end is missing: it counts
@@ -40,7 +40,7 @@ def read_contents(data: bytes, path: Path) -> Contents:
         lines, rest = [*lines, rest + b"\n"], b""
     chain = links(lines, where)
     begin = next(chain)
-    terms, books, hashes = Terms.of_entry(begin.entry, where), Books(), [begin.hash]
+    terms, books, hashes = LedgerHeader.of_entry(begin.entry, where), LedgerTotals(), [begin.hash]
     for link in chain:
         place = f"{where}, line {link.line + 1}"
         try:

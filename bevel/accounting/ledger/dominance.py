@@ -48,10 +48,10 @@ def restated(old: Counts, new: Counts) -> Counts:
     So what counts dominates `old` and dominates `new`, whatever is stated: spending never falls.
     Events are counted by their JSON text.
     """
-    needed = collections.Counter({text: count for text, count in old.items() if not is_free(text)})
+    needed = collections.Counter({text: count for text, count in old.items() if not _is_free(text)})
     counted = needed & new
     needed, free = needed - counted, new - counted
-    takers = {text: [other for other in free if as_good(other, text)] for text in needed}
+    takers = {text: [other for other in free if _as_good(other, text)] for text in needed}
     # Those with the fewest takers first: where one event's takers are all among another's, as with
     # noise of several sizes, that finds a part for each if there is one for each.
     for text in sorted(needed, key=lambda text: len(takers[text])):
@@ -59,25 +59,25 @@ def restated(old: Counts, new: Counts) -> Counts:
             pairs = min(needed[text], free[other])
             needed[text] -= pairs
             free[other] -= pairs
-            counted[other if text_dominates(other, text) else text] += pairs
+            counted[other if _text_dominates(other, text) else text] += pairs
     if +needed:
         return old + new
     return counted + free
 
 
-def as_good(new: str, old: str) -> bool:
+def _as_good(new: str, old: str) -> bool:
     """Whether `new` dominates `old`, or would but for rounding."""
-    return text_dominates(new, old) or (
-        text_dominates(old, new) and alike(json.loads(new), json.loads(old))
+    return _text_dominates(new, old) or (
+        _text_dominates(old, new) and _alike(json.loads(new), json.loads(old))
     )
 
 
 @functools.lru_cache(maxsize=1024)
-def text_dominates(a: str, b: str) -> bool:
+def _text_dominates(a: str, b: str) -> bool:
     return dominates(json.loads(a), json.loads(b))
 
 
-def is_free(text: str) -> bool:
+def _is_free(text: str) -> bool:
     return json.loads(text)["kind"] == "NoOpDpEvent"
 
 
@@ -89,35 +89,35 @@ def dominates(a: Event, b: Event) -> bool:
         return False
     rules = MONOTONE.get(a["kind"], {})
     if a["kind"] == "BallsInBinsDpEvent" and _same_bands(a, b):
-        rules = rules | {"iterations": at_least}
+        rules = rules | {"iterations": _at_least}
     return all(
         a[name] == b[name] or (name in rules and rules[name](a[name], b[name])) for name in a
     )
 
 
-def at_most(a: float, b: float) -> bool:
+def _at_most(a: float, b: float) -> bool:
     return a <= b
 
 
-def at_least(a: float, b: float) -> bool:
+def _at_least(a: float, b: float) -> bool:
     return a >= b
 
 
-def less_noise(a: Event, b: Event) -> bool:
+def _less_noise(a: Event, b: Event) -> bool:
     """Both Gaussian: the only events of which sampling is accounted for."""
     return a["kind"] == b["kind"] == "GaussianDpEvent" and dominates(a, b)
 
 
 # Kind -> the fields that may differ, and how `a` must differ in them from `b` to dominate it.
 MONOTONE: dict[str, dict[str, Callable[[Any, Any], bool]]] = {
-    "GaussianDpEvent": {"noise_multiplier": at_most},
-    "ZCDpEvent": {"rho": at_least, "xi": at_least},
-    "PoissonSampledDpEvent": {"sampling_probability": at_least, "event": less_noise},
-    "SampledWithReplacementDpEvent": {"event": less_noise},
-    "SampledWithoutReplacementDpEvent": {"event": less_noise},
-    "TruncatedSubsampledGaussianDpEvent": {"noise_multiplier": at_most},
-    "BallsInBinsDpEvent": {"noise_multiplier": at_most},
-    "RandomAllocationDpEvent": {"noise_multiplier": at_most},
+    "GaussianDpEvent": {"noise_multiplier": _at_most},
+    "ZCDpEvent": {"rho": _at_least, "xi": _at_least},
+    "PoissonSampledDpEvent": {"sampling_probability": _at_least, "event": _less_noise},
+    "SampledWithReplacementDpEvent": {"event": _less_noise},
+    "SampledWithoutReplacementDpEvent": {"event": _less_noise},
+    "TruncatedSubsampledGaussianDpEvent": {"noise_multiplier": _at_most},
+    "BallsInBinsDpEvent": {"noise_multiplier": _at_most},
+    "RandomAllocationDpEvent": {"noise_multiplier": _at_most},
 }
 
 
@@ -131,10 +131,10 @@ def _same_bands(a: Event, b: Event) -> bool:
     return toeplitz and a["strategy"] == bands and len(bands) <= b["iterations"]
 
 
-def alike(a: Any, b: Any) -> bool:
+def _alike(a: Any, b: Any) -> bool:
     """Whether two JSON values are the same but for the rounding of fractions."""
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(alike(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(_alike(a[name], b[name]) for name in a)
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=ROUNDING)
     return a == b

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bevel.accounting.ledger.event_json import event_to_json
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 COMMITMENT = re.compile("[0-9a-f]{64}")
@@ -34,7 +35,7 @@ class Charge:
     def __post_init__(self) -> None:
         _check_names(self)
         for name in ("attempt", "first", "stop"):
-            _check_step(name, getattr(self, name))
+            whole_number(name, getattr(self, name), 0)
         if self.stop <= self.first:
             raise FixArgumentsError(
                 f"steps {self.first} to {self.stop}: the range is empty. `stop` is the step after "
@@ -42,7 +43,7 @@ class Charge:
             )
         if self.released is None:
             object.__setattr__(self, "released", self.stop)
-        _check_step("released", self.released)
+        whole_number("released", self.released, 0)
         if not self.first < self.released_until <= self.stop:
             raise FixArgumentsError(
                 f"released={self.released} of a charge for steps {self.first} to {self.stop}: give "
@@ -71,7 +72,7 @@ class Release:
     def __post_init__(self) -> None:
         _check_names(self)
         for name in ("attempt", "stop"):
-            _check_step(name, getattr(self, name))
+            whole_number(name, getattr(self, name), 0)
 
     def entry(self) -> dict[str, Any]:
         return {"kind": "release"} | dataclasses.asdict(self)
@@ -97,7 +98,7 @@ def entry_of_json(entry: dict[str, Any], version: int, where: str) -> Charge | R
     if "event" in given:
         event_to_json(entry["event"])
     if "released" in given:
-        _check_step("released", entry["released"])  # None is for calls, not for lines
+        whole_number("released", entry["released"], 0)  # None is for calls, not for lines
     return kind(**{name: entry[name] for name in given})
 
 
@@ -115,8 +116,3 @@ def _check_names(entry: Charge | Release) -> None:
         value = getattr(entry, name)
         if not isinstance(value, str) or not value:
             raise FixArgumentsError(f"{name}={value!r}: give a text that is not empty.")
-
-
-def _check_step(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise FixArgumentsError(f"{name}={value!r}: give a whole number of at least 0.")

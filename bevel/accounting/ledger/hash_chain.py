@@ -16,7 +16,7 @@ from bevel.errors import RestoreLedgerError
 START = "0" * 64
 
 
-class Link(NamedTuple):
+class _Link(NamedTuple):
     """One line, read and checked."""
 
     line: int  # from 0
@@ -36,7 +36,7 @@ def line_of(entry: dict[str, Any], line: int, previous: str) -> tuple[bytes, str
     return canonical(record | {"hash": digest}) + b"\n", digest
 
 
-def links(lines: Iterable[bytes], where: str) -> Iterator[Link]:
+def links(lines: Iterable[bytes], where: str) -> Iterator[_Link]:
     """Whole lines, checked one by one. Raises at the first that is not what was written.
 
     `where` names the file, for messages.
@@ -63,5 +63,5 @@ def links(lines: Iterable[bytes], where: str) -> Iterator[Link]:
                 f"{where}, line {number + 1} {what}. Restore the file from a copy; without it, "
                 "what was spent is not known."
             )
-        yield Link(number, digest, entry)
+        yield _Link(number, digest, entry)
         previous = digest

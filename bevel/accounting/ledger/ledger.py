@@ -10,9 +10,9 @@ from bevel.accounting.ledger.contents import Contents, read_contents
 from bevel.accounting.ledger.durable_files import begin_file
 from bevel.accounting.ledger.entries import Charge, Release
 from bevel.accounting.ledger.hash_chain import START, line_of
+from bevel.accounting.ledger.header import Budget, LedgerHeader
 from bevel.accounting.ledger.ledger_run import LedgerRun
 from bevel.accounting.ledger.locked_file import LockedFile
-from bevel.accounting.ledger.terms import Budget, Terms
 from bevel.accounting.ledger.torn_line import keep_torn
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
@@ -79,7 +79,7 @@ class Ledger:
         released. Its bytes are kept in a file beside the ledger. Any other damage, and an empty
         file, is a `RestoreLedgerError`, and the file is left as it is.
         """
-        terms = Terms(unit, getattr(relation, "name", relation), budget)
+        terms = LedgerHeader(unit, getattr(relation, "name", relation), budget)
         place = Path(path)
         elsewhere = None if anchor is None else Anchor(anchor)
         if elsewhere:

@@ -1,13 +1,13 @@
 """One run of a ledger: it charges steps before they are released."""
 
-import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bevel.accounting.ledger.books import RunBooks
 from bevel.accounting.ledger.entries import Charge, Release
 from bevel.accounting.ledger.event_json import event_to_json
-from bevel.errors import FixArgumentsError, StopRunError
+from bevel.accounting.ledger.totals import RunTotals
+from bevel.checks import whole_number
+from bevel.errors import StopRunError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -22,7 +22,7 @@ class LedgerRun:
         self.ledger, self.name, self.plan, self.key = ledger, name, plan, key
 
     @property
-    def _books(self) -> RunBooks | None:
+    def _books(self) -> RunTotals | None:
         return self.ledger._books.runs.get(self.name)
 
     @property
@@ -87,7 +87,7 @@ class LedgerRun:
           content: a keyed digest of what is released (32 hexadecimal digits), by which
             `content_of` tells later whether a result is the one that was charged for.
 
-        Which charge may follow which is in books.py. Raises `StopRunError` if the budget would be
+        Which charge may follow which is in totals.py. Raises `StopRunError` if the budget would be
         exceeded; nothing is written then.
         """
         self.ledger._append(self._charge(first, stop, event, attempt, released, content))
@@ -99,8 +99,10 @@ class LedgerRun:
         and needs no accounting; if the ledger says so already, nothing is written. Raises
         `FixArgumentsError` for steps that the attempt has not charged.
         """
-        number = self.attempt if attempt is None else whole("attempt", attempt)
-        mark = Release(self.name, self.plan, self.key, number, whole("stop", stop), content)
+        number = self.attempt if attempt is None else whole_number("attempt", attempt, 0)
+        mark = Release(
+            self.name, self.plan, self.key, number, whole_number("stop", stop, 0), content
+        )
         self.ledger._books.check(mark)
         if mark.stop > self.released_until:
             self.ledger._append(mark)
@@ -122,20 +124,10 @@ class LedgerRun:
             run=self.name,
             plan=self.plan,
             key=self.key,
-            attempt=self.attempt if attempt is None else whole("attempt", attempt),
-            first=whole("first", first),
-            stop=whole("stop", stop),
+            attempt=self.attempt if attempt is None else whole_number("attempt", attempt, 0),
+            first=whole_number("first", first, 0),
+            stop=whole_number("stop", stop, 0),
             event=event_to_json(event),
-            released=None if released is None else whole("released", released),
+            released=None if released is None else whole_number("released", released, 0),
             content=content,
         )
-
-
-def whole(name: str, value: Any) -> int:
-    """An integer of any type, numpy's for example, as an int."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise FixArgumentsError(f"{name}={value!r}: give a whole number of at least 0.") from None

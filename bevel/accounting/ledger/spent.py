@@ -9,11 +9,11 @@ import dp_accounting
 from dp_accounting import DpEvent
 
 from bevel.accounting.accountants import AccountantFn, cheaper_accountants, default_accountant
-from bevel.accounting.budget import check_budget, relation_of
+from bevel.accounting.arguments import check_budget, relation_of
 from bevel.accounting.events import composed
-from bevel.accounting.ledger.books import Books, event_of_text
 from bevel.accounting.ledger.event_json import event_from_json
-from bevel.accounting.ledger.terms import Terms
+from bevel.accounting.ledger.header import LedgerHeader
+from bevel.accounting.ledger.totals import LedgerTotals, event_of_text
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.spending import epsilon
 from bevel.errors import FixArgumentsError
@@ -29,7 +29,7 @@ class Spent:
 
     epsilon: float
     delta: float
-    terms: Terms
+    terms: LedgerHeader
     runs: tuple[str, ...]  # a line of text for each
     events: tuple[DpEvent, ...] = ()
 
@@ -48,7 +48,7 @@ class Spent:
         return "\n".join(lines)
 
 
-def spent_by(books: Books, terms: Terms, delta: float | None) -> Spent:
+def spent_by(books: LedgerTotals, terms: LedgerHeader, delta: float | None) -> Spent:
     """What `books` add up to, at `delta`, or at the delta of the budget."""
     if delta is None:
         if terms.budget is None:
@@ -62,7 +62,7 @@ def spent_by(books: Books, terms: Terms, delta: float | None) -> Spent:
     )
     counts = books.events()
     cost = epsilon_of(counts, delta, terms.relation)
-    events = parts_of(counts, terms.relation) if math.isfinite(cost) else []
+    events = _parts_of(counts, terms.relation) if math.isfinite(cost) else []
     return Spent(cost, delta, terms, runs, tuple(events))
 
 
@@ -75,9 +75,9 @@ def epsilon_of(
     bounded by sampling), or none in common, get an equal share of delta each, and their epsilons
     add up: basic composition. With `coarse`, accountants round more: faster, and never below.
     """
-    if any(not is_noisy(event_of_text(text)) for text in counts):
+    if any(not _is_noisy(event_of_text(text)) for text in counts):
         return math.inf  # accountants lose their way in a composition with it
-    parts = parts_of(counts, relation)
+    parts = _parts_of(counts, relation)
 
     def cost(part: DpEvent) -> float:
         rough = coarse and not isinstance(part, MixtureDpEvent)
@@ -85,31 +85,31 @@ def epsilon_of(
             part,
             delta=delta / len(parts),
             neighboring_relation=relation,
-            accountant_fn=coarser_accountant(part, relation) if rough else None,
+            accountant_fn=_coarser_accountant(part, relation) if rough else None,
         )
 
     return float(sum(map(cost, parts)))
 
 
-def coarser_accountant(event: DpEvent, relation: str) -> AccountantFn:
+def _coarser_accountant(event: DpEvent, relation: str) -> AccountantFn:
     return cheaper_accountants(event, relation_of(relation), None)[0]
 
 
-def is_noisy(event: dict[str, Any]) -> bool:
+def _is_noisy(event: dict[str, Any]) -> bool:
     inner = [event["event"]] if "event" in event else []
     return (
         event["kind"] != "NonPrivateDpEvent"
         and event.get("noise_multiplier") != 0
-        and all(map(is_noisy, inner))
+        and all(map(_is_noisy, inner))
     )
 
 
-def parts_of(counts: collections.Counter[str], relation: str) -> list[DpEvent]:
+def _parts_of(counts: collections.Counter[str], relation: str) -> list[DpEvent]:
     events = [(event_from_json(event_of_text(text)), count) for text, count in counts.items()]
-    return separate_parts(events, relation)
+    return _separate_parts(events, relation)
 
 
-def separate_parts(events: list[tuple[DpEvent, int]], relation: str) -> list[DpEvent]:
+def _separate_parts(events: list[tuple[DpEvent, int]], relation: str) -> list[DpEvent]:
     """As few events as can each be accounted for, that together are all of `events`."""
     apart: list[DpEvent] = []
     together: list[DpEvent] = []

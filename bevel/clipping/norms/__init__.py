@@ -3,11 +3,11 @@
 from bevel.clipping.norms import convolution as convolution
 from bevel.clipping.norms import dense as dense
 from bevel.clipping.norms import lookup as lookup
-from bevel.clipping.norms.kept import kept_norm as kept_norm
-from bevel.clipping.norms.kept import quick_norm as quick_norm
-from bevel.clipping.norms.registry import Measured as Measured
+from bevel.clipping.norms.materialised import materialised_norm as materialised_norm
+from bevel.clipping.norms.materialised import quick_norm as quick_norm
+from bevel.clipping.norms.registry import MeasuredNorm as MeasuredNorm
 from bevel.clipping.norms.registry import Norm as Norm
-from bevel.clipping.norms.registry import Rule as Rule
+from bevel.clipping.norms.registry import NormRule as NormRule
 from bevel.clipping.norms.registry import register as register
 from bevel.clipping.norms.registry import registered as registered
 from bevel.clipping.norms.registry import rule_for as rule_for

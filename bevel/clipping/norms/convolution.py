@@ -1,9 +1,9 @@
 """Convolutions: the gradient of a kernel is a sum of outer products of patches and cotangents.
 
-    product: one matrix product per kernel offset, squared and dropped (`convolved.py`)
+    product: one matrix product per kernel offset, squared and dropped (`convolution_products.py`)
     gram:    inner products of patches, from those of pixels, and of cotangents
 
-Patches are never formed unless that is cheaper. Rounding is bounded as in `factors.py`, with
+Patches are never formed unless that is cheaper. Rounding is bounded as in `outer_products.py`, with
 patches as the left vectors. The coefficient goes to the image, so a patch is scaled as a whole.
 """
 
@@ -19,22 +19,23 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from bevel import precision
-from bevel.clipping.norms import convolution_kernel, convolved, gram
+from bevel.clipping.norms import convolution_products, gram
+from bevel.clipping.norms.convolution_geometry import ConvolutionGeometry, ImageLayout
 from bevel.clipping.norms.dense import wider
-from bevel.clipping.norms.factors import Factored, Side, bounded, norm_from, numbers
-from bevel.clipping.norms.geometry import Geometry, Layout
 from bevel.clipping.norms.gram import Sums
+from bevel.clipping.norms.kernels import convolution_kernel
+from bevel.clipping.norms.outer_products import OuterProducts, Side, bounded, norm_from, numbers
 from bevel.clipping.norms.registry import (
     SEPARATE,
     SHARED,
+    GradientSizes,
     Loops,
-    Measured,
-    Rule,
-    Sizes,
+    MeasuredNorm,
+    NormRule,
     register,
 )
 from bevel.clipping.norms.scaling import root
-from bevel.clipping.norms.weights import chosen, weighted
+from bevel.clipping.norms.weighting import chosen, weighted
 
 
 @functools.partial(
@@ -43,7 +44,7 @@ from bevel.clipping.norms.weights import chosen, weighted
     meta_fields=["geometry", "options", "separate", "multiplier"],
 )
 @dataclasses.dataclass(frozen=True)
-class Convolved:
+class ConvolutionGradient:
     """The gradients of B examples with respect to a kernel, not formed.
 
     x (B, separate..., *image) and g (B, separate..., *result).
@@ -51,28 +52,28 @@ class Convolved:
 
     x: jax.Array
     g: jax.Array
-    geometry: Geometry
+    geometry: ConvolutionGeometry
     options: tuple[tuple[str, Any], ...]  # of the equation
     separate: int  # number of dimensions
     multiplier: precision.Multiplier
 
-    def norm(self, way: str, scaled: bool = True) -> Measured:
+    def norm(self, way: str, scaled: bool = True) -> MeasuredNorm:
         """Norms of the kernel's gradients, those of separate ones added."""
 
-        def measure(pairs: Sequence[Factored]) -> Measured:
+        def measure(pairs: Sequence[OuterProducts]) -> MeasuredNorm:
             (pair,) = pairs
             scaled = dataclasses.replace(self, x=pair.left.values, g=pair.right.values)
             return scaled.measured(way)
 
         return norm_from([self.sides()], scaled, measure)
 
-    def sides(self) -> Factored:
+    def sides(self) -> OuterProducts:
         """Image and cotangent as any two sides, for what does not ask how they are multiplied."""
         sides = Side(self.x, self.x.shape[1:]), Side(self.g, self.g.shape[1:])
-        return Factored(*sides, 0, 0, (), self.multiplier)
+        return OuterProducts(*sides, 0, 0, (), self.multiplier)
 
     @functools.partial(jax.jit, static_argnames="way")
-    def measured(self, way: str) -> Measured:
+    def measured(self, way: str) -> MeasuredNorm:
         """Norms without scaling."""
         pair = self.sides().operands()
         x, g = (
@@ -87,8 +88,8 @@ class Convolved:
 
     def gram_sums(self, x: jax.Array, g: jax.Array) -> Sums:
         geometry, full = self.geometry, self.multiplier.precision
-        left = convolved.patch_gram(geometry, x, full)
-        right = convolved.cotangent_gram(geometry, g, full)
+        left = convolution_products.patch_gram(geometry, x, full)
+        right = convolution_products.cotangent_gram(geometry, g, full)
         left, right = left[:, :, None], right[:, :, None]
         pairs = gram.over_matrices(left, right, 2, 1)
         dtype = left.dtype
@@ -104,15 +105,15 @@ class Convolved:
 
     def product_sums(self, x: jax.Array, g: jax.Array) -> Sums:
         geometry, full = self.geometry, self.multiplier.precision
-        stack = convolved.cheapest_stack(geometry, x.dtype.itemsize)
+        stack = convolution_products.cheapest_stack(geometry, x.dtype.itemsize)
         if self.goes_to_kernel:
             flat, tf32 = self.flat(x, g), self.multiplier.mantissa is not None
             square = convolution_kernel.shifted_product_squares(*flat, tf32=tf32)
             square = gram.over(square.reshape(x.shape[0], -1))
         else:
-            square = convolved.squared_norm_by_products(geometry, x, g, stack, full)
+            square = convolution_products.squared_norm_by_products(geometry, x, g, stack, full)
         dtype = square.dtype
-        patches = convolved.patch_squares(geometry, x)
+        patches = convolution_products.patch_squares(geometry, x)
         canonical = geometry.cotangent(g).astype(dtype)
         cotangents = jnp.sum(jnp.square(canonical), axis=-1)  # (B, N, outs..., G)
         cotangents = jnp.moveaxis(cotangents, -1, 1).reshape(patches.shape)
@@ -120,7 +121,9 @@ class Convolved:
             geometry.channels * sum(geometry.window) + geometry.positions + 16, dtype
         )
         absolute = gram.over(root(patches) * root(cotangents)) * (1 + inner)
-        growth = precision.rounding_growth(convolved.square_roundings(geometry, stack) + 8, dtype)
+        growth = precision.rounding_growth(
+            convolution_products.square_roundings(geometry, stack) + 8, dtype
+        )
         moved = precision.rounding_growth(2 * geometry.positions + 4, dtype) * absolute
         traces = gram.over(patches), gram.over(cotangents)
         shift = absolute
@@ -137,8 +140,8 @@ class Convolved:
         lead = self.x.shape[: 1 + self.separate]
         x, g = (y.reshape(-1, *y.shape[1 + self.separate :]) for y in (self.x, self.g))
         x, g = self.multiplier.operand(x), self.multiplier.operand(g)
-        stack = convolved.cheapest_stack(self.geometry, x.dtype.itemsize)
-        products = convolved.per_example_products(
+        stack = convolution_products.cheapest_stack(self.geometry, x.dtype.itemsize)
+        products = convolution_products.per_example_products(
             self.geometry, x, g, stack, self.multiplier.precision
         )
         return products.reshape(*lead, *self.geometry.kernel).astype(self.multiplier.dtype)
@@ -166,7 +169,7 @@ class Convolved:
 
     def flat(self, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
         """Images and cotangents of (B G) in rows, and the rows at which each offset starts."""
-        layout = Layout(self.geometry, 0)
+        layout = ImageLayout(self.geometry, 0)
         x = layout.image(self.geometry.image(x))
         g = layout.cotangent(self.geometry.cotangent(g))
         x = x.reshape(x.shape[0], -1, *x.shape[3:])
@@ -208,14 +211,16 @@ class Convolved:
 
         def total(x: jax.Array, g: jax.Array) -> jax.Array:
             options = dict(self.options)
-            return convolved.weighted_sum(self.geometry, options, x, g, self.multiplier.precision)
+            return convolution_products.weighted_sum(
+                self.geometry, options, x, g, self.multiplier.precision
+            )
 
         for _ in range(self.separate):
             total = jax.vmap(total, in_axes=(1, 1))
         return total(x, g)
 
 
-def accepts(eqn: JaxprEqn, operand: int) -> bool:
+def _accepts(eqn: JaxprEqn, operand: int) -> bool:
     """Kernels of convolutions of floating-point numbers, without batch groups."""
     avals: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     floats = all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
@@ -223,20 +228,20 @@ def accepts(eqn: JaxprEqn, operand: int) -> bool:
     return operand == 1 and floats and plain and all(0 not in aval.shape for aval in avals)
 
 
-def geometry_of(eqn: JaxprEqn, steps: int = 1) -> Geometry:
+def _geometry_of(eqn: JaxprEqn, steps: int = 1) -> ConvolutionGeometry:
     """With the images of so many steps of loops that share the kernel."""
     avals: list[Any] = [v.aval for v in (*eqn.invars, eqn.outvars[0])]
     lhs, rhs, out = (aval.shape for aval in avals)
-    geometry = Geometry.of(eqn.params, lhs, rhs, out)
+    geometry = ConvolutionGeometry.of(eqn.params, lhs, rhs, out)
     return dataclasses.replace(geometry, images=geometry.images * steps)
 
 
-def sizes(eqn: JaxprEqn, operand: int, loops: Loops) -> Sizes:
+def _sizes(eqn: JaxprEqn, operand: int, loops: Loops) -> GradientSizes:
     del operand
     steps = {k: math.prod(n for kind, n in loops if kind == k) for k in (SEPARATE, SHARED)}
-    geometry = geometry_of(eqn, steps[SHARED])
+    geometry = _geometry_of(eqn, steps[SHARED])
     patch = geometry.channels * math.prod(geometry.window)
-    return Sizes(
+    return GradientSizes(
         steps[SEPARATE] * geometry.groups,
         geometry.positions,
         patch,
@@ -245,33 +250,35 @@ def sizes(eqn: JaxprEqn, operand: int, loops: Loops) -> Sizes:
     )
 
 
-def gradient(eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any) -> Convolved:
+def _gradient(
+    eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any
+) -> ConvolutionGradient:
     del operand
     (x,) = h
     dtype = wider(x.dtype, g.dtype)
     shared = math.prod(n for kind, n in loops if kind == SHARED)
-    geometry = geometry_of(eqn, shared)
-    x = with_images(x.astype(dtype), loops, geometry.specs[0][0])
-    g = with_images(g.astype(dtype), loops, geometry.specs[2][0])
+    geometry = _geometry_of(eqn, shared)
+    x = _with_images(x.astype(dtype), loops, geometry.specs[0][0])
+    g = _with_images(g.astype(dtype), loops, geometry.specs[2][0])
     asked = eqn.params["precision"]
     names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers")
     options = {name: eqn.params[name] for name in (*names, "feature_group_count")}
-    return Convolved(
+    return ConvolutionGradient(
         x,
         g,
         geometry,
-        tuple((name, freeze(value)) for name, value in options.items()),
+        tuple((name, _freeze(value)) for name, value in options.items()),
         sum(kind == SEPARATE for kind, _ in loops),
         precision.multiplier(dtype, asked),
     )
 
 
-def freeze(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     """Lists as tuples, so that the options can be hashed."""
-    return tuple(map(freeze, value)) if isinstance(value, list) else value
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
-def with_images(x: Any, loops: Loops, images: int) -> Any:
+def _with_images(x: Any, loops: Loops, images: int) -> Any:
     """`x` (B, loops..., own) with the steps of shared loops as further images."""
     apart = [i + 1 for i, (kind, _) in enumerate(loops) if kind == SEPARATE]
     shared = [i + 1 for i, (kind, _) in enumerate(loops) if kind == SHARED]
@@ -283,9 +290,11 @@ def with_images(x: Any, loops: Loops, images: int) -> Any:
     return x.reshape(*x.shape[:first], count, *x.shape[first + len(shared) + 1 :])
 
 
-def image(eqn: JaxprEqn, operand: int) -> tuple[int, ...]:
+def _image(eqn: JaxprEqn, operand: int) -> tuple[int, ...]:
     del eqn, operand
     return (0,)
 
 
-register("conv_general_dilated", Rule("convolution", accepts, image, sizes, gradient, sides=None))
+register(
+    "conv_general_dilated", NormRule("convolution", _accepts, _image, _sizes, _gradient, sides=None)
+)

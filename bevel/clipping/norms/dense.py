@@ -16,11 +16,11 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from bevel import precision
-from bevel.clipping.norms.factors import Factored, Side
-from bevel.clipping.norms.registry import SEPARATE, SHARED, Loops, Rule, Sizes, register
+from bevel.clipping.norms.outer_products import OuterProducts, Side
+from bevel.clipping.norms.registry import SEPARATE, SHARED, GradientSizes, Loops, NormRule, register
 
 
-class Dimensions:
+class _Dimensions:
     """The dimensions of `dot_general`, seen from the parameter's side."""
 
     def __init__(self, eqn: JaxprEqn, weight: int):
@@ -48,21 +48,21 @@ class Dimensions:
         return tuple(i for i in range(ndim) if i not in (*batch, *contract))
 
 
-def accepts(eqn: JaxprEqn, weight: int) -> bool:
+def _accepts(eqn: JaxprEqn, weight: int) -> bool:
     """Products of floating-point numbers, none of the dimensions empty."""
     avals: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     floats = all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
     return floats and all(0 not in aval.shape for aval in avals)
 
 
-def sizes(eqn: JaxprEqn, weight: int, loops: Loops) -> Sizes:
-    d = Dimensions(eqn, weight)
+def _sizes(eqn: JaxprEqn, weight: int, loops: Loops) -> GradientSizes:
+    d = _Dimensions(eqn, weight)
 
     def count(shape: Sequence[int], dims: Sequence[int], kind: str = "") -> int:
         lengths = [length for of, length in loops if of == kind]
         return int(np.prod([*(shape[i] for i in dims), *lengths]))
 
-    return Sizes(
+    return GradientSizes(
         count(d.w_shape, d.w_batch, SEPARATE),
         count(d.h_shape, d.h_rows, SHARED),
         count(d.w_shape, d.w_contract),
@@ -70,16 +70,16 @@ def sizes(eqn: JaxprEqn, weight: int, loops: Loops) -> Sizes:
     )
 
 
-def gradient(eqn: JaxprEqn, weight: int, loops: Loops, h: Sequence[Any], g: Any) -> Factored:
+def _gradient(eqn: JaxprEqn, weight: int, loops: Loops, h: Sequence[Any], g: Any) -> OuterProducts:
     """The gradients of B examples, from h (B, loops..., own) and g (B, loops..., own)."""
-    d = Dimensions(eqn, weight)
+    d = _Dimensions(eqn, weight)
     (other,) = h
     dtype = wider(other.dtype, g.dtype)
     multiplier = precision.multiplier(dtype, eqn.params["precision"])
     left = in_order(other, loops, d.h_batch, d.h_rows, d.h_contract)
     right = in_order(g, loops, d.y_batch, d.y_rows, d.y_free)
     apart = [None for kind, _ in loops if kind == SEPARATE]
-    return Factored(
+    return OuterProducts(
         Side(left.astype(dtype), tuple(d.w_shape[i] for i in d.w_contract)),
         Side(right.astype(dtype), tuple(d.w_shape[i] for i in d.w_free)),
         separate=len(apart) + len(d.w_batch),
@@ -109,14 +109,14 @@ def in_order(
     return jnp.transpose(x, (0, *apart, *own[0], *shared, *own[1], *own[2]))
 
 
-def others(eqn: JaxprEqn, weight: int) -> tuple[int, ...]:
+def _others(eqn: JaxprEqn, weight: int) -> tuple[int, ...]:
     del eqn
     return (1 - weight,)
 
 
-def sides(eqn: JaxprEqn, weight: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    d = Dimensions(eqn, weight)
+def _sides(eqn: JaxprEqn, weight: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    d = _Dimensions(eqn, weight)
     return d.w_batch, d.w_contract, d.w_free
 
 
-register("dot_general", Rule("dense", accepts, others, sizes, gradient, sides))
+register("dot_general", NormRule("dense", _accepts, _others, _sizes, _gradient, _sides))

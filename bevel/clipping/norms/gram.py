@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from bevel import precision
-from bevel.clipping.norms import gram_kernel
+from bevel.clipping.norms.kernels import gram_kernel
 from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scale_to_one
 
 # With fewer rows than this the kernel has too little to do.
@@ -42,7 +42,7 @@ class Sides(NamedTuple):
     right: Any
 
 
-class Pairs(NamedTuple):
+class _Pairs(NamedTuple):
     """Sums over the pairs of rows of one use, (B, separate...) and further dimensions."""
 
     square: jax.Array  # of Gl Gr
@@ -60,13 +60,13 @@ def over_products(left: jax.Array, right: jax.Array, apart: int, rows: int) -> j
 
 
 @functools.partial(jax.jit, static_argnames=("apart", "rows"))  # the same for many parameters
-def over_matrices(left: jax.Array, right: jax.Array, apart: int, rows: int) -> Pairs:
+def over_matrices(left: jax.Array, right: jax.Array, apart: int, rows: int) -> _Pairs:
     """From Gram matrices (B, separate..., pieces, rows..., rows...) of one use."""
     diagonals = [diagonal(gram, rows) for gram in (left, right)]
     # Of a vector in pieces, the length is at most the sum of theirs.
     lengths = [jnp.sum(root(d), axis=apart) for d in diagonals]
     most = [jnp.max(d, axis=tuple(range(apart + 1, d.ndim))) for d in diagonals]
-    return Pairs(
+    return _Pairs(
         over_products(left, right, apart, 2 * rows),
         Sides(*(over_rows(gram * gram, 2 * rows) for gram in (left, right))),
         Sides(*(over(d, apart) for d in diagonals)),
@@ -76,7 +76,7 @@ def over_matrices(left: jax.Array, right: jax.Array, apart: int, rows: int) -> P
     )
 
 
-def by_kernel(left: jax.Array, right: jax.Array, apart: int, rows: int, tf32: bool) -> Pairs:
+def by_kernel(left: jax.Array, right: jax.Array, apart: int, rows: int, tf32: bool) -> _Pairs:
     """From vectors (B, separate..., rows..., entries...), without the matrices."""
     lead = left.shape[:apart]
     count = math.prod(left.shape[apart : apart + rows])
@@ -85,7 +85,7 @@ def by_kernel(left: jax.Array, right: jax.Array, apart: int, rows: int, tf32: bo
     found = [x.reshape(lead) for x in sums]
     square, left_square, right_square, left_trace, right_trace, lengths = found
     squares = Sides(left_square[..., None], right_square[..., None])
-    return Pairs(square, squares, Sides(left_trace, right_trace), lengths)
+    return _Pairs(square, squares, Sides(left_trace, right_trace), lengths)
 
 
 class Rounding(NamedTuple):
@@ -98,7 +98,7 @@ class Rounding(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="sides")  # the same for many parameters
 def bound(
-    uses: Sequence[Pairs],
+    uses: Sequence[_Pairs],
     across: jax.Array,
     rounding: Rounding,
     roundoffs: Sequence[float],
@@ -188,17 +188,17 @@ def inner_products(one: Any, two: Any, name: str) -> jax.Array:
         same = jnp.expand_dims(*ours) == jnp.expand_dims(*theirs)
         return jnp.expand_dims(same.astype(one.dtype), apart)
     if x.unit:
-        return jnp.expand_dims(picked(x, y, apart, one.rows, two.rows), apart)
+        return jnp.expand_dims(_picked(x, y, apart, one.rows, two.rows), apart)
     if y.unit:
-        found = picked(y, x, apart, two.rows, one.rows)
+        found = _picked(y, x, apart, two.rows, one.rows)
         back = (
             *range(apart),
             *range(apart + two.rows, found.ndim),
             *range(apart, apart + two.rows),
         )
         return jnp.expand_dims(jnp.transpose(found, back), apart)
-    a, at = cut(x.values, apart + one.rows, one.pieces)
-    b, _ = cut(y.values, apart + two.rows, one.pieces)
+    a, at = _cut(x.values, apart + one.rows, one.pieces)
+    b, _ = _cut(y.values, apart + two.rows, one.pieces)
     shift = two.rows - one.rows
     batch = (*range(apart), at), (*range(apart), at + shift)
     contract = tuple(i for i in range(apart + one.rows, a.ndim) if i != at)
@@ -211,7 +211,7 @@ def inner_products(one: Any, two: Any, name: str) -> jax.Array:
     )
 
 
-def picked(unit: Any, other: Any, apart: int, unit_rows: int, other_rows: int) -> jax.Array:
+def _picked(unit: Any, other: Any, apart: int, unit_rows: int, other_rows: int) -> jax.Array:
     """Inner products of unit vectors with others: the entries at the places of the ones."""
     lead, rows = other.values.shape[:apart], other.values.shape[apart : apart + other_rows]
     flat = other.values.reshape(*lead, math.prod(rows), -1)
@@ -221,7 +221,7 @@ def picked(unit: Any, other: Any, apart: int, unit_rows: int, other_rows: int) -
     return found.reshape(*lead, *unit.values.shape[apart:], *rows)
 
 
-def cut(x: jax.Array, first: int, pieces: int) -> tuple[jax.Array, int]:
+def _cut(x: jax.Array, first: int, pieces: int) -> tuple[jax.Array, int]:
     """`x` with an entry dimension cut as a mesh may have cut it, and where the pieces are."""
     for axis in range(first, x.ndim):
         if pieces > 1 and x.shape[axis] % pieces == 0:

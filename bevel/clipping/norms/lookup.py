@@ -17,11 +17,11 @@ from jax.extend.core import JaxprEqn
 
 from bevel import precision
 from bevel.clipping.norms.dense import in_order
-from bevel.clipping.norms.factors import Factored, Side
-from bevel.clipping.norms.registry import SEPARATE, SHARED, Loops, Rule, Sizes, register
+from bevel.clipping.norms.outer_products import OuterProducts, Side
+from bevel.clipping.norms.registry import SEPARATE, SHARED, GradientSizes, Loops, NormRule, register
 
 
-def whole_rows(eqn: JaxprEqn, picked: Sequence[int], sizes: Sequence[int]) -> bool:
+def _whole_rows(eqn: JaxprEqn, picked: Sequence[int], sizes: Sequence[int]) -> bool:
     """Whether single places of some dimensions are picked, and the whole of the others."""
     table: Any = eqn.invars[0].aval
     out: Any = eqn.outvars[0].aval
@@ -33,7 +33,7 @@ def whole_rows(eqn: JaxprEqn, picked: Sequence[int], sizes: Sequence[int]) -> bo
     return bool(floats and fits and reach and 0 not in (*table.shape, *out.shape))
 
 
-def accepts_gather(eqn: JaxprEqn, operand: int) -> bool:
+def _accepts_gather(eqn: JaxprEqn, operand: int) -> bool:
     numbers = eqn.params["dimension_numbers"]
     picked = tuple(numbers.start_index_map)
     plain = (
@@ -41,26 +41,30 @@ def accepts_gather(eqn: JaxprEqn, operand: int) -> bool:
         and not numbers.operand_batching_dims
         and sorted(picked) == list(numbers.collapsed_slice_dims)
     )
-    return operand == 0 and plain and whole_rows(eqn, picked, eqn.params["slice_sizes"])
+    return operand == 0 and plain and _whole_rows(eqn, picked, eqn.params["slice_sizes"])
 
 
-def gather_sizes(eqn: JaxprEqn, operand: int, loops: Loops) -> Sizes:
+def _gather_sizes(eqn: JaxprEqn, operand: int, loops: Loops) -> GradientSizes:
     del operand
     indices: Any = eqn.invars[1].aval
-    return table_sizes(
+    return _table_sizes(
         eqn, tuple(eqn.params["dimension_numbers"].start_index_map), indices.shape[:-1], loops
     )
 
 
-def table_sizes(eqn: JaxprEqn, picked: Sequence[int], rows: Sequence[int], loops: Loops) -> Sizes:
+def _table_sizes(
+    eqn: JaxprEqn, picked: Sequence[int], rows: Sequence[int], loops: Loops
+) -> GradientSizes:
     table: Any = eqn.invars[0].aval
     entries = math.prod(table.shape[i] for i in picked)
     steps = {k: math.prod(n for kind, n in loops if kind == k) for k in (SEPARATE, SHARED)}
     whole = math.prod(table.shape) // entries
-    return Sizes(steps[SEPARATE], steps[SHARED] * math.prod(rows), entries, whole, looked_up=True)
+    return GradientSizes(
+        steps[SEPARATE], steps[SHARED] * math.prod(rows), entries, whole, looked_up=True
+    )
 
 
-def gather(eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any) -> Factored:
+def _gather(eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any) -> OuterProducts:
     del operand
     numbers = eqn.params["dimension_numbers"]
     (indices,) = h
@@ -80,12 +84,12 @@ def gather(eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any) 
         # JAX gives what is read outside of the table no gradient.
         shown = jnp.expand_dims(inside, tuple(range(inside.ndim, g.ndim)))
         g = jnp.where(shown, g, jnp.zeros_like(g))
-    return at_places(eqn, dims, places, g, loops)
+    return _at_places(eqn, dims, places, g, loops)
 
 
-def at_places(
+def _at_places(
     eqn: JaxprEqn, dims: Sequence[int], places: Sequence[Any], g: Any, loops: Loops
-) -> Factored:
+) -> OuterProducts:
     """Rows at `places` (B, separate..., rows...), one array per dimension in `dims`."""
     table: Any = eqn.invars[0].aval
     index: Any = 0
@@ -95,7 +99,7 @@ def at_places(
     apart = [None for kind, _ in loops if kind == SEPARATE]
     picked = tuple(sorted(dims))
     whole = tuple(i for i in range(len(table.shape)) if i not in dims)
-    return Factored(
+    return OuterProducts(
         Side(index, tuple(table.shape[i] for i in picked), unit=True),
         Side(g, tuple(table.shape[i] for i in whole)),
         separate=len(apart),
@@ -105,62 +109,66 @@ def at_places(
     )
 
 
-def accepts_dynamic_slice(eqn: JaxprEqn, operand: int) -> bool:
-    picked = sliced(eqn)
-    return operand == 0 and bool(picked) and whole_rows(eqn, picked, eqn.params["slice_sizes"])
+def _accepts_dynamic_slice(eqn: JaxprEqn, operand: int) -> bool:
+    picked = _sliced(eqn)
+    return operand == 0 and bool(picked) and _whole_rows(eqn, picked, eqn.params["slice_sizes"])
 
 
-def sliced(eqn: JaxprEqn) -> tuple[int, ...]:
+def _sliced(eqn: JaxprEqn) -> tuple[int, ...]:
     """The dimensions in which one place is picked."""
     table: Any = eqn.invars[0].aval
     slices = zip(eqn.params["slice_sizes"], table.shape, strict=True)
     return tuple(i for i, (size, full) in enumerate(slices) if size == 1 and full > 1)
 
 
-def dynamic_slice_sizes(eqn: JaxprEqn, operand: int, loops: Loops) -> Sizes:
+def _dynamic_slice_sizes(eqn: JaxprEqn, operand: int, loops: Loops) -> GradientSizes:
     del operand
-    return table_sizes(eqn, sliced(eqn), (), loops)
+    return _table_sizes(eqn, _sliced(eqn), (), loops)
 
 
-def dynamic_slice(eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any) -> Factored:
+def _dynamic_slice(
+    eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any
+) -> OuterProducts:
     del operand
-    dims = sliced(eqn)
+    dims = _sliced(eqn)
     starts = [in_order(h[i], loops, (), (), ()) for i in dims]
     own = [i for i in range(len(eqn.params["slice_sizes"])) if i not in dims]
     first = 1 + len(loops)
     g = in_order(jnp.squeeze(g, tuple(first + i for i in dims)), loops, (), (), range(len(own)))
-    return at_places(eqn, dims, starts, g, loops)
+    return _at_places(eqn, dims, starts, g, loops)
 
 
-def indices(eqn: JaxprEqn, operand: int) -> tuple[int, ...]:
+def _indices(eqn: JaxprEqn, operand: int) -> tuple[int, ...]:
     del operand
     return tuple(range(1, len(eqn.invars)))
 
 
-def table_sides(eqn: JaxprEqn, picked: Sequence[int]) -> tuple[Sequence[int], ...]:
+def _table_sides(eqn: JaxprEqn, picked: Sequence[int]) -> tuple[Sequence[int], ...]:
     table: Any = eqn.invars[0].aval
     return (), sorted(picked), [i for i in range(len(table.shape)) if i not in picked]
 
 
-def gather_sides(eqn: JaxprEqn, operand: int) -> Any:
+def _gather_sides(eqn: JaxprEqn, operand: int) -> Any:
     del operand
-    return table_sides(eqn, eqn.params["dimension_numbers"].start_index_map)
+    return _table_sides(eqn, eqn.params["dimension_numbers"].start_index_map)
 
 
-def dynamic_slice_sides(eqn: JaxprEqn, operand: int) -> Any:
+def _dynamic_slice_sides(eqn: JaxprEqn, operand: int) -> Any:
     del operand
-    return table_sides(eqn, sliced(eqn))
+    return _table_sides(eqn, _sliced(eqn))
 
 
-register("gather", Rule("lookup", accepts_gather, indices, gather_sizes, gather, gather_sides))
+register(
+    "gather", NormRule("lookup", _accepts_gather, _indices, _gather_sizes, _gather, _gather_sides)
+)
 register(
     "dynamic_slice",
-    Rule(
+    NormRule(
         "lookup",
-        accepts_dynamic_slice,
-        indices,
-        dynamic_slice_sizes,
-        dynamic_slice,
-        dynamic_slice_sides,
+        _accepts_dynamic_slice,
+        _indices,
+        _dynamic_slice_sizes,
+        _dynamic_slice,
+        _dynamic_slice_sides,
     ),
 )

@@ -1,9 +1,9 @@
 """The registry: for an equation in which a parameter meets an example, the shape of its gradient.
 
 A rule says how the gradient of one example follows from the other operands `h` and the cotangent
-`g`: as a sum of outer products (`factors.py`), or as that of a convolution (`convolution.py`).
+`g`: as a sum of outer products (`outer_products.py`), or as that of a convolution (`convolution.py`).
 Norm and weighted sum follow from that shape without forming one gradient per example. Parameters
-whose uses have no rule are differentiated by JAX, one gradient per example (`kept.py`).
+whose uses have no rule are differentiated by JAX, one gradient per example (`materialised.py`).
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ class Norm(NamedTuple):
     upper: jax.Array  # (B,)
 
 
-class Measured(NamedTuple):
+class MeasuredNorm(NamedTuple):
     """Norms taken without scaling, and whether each was within the range where that is sound."""
 
     norm: Norm
     sound: jax.Array  # (B,)
 
 
-class Sizes(NamedTuple):
+class GradientSizes(NamedTuple):
     """The gradient of one example as `separate` sums of `rows` outer products of two vectors."""
 
     separate: int
@@ -44,10 +44,10 @@ class Sizes(NamedTuple):
     pixels: int = 0  # of a convolution: numbers from which the left vectors are cut
 
 
-class Gradient(Protocol):
+class _Gradient(Protocol):
     """The gradients of B examples with respect to one operand, not formed."""
 
-    def norm(self, way: str, scaled: bool) -> Measured: ...
+    def norm(self, way: str, scaled: bool) -> MeasuredNorm: ...
 
     def weighted_sum(self, factor: jax.Array, keep: jax.Array | None, way: str) -> jax.Array:
         """`sum_b factor[b] * gradient[b]`; loops with separate slices are its first dimensions."""
@@ -55,13 +55,13 @@ class Gradient(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class NormRule:
     """How one family of equations makes a gradient."""
 
     family: str
     accepts: Callable[[JaxprEqn, int], bool]  # (equation, operand that is the parameter)
     others: Callable[[JaxprEqn, int], tuple[int, ...]]  # the operands that make up h
-    sizes: Callable[[JaxprEqn, int, Loops], Sizes]
+    sizes: Callable[[JaxprEqn, int, Loops], GradientSizes]
     # (..., h, g), arrays with dimensions (example, loops..., own)
     gradient: Callable[[JaxprEqn, int, Loops, Sequence[Any], Any], Any]
     # Dimensions of the operand: those taken apart, and the two sets whose vectors are multiplied;
@@ -69,21 +69,21 @@ class Rule:
     sides: Callable[[JaxprEqn, int], tuple[Sequence[int], Sequence[int], Sequence[int]]] | None
 
 
-_rules: dict[str, Rule] = {}
+_rules: dict[str, NormRule] = {}
 
 
-def register(primitive: str, rule: Rule) -> None:
+def register(primitive: str, rule: NormRule) -> None:
     """Adds the rule for a primitive; a second rule for one primitive is an error."""
     if primitive in _rules:
         raise ValueError(f"{primitive} has a norm rule already ({_rules[primitive].family}).")
     _rules[primitive] = rule
 
 
-def rule_for(primitive: str) -> Rule | None:
+def rule_for(primitive: str) -> NormRule | None:
     """The rule of a primitive, or None."""
     return _rules.get(primitive)
 
 
-def registered() -> dict[str, Rule]:
+def registered() -> dict[str, NormRule]:
     """All rules, by primitive."""
     return dict(_rules)

@@ -52,17 +52,17 @@ def power_of_two(e: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
 
 
 @jax.custom_jvp
-def smooth_root(x: jax.Array) -> jax.Array:
+def _smooth_root(x: jax.Array) -> jax.Array:
     return jnp.sqrt(x)
 
 
 @jax.jit
 def root(x: jax.Array) -> jax.Array:
     """The square root, with derivative 0 at 0, for whoever differentiates through the clipping."""
-    return smooth_root(x)
+    return _smooth_root(x)
 
 
-@smooth_root.defjvp
+@_smooth_root.defjvp
 def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     y = root(*primals)
     return y, tangents[0] * jnp.where(y == 0, 0, 0.5 / jnp.where(y == 0, 1, y))

@@ -4,5 +4,12 @@
 for whatever epsilon is asked for. These parts are for searches of one's own.
 """
 
-from bevel.experimental.monte_carlo import delta_calculation as delta_calculation
-from bevel.experimental.monte_carlo import sample_generation as sample_generation
+from bevel.experimental.monte_carlo import (
+    delta_calculation,
+    sample_generation,
+)
+
+__all__ = [
+    "delta_calculation",
+    "sample_generation",
+]

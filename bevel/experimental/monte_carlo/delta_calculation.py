@@ -19,7 +19,8 @@ import scipy.optimize
 from dp_accounting import DpEvent, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
 
-from bevel.accounting.budget import check_budget, checked_count
+from bevel.accounting.arguments import check_budget
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 DpEventOrAccountant: TypeAlias = DpEvent | PrivacyAccountant
@@ -28,15 +29,15 @@ MOST_SAMPLES = 10**15
 
 def get_overall_delta(num_samples: int, base_delta: float) -> float:
     """The delta that may be reported after a check of `base_delta` with `num_samples`."""
-    count = checked_count("num_samples", num_samples)
+    count = whole_number("num_samples", num_samples)
     check_budget(delta=base_delta)
     # log(d) - n KL(base, d) is largest where n (d - base) = 1 - d.
     above = (1 - base_delta) / (count + 1)
-    passes = math.exp(-count * divergence(base_delta, above))
+    passes = math.exp(-count * _divergence(base_delta, above))
     return max(base_delta, (base_delta + above) * passes) * (1 + 1e-9)
 
 
-def divergence(p: float, above: float) -> float:
+def _divergence(p: float, above: float) -> float:
     """KL divergence of coins with chances p and p + above, right to the last digits."""
     rest = (1 - p) * math.log1p(-above / (1 - p))
     return max(0.0, -p * math.log1p(above / p) - rest)

@@ -17,11 +17,9 @@ import numpy as np
 import scipy.special
 
 from bevel.accounting import balls_in_bins_event
-from bevel.accounting.budget import checked_count
 from bevel.batch_selection import BallsInBinsSampling, CyclicPoissonSampling
-from bevel.batch_selection.checks import whole
+from bevel.checks import positive_number, whole_number
 from bevel.errors import FixArgumentsError
-from bevel.execution_plan.clip_options import positive
 
 SupportedStrategies: TypeAlias = BallsInBinsSampling | CyclicPoissonSampling
 Seed: TypeAlias = np.random.Generator | int | None
@@ -43,8 +41,8 @@ def generate_sample(
       dataset_size: accepted for compatibility; the pairs of these samplers do not depend on it.
     """
     del dataset_size
-    pair = pair_of(strategy, noise_multiplier, c_col)
-    count = checked_count("num_samples", num_samples)
+    pair = _pair_of(strategy, noise_multiplier, c_col)
+    count = whole_number("num_samples", num_samples)
     rng = np.random.default_rng(seed)
     noise = noise_multiplier * rng.standard_normal((count, pair.width))
     return noise + pair.shifts_of(count, rng) if positive_sample else noise
@@ -59,7 +57,7 @@ def compute_privacy_loss(
 ) -> np.ndarray:
     """log of (law with the record / law without) at each sample. `aux` is not used."""
     del aux
-    pair = pair_of(strategy, noise_multiplier, c_col)
+    pair = _pair_of(strategy, noise_multiplier, c_col)
     outputs = np.asarray(sample, float)
     if outputs.ndim != 2 or outputs.shape[1] != pair.width:
         raise FixArgumentsError(
@@ -87,7 +85,7 @@ def get_privacy_loss_sample(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BinShifts:
+class _BinShifts:
     """One of several shifts of all steps, at random."""
 
     shifts: np.ndarray  # (bins, steps)
@@ -105,7 +103,7 @@ class BinShifts:
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundShifts:
+class _RoundShifts:
     """A shift of 1 in each round, with a probability."""
 
     width: int
@@ -122,11 +120,13 @@ class RoundShifts:
         return np.sum(np.logaddexp(exponent, absent), axis=1)
 
 
-def pair_of(
+def _pair_of(
     strategy: SupportedStrategies, noise_multiplier: float, c_col: np.ndarray
-) -> BinShifts | RoundShifts:
+) -> _BinShifts | _RoundShifts:
     """The pair of a sampler and a matrix, if one is proven."""
-    positive("noise_multiplier", noise_multiplier, "without noise there is no loss to sample")
+    positive_number(
+        "noise_multiplier", noise_multiplier, "without noise there is no loss to sample"
+    )
     column = np.asarray(c_col, float)
     if isinstance(strategy, BallsInBinsSampling):
         event: Any = balls_in_bins_event(
@@ -135,11 +135,11 @@ def pair_of(
             cycle_length=strategy.cycle_length,
             strategy=column,
         )
-        return BinShifts(event.shifts())
+        return _BinShifts(event.shifts())
     if isinstance(strategy, CyclicPoissonSampling) and strategy.truncated_batch_size is None:
-        strategy.check_bands(whole("bands of c_col", len(np.trim_zeros(column, "b")), 1))
+        strategy.check_bands(whole_number("bands of c_col", len(np.trim_zeros(column, "b")), 1))
         rounds = strategy.participation().max_participations
-        return RoundShifts(rounds, strategy.sampling_prob)
+        return _RoundShifts(rounds, strategy.sampling_prob)
     raise FixArgumentsError(
         f"{strategy}: give BallsInBinsSampling, or CyclicPoissonSampling without truncation. For "
         "other samplers no pair of laws is known here: see bevel.accounting.event_of."

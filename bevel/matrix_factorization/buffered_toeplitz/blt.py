@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.buffered_toeplitz.streaming import StreamingMatrixBuilder
-from bevel.matrix_factorization.checks import checked_count, checked_finite
+from bevel.matrix_factorization.checks import checked_finite
 from bevel.matrix_factorization.optimization import namespace
 from bevel.matrix_factorization.streaming_matrix import StreamingMatrix
 from bevel.matrix_factorization.toeplitz.series import materialize_lower_triangular
@@ -72,7 +73,7 @@ class BufferedToeplitz:
             1 - exp(-buf_decay_scale * num_buffers).
           buf_decay_shift: the first node is `buf_decay_shift * buf_decay_scale`.
         """
-        count = checked_count(num_buffers, "num_buffers", least=0)
+        count = whole_number("num_buffers", num_buffers, least=0)
         if not (0 < max_buf_decay <= 1 and 0 < buf_decay_scale < np.inf):
             raise FixArgumentsError(
                 f"max_buf_decay={max_buf_decay}, buf_decay_scale={buf_decay_scale}: write a decay "
@@ -117,7 +118,7 @@ class BufferedToeplitz:
         """The first n numbers of the first column."""
         theta, omega = self.as_floats()
         xp = namespace(theta, omega)
-        steps = xp.arange(checked_count(n, "n") - 1, dtype=float)
+        steps = xp.arange(whole_number("n", n) - 1, dtype=float)
         below = xp.sum(omega[None, :] * theta[None, :] ** steps[:, None], axis=1)
         return xp.concatenate([xp.ones(1), below])
 
@@ -184,15 +185,15 @@ def min_buf_decay_gap(buf_decay: Any) -> Any:
 
 def require_buf_decay_less_eq_one(blt_fn: Callable[..., Any]) -> Any:
     """Refuses, before a function of a BLT is called, decays above 1: its buffers would grow."""
-    return required(blt_fn, "buf_decay", lambda x: x <= 1, "at most 1")
+    return _required(blt_fn, "buf_decay", lambda x: x <= 1, "at most 1")
 
 
 def require_output_scale_gt_zero(blt_fn: Callable[..., Any]) -> Any:
     """Refuses, before a function of a BLT is called, scales that are not positive."""
-    return required(blt_fn, "output_scale", lambda x: x > 0, "positive")
+    return _required(blt_fn, "output_scale", lambda x: x > 0, "positive")
 
 
-def required(
+def _required(
     blt_fn: Callable[..., Any], field: str, holds: Callable[[Any], Any], words: str
 ) -> Callable[..., Any]:
     @functools.wraps(blt_fn)

@@ -22,7 +22,7 @@ from bevel.matrix_factorization.optimization import namespace
 @require_buf_decay_less_eq_one
 def sensitivity_squared(blt: BufferedToeplitz, n: Any) -> Any:
     """Squared norm of the first column: the sensitivity if every example takes part once."""
-    return column_norm_squared(blt, checked_steps(n))
+    return _column_norm_squared(blt, checked_steps(n))
 
 
 @require_buf_decay_less_eq_one
@@ -60,13 +60,13 @@ def minsep_sensitivity_squared(
 
 def robust_max_error_Gamma_j(omega: Any, theta: Any, n: Any) -> Any:
     """Sum over t < n of omega (1 + theta + ... + theta^(t-1)), right to the last digits."""
-    return as_floats(omega) * pair_sums(theta, theta, checked_steps(n)).once[1]
+    return _as_floats(omega) * pair_sums(theta, theta, checked_steps(n)).once[1]
 
 
 def robust_max_error_Gamma_jk(omega1: Any, theta1: Any, omega2: Any, theta2: Any, n: Any) -> Any:
     """Sum over t < n of the products of two such terms, right to the last digits."""
     sums = pair_sums(theta1, theta2, checked_steps(n)).once
-    return as_floats(omega1) * as_floats(omega2) * sums[3]
+    return _as_floats(omega1) * _as_floats(omega2) * sums[3]
 
 
 @require_buf_decay_less_eq_one
@@ -79,15 +79,15 @@ def iteration_error(inv_blt: BufferedToeplitz, i: Any) -> Any:
 def max_error(inv_blt: BufferedToeplitz, n: Any) -> Any:
     """The largest squared error of n prefix sums: that of the last one."""
     n = checked_steps(n)
-    return row_norm_squared(inv_blt, n, pair_sums_of(inv_blt, n).once)
+    return _row_norm_squared(inv_blt, n, _pair_sums_of(inv_blt, n).once)
 
 
 @require_buf_decay_less_eq_one
 def mean_error(inv_blt: BufferedToeplitz, n: Any) -> Any:
     """The mean of the squared errors of n prefix sums."""
     n = checked_steps(n)
-    sums = pair_sums_of(inv_blt, n).twice
-    return row_norm_squared(inv_blt, n * (n + 1) / 2, sums) / n
+    sums = _pair_sums_of(inv_blt, n).twice
+    return _row_norm_squared(inv_blt, n * (n + 1) / 2, sums) / n
 
 
 @require_buf_decay_less_eq_one
@@ -104,25 +104,25 @@ def max_loss(blt: BufferedToeplitz, n: Any) -> Any:
 
 def limit_max_loss(blt: BufferedToeplitz) -> Any:
     """The limit of max_loss / n. Infinite or no number if a decay is 1."""
-    return limit_max_error(blt.inverse()) * column_norm_squared(blt, np.inf)
+    return limit_max_error(blt.inverse()) * _column_norm_squared(blt, np.inf)
 
 
-def column_norm_squared(blt: BufferedToeplitz, n: Any) -> Any:
+def _column_norm_squared(blt: BufferedToeplitz, n: Any) -> Any:
     theta, omega = blt.as_floats()
     xp = namespace(theta, omega)
     return 1 + xp.sum(geometric_sum(xp.outer(omega, omega), xp.outer(theta, theta), n - 1))
 
 
-def as_floats(x: Any) -> Any:
+def _as_floats(x: Any) -> Any:
     return namespace(x).asarray(x, float)
 
 
-def pair_sums_of(inv_blt: BufferedToeplitz, n: Any) -> Any:
+def _pair_sums_of(inv_blt: BufferedToeplitz, n: Any) -> Any:
     theta, _ = inv_blt.as_floats()
     return pair_sums(theta[:, None], theta[None, :], n)
 
 
-def row_norm_squared(inv_blt: BufferedToeplitz, terms: Any, sums: tuple[Any, ...]) -> Any:
+def _row_norm_squared(inv_blt: BufferedToeplitz, terms: Any, sums: tuple[Any, ...]) -> Any:
     """Sum of (1 + omega . s[t])^2, from the sums of 1, of s and of the products of two s."""
     _, omega = inv_blt.as_floats()
     _, single, _, pairs = sums

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import sensitivity
 from bevel.matrix_factorization.buffered_toeplitz import closed_forms
@@ -15,7 +16,6 @@ from bevel.matrix_factorization.buffered_toeplitz.blt import (
     BufferedToeplitz,
     check_float64_dtype,
 )
-from bevel.matrix_factorization.checks import checked_count
 from bevel.matrix_factorization.optimization import namespace
 
 
@@ -73,7 +73,7 @@ class LossFn:
         return cls(
             error_for_inv=lambda inv_blt: errors[error](inv_blt, n),
             sensitivity_squared=sensitivity_squared,
-            n=checked_count(n, "n"),
+            n=whole_number("n", n),
             min_sep=min_sep,
             max_participations=times,
             **kwargs,

@@ -26,7 +26,7 @@ class Parameterization:
 
         Only the penalties of the loss keep decays apart and the sum of the scales below 1.
         """
-        return cls(params_of_strategy, strategy_of_params)
+        return cls(_params_of_strategy, _strategy_of_params)
 
     @classmethod
     def buf_decay_pair(cls) -> "Parameterization":
@@ -36,25 +36,27 @@ class Parameterization:
         parameters are the first decay and the logarithms of the distances between neighbours.
         Scales of C are then positive and sum to less than 1, so its coefficients do not grow.
         """
-        return cls(params_of_pair, lambda params: blt_pair_from_theta_pair(*pair_of_params(params)))
+        return cls(
+            _params_of_pair, lambda params: blt_pair_from_theta_pair(*_pair_of_params(params))
+        )
 
     def get_loss_fn(self, loss_fn: LossFn) -> Callable[[Any], jax.Array]:
         """The penalised loss as a function of the parameters."""
         return lambda params: loss_fn.penalized_loss(*self.blt_and_inverse_from_params(params))
 
 
-def params_of_strategy(blt: BufferedToeplitz) -> dict[str, Any]:
+def _params_of_strategy(blt: BufferedToeplitz) -> dict[str, Any]:
     theta, omega = blt.as_floats()
     theta = np.clip(theta, 1e-6, 1 - 1e-12)
     return {"decay": np.log(theta) - np.log1p(-theta), "scale": np.log(omega)}
 
 
-def strategy_of_params(params: dict[str, Any]) -> tuple[BufferedToeplitz, BufferedToeplitz]:
+def _strategy_of_params(params: dict[str, Any]) -> tuple[BufferedToeplitz, BufferedToeplitz]:
     blt = BufferedToeplitz(jax.nn.sigmoid(params["decay"]), jnp.exp(params["scale"]))
     return blt, blt.inverse(skip_checks=True)
 
 
-def params_of_pair(blt: BufferedToeplitz) -> dict[str, Any]:
+def _params_of_pair(blt: BufferedToeplitz) -> dict[str, Any]:
     theta, _ = blt.as_floats()
     theta_hat, _ = blt.inverse().as_floats()
     # A decay of exactly 1, or below 0, has no place on the line: take the nearest that has.
@@ -63,7 +65,7 @@ def params_of_pair(blt: BufferedToeplitz) -> dict[str, Any]:
     return {"first": places[:1], "log_gaps": np.log(np.maximum(-np.diff(places), 1e-3))}
 
 
-def pair_of_params(params: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _pair_of_params(params: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     below = jnp.cumsum(jnp.exp(params["log_gaps"]))
     places = jnp.concatenate([params["first"], params["first"] - below])
     merged = jax.nn.sigmoid(places).reshape(-1, 2)
@@ -81,12 +83,12 @@ def blt_pair_from_theta_pair(
     xp = namespace(theta, theta_hat)
     theta, theta_hat = xp.asarray(theta, float), xp.asarray(theta_hat, float)
     return (
-        BufferedToeplitz(theta, residues(theta, theta_hat)),
-        BufferedToeplitz(theta_hat, residues(theta_hat, theta)),
+        BufferedToeplitz(theta, _residues(theta, theta_hat)),
+        BufferedToeplitz(theta_hat, _residues(theta_hat, theta)),
     )
 
 
-def residues(poles: jax.Array, zeros: jax.Array) -> jax.Array:
+def _residues(poles: jax.Array, zeros: jax.Array) -> jax.Array:
     """prod_i (p_j - z_i) / prod_{i != j} (p_j - p_i), quotient by quotient."""
     to_zeros = poles[:, None] - zeros[None, :]
     xp = namespace(poles, zeros)

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.buffered_toeplitz.blt import BufferedToeplitz
 from bevel.matrix_factorization.buffered_toeplitz.loss import LossFn
 from bevel.matrix_factorization.buffered_toeplitz.parameterization import Parameterization
-from bevel.matrix_factorization.checks import checked_count
 from bevel.matrix_factorization.optimization import jax_enable_x64
 from bevel.matrix_factorization.optimization import optimize as minimize
 
@@ -50,13 +50,13 @@ def optimize_loss(
 
     `kwargs` go to `optimization.optimize`: max_optimizer_steps, callback, optimizer.
     """
-    count = checked_count(num_buffers, "num_buffers", least=0)
+    count = whole_number("num_buffers", num_buffers, least=0)
     if count == 0:
         identity = BufferedToeplitz.build([], [])
         return identity, loss_fn.loss(identity)
     parameterization = parameterization or Parameterization.buf_decay_pair()
     loss_of_params = jax.jit(jax.value_and_grad(parameterization.get_loss_fn(loss_fn)))
-    starts = rational_starts(count) if init_blt is None else [get_init_blt(count, init_blt)]
+    starts = _rational_starts(count) if init_blt is None else [get_init_blt(count, init_blt)]
     params = min(
         (parameterization.params_from_blt(blt) for blt in starts),
         key=lambda params: float(jnp.nan_to_num(loss_of_params(params)[0], nan=jnp.inf)),
@@ -76,7 +76,7 @@ def in_float32(blt: BufferedToeplitz) -> BufferedToeplitz:
     return BufferedToeplitz.build(theta.astype(np.float32), scale)
 
 
-def rational_starts(count: int) -> list[BufferedToeplitz]:
+def _rational_starts(count: int) -> list[BufferedToeplitz]:
     """Approximations of the square root for horizons from a few steps to about 1e9."""
     rational = BufferedToeplitz.from_rational_approx_to_sqrt_x
     widest = min(6.4, 20 / max(count - 2, 1))
@@ -106,8 +106,8 @@ def optimize(
       rtol: buffers are added as long as each divides the loss by at least this.
       kwargs: max_optimizer_steps, callback, optimizer.
     """
-    least = checked_count(min_buffers, "min_buffers", least=0)
-    most = checked_count(max_buffers, "max_buffers", least=least)
+    least = whole_number("min_buffers", min_buffers, least=0)
+    most = whole_number("max_buffers", max_buffers, least=least)
     loss_fn = LossFn.build_min_sep(n, error, min_sep, max_participations)
     best, best_loss = optimize_loss(loss_fn, least, **kwargs)
     for count in range(least + 1, most + 1):

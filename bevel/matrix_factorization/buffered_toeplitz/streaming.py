@@ -59,12 +59,12 @@ class StreamingMatrixBuilder:
         return buffers_like(x, np.shape(self.buf_decay)[0])
 
     def weighted_sum(self, buffers: jax.Array) -> jax.Array:
-        return jnp.sum(along_buffers(self.output_scale, buffers) * buffers, axis=0)
+        return jnp.sum(_along_buffers(self.output_scale, buffers) * buffers, axis=0)
 
     def decayed(self, buffers: jax.Array, x: jax.Array) -> jax.Array:
-        return along_buffers(self.buf_decay, buffers) * buffers + x[None]
+        return _along_buffers(self.buf_decay, buffers) * buffers + x[None]
 
 
-def along_buffers(values: Any, buffers: jax.Array) -> jax.Array:
+def _along_buffers(values: Any, buffers: jax.Array) -> jax.Array:
     """One value for each buffer, in shape and dtype to multiply them."""
     return jnp.asarray(values, buffers.dtype).reshape(-1, *(1,) * (buffers.ndim - 1))

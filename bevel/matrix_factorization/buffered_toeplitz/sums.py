@@ -37,7 +37,7 @@ def geometric_sum(a: Any, r: Any, num: Any = np.inf) -> Any:
     return a * xp.where(xp.isinf(num), limit, finite)
 
 
-class PairSums(NamedTuple):
+class _PairSums(NamedTuple):
     """Sums over t < n of 1, s, s' and s s', where s = 1 + ... + theta^(t-1), s' the same of theta'.
 
     Beside a sum over t < n of one kind, the sum over m = 1, ..., n of its sums over t < m.
@@ -47,7 +47,7 @@ class PairSums(NamedTuple):
     twice: tuple[Any, ...]
 
 
-def pair_sums(theta1: Any, theta2: Any, n: Any) -> PairSums:
+def pair_sums(theta1: Any, theta2: Any, n: Any) -> _PairSums:
     """The sums for pairs of ratios in [0, 1], broadcast against each other.
 
     Nothing is subtracted and nothing divided, so every digit is right for every ratio, 1 included.
@@ -57,24 +57,24 @@ def pair_sums(theta1: Any, theta2: Any, n: Any) -> PairSums:
     xp = namespace(theta1, theta2, n)
     theta1, theta2 = xp.broadcast_arrays(*(xp.asarray(x, float) for x in (theta1, theta2)))
     zero, one = xp.zeros(theta1.shape), xp.ones(theta1.shape)
-    total = Partial(zero, (zero, zero), (one, one), (zero,) * 4, (zero,) * 4)
+    total = _Partial(zero, (zero, zero), (one, one), (zero,) * 4, (zero,) * 4)
     first = (one, zero, zero, zero)
-    single = Partial(one, (one, one), (theta1, theta2), first, first)
+    single = _Partial(one, (one, one), (theta1, theta2), first, first)
 
-    def add_digit(total: Partial, digit: Any) -> tuple[Partial, None]:
-        total = joined(total, total)
-        longer = joined(total, single)
+    def add_digit(total: _Partial, digit: Any) -> tuple[_Partial, None]:
+        total = _joined(total, total)
+        longer = _joined(total, single)
         return jax.tree.map(lambda a, b: xp.where(digit, a, b), longer, total), None
 
     if xp is jnp:
-        total, _ = jax.lax.scan(add_digit, total, binary_digits(n))
+        total, _ = jax.lax.scan(add_digit, total, _binary_digits(n))
     else:
-        for digit in binary_digits(n):
+        for digit in _binary_digits(n):
             total, _ = add_digit(total, digit)
-    return PairSums(total.once, total.twice)
+    return _PairSums(total.once, total.twice)
 
 
-class Partial(NamedTuple):
+class _Partial(NamedTuple):
     """A stretch of terms: how many, s and theta^count at its end, and its sums."""
 
     count: Any
@@ -84,7 +84,7 @@ class Partial(NamedTuple):
     twice: tuple[Any, ...]
 
 
-def joined(a: Partial, b: Partial) -> Partial:
+def _joined(a: _Partial, b: _Partial) -> _Partial:
     """Stretch a, followed by stretch b."""
     (s1, s2), (p1, p2) = a.s, a.power
 
@@ -97,7 +97,7 @@ def joined(a: Partial, b: Partial) -> Partial:
     def add(*parts: Any) -> tuple[Any, ...]:
         return tuple(sum(x) for x in zip(*parts, strict=True))
 
-    return Partial(
+    return _Partial(
         a.count + b.count,
         (s1 + p1 * b.s[0], s2 + p2 * b.s[1]),
         (p1 * b.power[0], p2 * b.power[1]),
@@ -106,7 +106,7 @@ def joined(a: Partial, b: Partial) -> Partial:
     )
 
 
-def binary_digits(n: Any) -> Any:
+def _binary_digits(n: Any) -> Any:
     """Digits of a whole number, the highest first."""
     if isinstance(n, jax.core.Tracer):
         shifts = np.arange(31 if n.dtype.itemsize == 4 else 52, dtype=n.dtype)[::-1]

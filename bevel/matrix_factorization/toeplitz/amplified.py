@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.calibration import poisson_noise_multiplier
-from bevel.matrix_factorization.checks import checked_count
 from bevel.matrix_factorization.optimization import jax_enable_x64
 from bevel.matrix_factorization.toeplitz.banded_optimum import optimize_banded_toeplitz
 from bevel.matrix_factorization.toeplitz.error import Reduction, loss
@@ -43,9 +43,9 @@ def optimize_coefs_for_amplifications(
       The coefficients, of norm 1, and the standard deviation of the noise for contributions of norm
       1: what `amplified_bandmf_event` calls the noise multiplier.
     """
-    n = checked_count(n, "n")
-    size = checked_count(dataset_size, "dataset_size")
-    batch = checked_count(expected_batch_size, "expected_batch_size")
+    n = whole_number("n", n)
+    size = whole_number("dataset_size", dataset_size)
+    batch = whole_number("expected_batch_size", expected_batch_size)
     if batch > size:
         raise FixArgumentsError(
             f"expected_batch_size={batch} is above dataset_size={size}: write at most {size}."

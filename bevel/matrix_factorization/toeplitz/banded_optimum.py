@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_bands, checked_coefs, checked_count
+from bevel.matrix_factorization.checks import checked_bands, checked_coefs
 from bevel.matrix_factorization.optimization import jax_enable_x64, optimize
 from bevel.matrix_factorization.toeplitz.error import Reduction, loss, per_query_error
 from bevel.matrix_factorization.toeplitz.participation import (
@@ -43,7 +44,7 @@ def optimize_banded_toeplitz(
       max_optimizer_steps: it mostly ends by itself after 10 to 50.
       reduction_fn: of the squared errors of the queries: `jnp.mean` or `jnp.max`.
     """
-    n = checked_count(n, "n")
+    n = whole_number("n", n)
     bands = checked_bands(bands, n)
     given: Any = strategy_coef
     if given is None:
@@ -89,7 +90,7 @@ def optimize_banded_inverse_toeplitz(
       workload_coef: first column of the Toeplitz workload, prefix sums by default.
       max_optimizer_steps, reduction_fn: as in `optimize_banded_toeplitz`.
     """
-    n = checked_count(n, "n")
+    n = whole_number("n", n)
     num_bands = checked_bands(num_bands, n)
     if noising_coef is not None and strategy_coef is not None:
         raise FixArgumentsError("give noising_coef or strategy_coef to start from, not both.")

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.matrix_factorization import sensitivity
-from bevel.matrix_factorization.checks import checked_coefs, checked_count
+from bevel.matrix_factorization.checks import checked_coefs
 from bevel.matrix_factorization.optimization import namespace
 from bevel.matrix_factorization.toeplitz.series import (
     inverse_coef,
@@ -47,7 +48,7 @@ def minsep_sensitivity_squared(
       n: steps.
       max_participations: None allows as many as fit.
     """
-    coef = pad_coefs_to_n(strategy_coef, checked_count(n, "n"))
+    coef = pad_coefs_to_n(strategy_coef, whole_number("n", n))
     times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
     xp = namespace(coef)
     if np.shape(strategy_coef)[0] > min_sep:
@@ -74,7 +75,7 @@ def compute_banded_inverse_sensitivity_squared(
     `use_matrix_upper_bound=True` may give a tighter bound, from the n x n matrix (O(n^2) memory,
     plain numbers only).
     """
-    coef = inverse_coef(checked_coefs(noising_coef, "noising_coef"), checked_count(n, "n"))
+    coef = inverse_coef(checked_coefs(noising_coef, "noising_coef"), whole_number("n", n))
     if use_matrix_upper_bound:
         matrix = materialize_lower_triangular(coef, n)
         return (

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_coefs, checked_count
+from bevel.matrix_factorization.checks import checked_coefs
 from bevel.matrix_factorization.optimization import namespace
 
 # Up to this size dense matrices are fast. Beyond, so many rows are solved for at a time: a step of
@@ -23,15 +24,15 @@ BLOCK = 128
 
 def pad_coefs_to_n(coef: jax.Array, n: int | None = None) -> Any:
     """The first n coefficients: zeros are added, or the rest is cut. None changes nothing."""
-    coef = as_floats(coef, "coef")
-    n = coef.shape[0] if n is None else checked_count(n, "n")
+    coef = _as_floats(coef, "coef")
+    n = coef.shape[0] if n is None else whole_number("n", n)
     return namespace(coef).pad(coef[:n], (0, max(0, n - coef.shape[0])))
 
 
 def materialize_lower_triangular(coef: jax.Array, n: int | None = None) -> Any:
     """The dense n x n matrix whose first column is `coef`, padded or cut."""
-    coef = as_floats(coef, "coef")
-    n = coef.shape[0] if n is None else checked_count(n, "n")
+    coef = _as_floats(coef, "coef")
+    n = coef.shape[0] if n is None else whole_number("n", n)
     lag = np.subtract.outer(np.arange(n), np.arange(n))
     last = coef.shape[0] - 1
     return namespace(coef).where((lag >= 0) & (lag <= last), coef[np.clip(lag, 0, last)], 0.0)
@@ -43,10 +44,10 @@ def multiply(lhs_coef: jax.Array, rhs_coef: jax.Array, n: int | None = None) -> 
     O(n log n). Long ones are multiplied by FFT: then the error is small beside the largest
     coefficients, not beside each.
     """
-    lhs, rhs = as_floats(lhs_coef, "lhs_coef"), as_floats(rhs_coef, "rhs_coef")
-    n = max(lhs.shape[0], rhs.shape[0]) if n is None else checked_count(n, "n")
+    lhs, rhs = _as_floats(lhs_coef, "lhs_coef"), _as_floats(rhs_coef, "rhs_coef")
+    n = max(lhs.shape[0], rhs.shape[0]) if n is None else whole_number("n", n)
     if namespace(lhs, rhs) is jnp:
-        return convolve(lhs[:n], pad_coefs_to_n(rhs, n)[:, None])[:, 0]
+        return _convolve(lhs[:n], pad_coefs_to_n(rhs, n)[:, None])[:, 0]
     import scipy.signal
 
     return pad_coefs_to_n(scipy.signal.convolve(lhs[:n], rhs[:n]), n)
@@ -54,8 +55,8 @@ def multiply(lhs_coef: jax.Array, rhs_coef: jax.Array, n: int | None = None) -> 
 
 def inverse_coef(coef: jax.Array, n: int | None = None) -> Any:
     """The first n coefficients of the inverse matrix: of 1 / (coef[0] + coef[1] x + ...)."""
-    coef = as_floats(coef, "coef")
-    n = coef.shape[0] if n is None else checked_count(n, "n")
+    coef = _as_floats(coef, "coef")
+    n = coef.shape[0] if n is None else whole_number("n", n)
     return solve_banded(coef, np.eye(1, n)[0])
 
 
@@ -65,7 +66,7 @@ def solve_banded(coef: jax.Array, rhs: jax.Array) -> Any:
     Forward substitution: O(n * bands), stable for every T for which substitution is. Differentiable
     in both arguments, at the cost of one more solution.
     """
-    coef, xp = as_floats(coef, "coef"), namespace(coef, rhs)
+    coef, xp = _as_floats(coef, "coef"), namespace(coef, rhs)
     rhs = xp.asarray(rhs, float)
     if rhs.ndim == 0:
         raise FixArgumentsError("rhs is a number: write one row for each row of the matrix.")
@@ -81,21 +82,21 @@ def solve_banded(coef: jax.Array, rhs: jax.Array) -> Any:
         matrix = materialize_lower_triangular(coef, rhs.shape[0])
         return solve_triangular(matrix, columns, lower=True).reshape(rhs.shape)
     x = jax.lax.custom_linear_solve(
-        functools.partial(convolve, coef),
+        functools.partial(_convolve, coef),
         columns,
-        solve=lambda _, r: forward_substitution(coef, r),
-        transpose_solve=lambda _, r: forward_substitution(coef, r[::-1])[::-1],
+        solve=lambda _, r: _forward_substitution(coef, r),
+        transpose_solve=lambda _, r: _forward_substitution(coef, r[::-1])[::-1],
     )
     return x.reshape(rhs.shape)
 
 
-def as_floats(coef: Any, name: str) -> Any:
+def _as_floats(coef: Any, name: str) -> Any:
     """Checked coefficients in float64, or in JAX's default float if they are traced."""
     return namespace(coef).asarray(checked_coefs(coef, name), float)
 
 
 @jax.jit
-def convolve(coef: jax.Array, x: jax.Array) -> jax.Array:
+def _convolve(coef: jax.Array, x: jax.Array) -> jax.Array:
     """T x for the columns of x (n, m), where T has the first column `coef` (at most n of them)."""
     n = x.shape[0]
     if n <= BLOCK:
@@ -107,7 +108,7 @@ def convolve(coef: jax.Array, x: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def forward_substitution(coef: jax.Array, rhs: jax.Array) -> jax.Array:
+def _forward_substitution(coef: jax.Array, rhs: jax.Array) -> jax.Array:
     """Solves T x = rhs for the columns of rhs (n, m), a block of rows at a time."""
     (n, columns), past = rhs.shape, coef.shape[0] - 1
     diagonal_block = materialize_lower_triangular(coef, BLOCK)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_coefs, checked_count
+from bevel.matrix_factorization.checks import checked_coefs
 
 
 def optimal_max_error_strategy_coefs(n: int) -> np.ndarray:
@@ -18,7 +19,7 @@ def optimal_max_error_strategy_coefs(n: int) -> np.ndarray:
     C is then its own decoder (C C = prefix sums), and the largest error is the sensitivity: their
     product is (sum of squares of the coefficients)^2, which grows as (log(n) / pi)^2.
     """
-    k = np.arange(1, checked_count(n, "n"))
+    k = np.arange(1, whole_number("n", n))
     return np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
 
 
@@ -38,7 +39,7 @@ def banded_inverse_square_root_noising_coefs(num_bands: int, workload_coef: Any 
       workload_coef: first column of the Toeplitz workload A, prefix sums by default. The first
         number must be positive; missing ones are zeros.
     """
-    num_bands = checked_count(num_bands, "num_bands")
+    num_bands = whole_number("num_bands", num_bands)
     if workload_coef is None:
         return optimal_max_error_noising_coefs(num_bands)
     given = np.asarray(checked_coefs(workload_coef, "workload_coef"), float)[:num_bands]

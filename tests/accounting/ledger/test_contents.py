@@ -7,14 +7,14 @@ import pytest
 from bevel.accounting.ledger.contents import read_contents
 from bevel.accounting.ledger.entries import Charge, Release
 from bevel.accounting.ledger.hash_chain import START, line_of
-from bevel.accounting.ledger.terms import Terms
+from bevel.accounting.ledger.header import LedgerHeader
 from bevel.errors import RestoreLedgerError
 
 PATH = Path("the file")
 EVENT = {"kind": "GaussianDpEvent", "noise_multiplier": 1.0}
 RUN = {"run": "run", "plan": "plan", "key": "a" * 64, "attempt": 0}
 ENTRIES = [
-    Terms("example", "REPLACE_ONE"),
+    LedgerHeader("example", "REPLACE_ONE"),
     Charge(**RUN, first=0, stop=4, event=EVENT, released=1),
     Release(**RUN, stop=3),
     Charge(**RUN, first=4, stop=5, event=EVENT),

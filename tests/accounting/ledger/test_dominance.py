@@ -23,10 +23,10 @@ from ledger_events import (
 
 from bevel.accounting import epsilon
 from bevel.accounting.ledger import event_from_json
-from bevel.accounting.ledger.books import event_counts
 from bevel.accounting.ledger.dominance import MONOTONE, dominates, restated
 from bevel.accounting.ledger.event_json import KINDS
 from bevel.accounting.ledger.hash_chain import canonical
+from bevel.accounting.ledger.totals import event_counts
 
 TRIANGLE = [[1.0, 0.0], [1.0, 1.0]]
 WITH = "SampledWithReplacementDpEvent"

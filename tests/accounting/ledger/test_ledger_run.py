@@ -7,7 +7,7 @@ import pytest
 
 from bevel.accounting.ledger import Budget, Ledger, allowance
 from bevel.accounting.ledger.hash_chain import START, line_of
-from bevel.accounting.ledger.terms import Terms
+from bevel.accounting.ledger.header import LedgerHeader
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 TERMS = {"unit": "example", "relation": "ADD_OR_REMOVE_ONE"}
@@ -154,7 +154,7 @@ def test_a_release_of_uncharged_steps_in_a_file_refuses(path):
 @pytest.fixture
 def old_path(path):
     """A ledger as version 1 wrote it, with two charges."""
-    entries = [Terms("example", "ADD_OR_REMOVE_ONE", version=1).entry()]
+    entries = [LedgerHeader("example", "ADD_OR_REMOVE_ONE", version=1).entry()]
     for first, stop in [(0, 2), (2, 4)]:
         charge = {"kind": "charge", "run": "run", "attempt": 0, "event": EVENT, **RUN}
         entries.append(charge | {"first": first, "stop": stop})

@@ -12,9 +12,9 @@ from plans import CONFIGS, STEPS, plan
 
 from bevel.accounting import dpsgd_event, epsilon, gaussian_event, zcdp_event
 from bevel.accounting.ledger import Budget, Ledger, event_to_json
-from bevel.accounting.ledger.books import Books, event_counts
 from bevel.accounting.ledger.entries import Charge
 from bevel.accounting.ledger.hash_chain import line_of
+from bevel.accounting.ledger.totals import LedgerTotals, event_counts
 from bevel.errors import FixArgumentsError, StopRunError
 
 TERMS = {"unit": "example", "relation": "ADD_OR_REMOVE_ONE"}
@@ -70,7 +70,7 @@ def test_a_cheaper_statement_in_a_file_is_counted_beside_the_first(tmp_path):
 
 
 def test_a_statement_that_dominates_all_before_it_takes_their_place():
-    books = Books()
+    books = LedgerTotals()
     for stop, noise in [(1, 2.0), (2, 3.0), (3, 1.0)]:
         books.add(charge(0, stop, gaussian(noise)))
     # 1.0 is worth one of the two; both must have a part of their own.
@@ -81,7 +81,7 @@ def test_a_statement_that_dominates_all_before_it_takes_their_place():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_plans_state_anew_takes_the_place_of_what_they_stated(name):
-    made, books, charged, statements = plan(name), Books(), 0, 0
+    made, books, charged, statements = plan(name), LedgerTotals(), 0, 0
     for step in range(STEPS):
         if charged <= step:
             first, charged, planned = made.charge(step, step + 1)
@@ -110,7 +110,7 @@ charges = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(charges)
 def test_no_sequence_of_charges_makes_what_was_spent_less(sequence):
-    books, spent = Books(), 0.0
+    books, spent = LedgerTotals(), 0.0
     for first, length, each, attempt, run in sequence:
         new = charge(first, first + length + 1, each, attempt, run)
         foreseen = books.events(with_charge=new)
@@ -131,7 +131,7 @@ follow_ups = st.lists(st.tuples(st.booleans(), st.integers(1, 3), event), max_si
 @settings(max_examples=150, deadline=None)
 @given(follow_ups)
 def test_no_sequence_of_accepted_charges_makes_what_was_spent_less(sequence):
-    books, begun, stop, spent = Books(), 0, 0, 0.0
+    books, begun, stop, spent = LedgerTotals(), 0, 0, 0.0
     for anew, more, each in sequence:
         begun, stop = (begun if anew else stop), stop + more
         books.add(charge(begun, stop, each))

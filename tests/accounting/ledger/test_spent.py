@@ -14,8 +14,8 @@ from bevel.accounting import (
     truncated_dpsgd_event,
 )
 from bevel.accounting.ledger import Budget, Ledger, event_to_json
-from bevel.accounting.ledger.books import event_counts
 from bevel.accounting.ledger.spent import epsilon_of
+from bevel.accounting.ledger.totals import event_counts
 from bevel.errors import FixArgumentsError
 
 ADD, ONE = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"

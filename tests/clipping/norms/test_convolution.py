@@ -14,11 +14,12 @@ from jax import lax
 
 import bevel
 from bevel import precision
-from bevel.clipping.coefficients import coefficients, tree_norm
-from bevel.clipping.norms import convolution_kernel, gram_kernel, rule_for
-from bevel.clipping.norms.convolution import Convolved
+from bevel.clipping.accumulate.coefficients import coefficients, tree_norm
+from bevel.clipping.norms import rule_for
+from bevel.clipping.norms.convolution import ConvolutionGradient
+from bevel.clipping.norms.kernels import convolution_kernel, gram_kernel
 from bevel.clipping.norms.registry import SEPARATE, SHARED
-from bevel.clipping.norms.weights import weighted
+from bevel.clipping.norms.weighting import weighted
 from bevel.clipping.options import Clip
 
 B = 3
@@ -369,7 +370,7 @@ def kernels(monkeypatch):
         monkeypatch.setattr(convolution_kernel, name, own)
     monkeypatch.setattr(gram_kernel, "available", lambda *dtypes, tf32: True)
     # The methods themselves: what was compiled before would go to no kernel.
-    monkeypatch.setattr(Convolved, "measured", Convolved.measured.__wrapped__)
+    monkeypatch.setattr(ConvolutionGradient, "measured", ConvolutionGradient.measured.__wrapped__)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +407,7 @@ def results_by_kernels(name, kind):
         made = gradient_of(eqn, (), kind, x, g)
         assert made.goes_to_kernel
         norms = [made.norm("product", s) for s in (True, False)]
-        total = Convolved.weighted_sum.__wrapped__
+        total = ConvolutionGradient.weighted_sum.__wrapped__
         other = gradient_of(eqn, (), kind, *wrong)
         return norms, total(made, factor, None, "product"), total(other, factor, keep, "product")
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bevel import precision
-from bevel.clipping.norms import gram, gram_kernel
-from bevel.clipping.norms.factors import Factored, Side
+from bevel.clipping.norms import gram
+from bevel.clipping.norms.kernels import gram_kernel
+from bevel.clipping.norms.outer_products import OuterProducts, Side
 
 B = 2
 # Compiled in a hurry: what is tested is small.
@@ -34,7 +35,9 @@ def use_of(rng, apart, rows, left, right, dtype="float32", units=(False, False),
     ]
     (one, wide), (two, other) = made
     places = (*[None] * len(apart), *range(len(left) + len(right)))
-    use = Factored(one, two, len(apart), len(rows), places, precision.multiplier(dtype), pieces)
+    use = OuterProducts(
+        one, two, len(apart), len(rows), places, precision.multiplier(dtype), pieces
+    )
     return use, [x.reshape(B, *apart, int(np.prod(rows)), -1) for x in (wide, other)]
 
 

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 
 from bevel import precision
-from bevel.clipping.equations import bind
 from bevel.clipping.norms import rule_for
 from bevel.clipping.norms.registry import SEPARATE, SHARED
+from bevel.clipping.program.equations import bind
 
 B = 3
 # Compiled in a hurry: what is tested is small.

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bevel.clipping.norms import Rule, register, registered, registry, rule_for
-from bevel.clipping.norms.registry import Sizes
+from bevel.clipping.norms import NormRule, register, registered, registry, rule_for
+from bevel.clipping.norms.registry import GradientSizes
 
 HERE = Path(__file__)
 
@@ -21,11 +21,11 @@ def rules(monkeypatch):
 
 
 def rule(family="mine"):
-    return Rule(
+    return NormRule(
         family,
         accepts=lambda eqn, operand: True,
         others=lambda eqn, operand: (1 - operand,),
-        sizes=lambda eqn, operand, loops: Sizes(1, 1, 1, 1),
+        sizes=lambda eqn, operand, loops: GradientSizes(1, 1, 1, 1),
         gradient=lambda eqn, operand, loops, h, g: (h, g),
         sides=None,
     )

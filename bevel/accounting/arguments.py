@@ -1,0 +1,61 @@
+"""Budgets, relations and numbers as a user writes them, checked where they come in."""
+
+import math
+import warnings
+from typing import TypeAlias
+
+from dp_accounting import NeighboringRelation
+
+from bevel.checks import is_real
+from bevel.errors import FixArgumentsError
+
+Relation: TypeAlias = NeighboringRelation | str
+
+
+def check_budget(
+    epsilon: float | None = None, delta: float | None = None, num_examples: int | None = None
+) -> None:
+    """Raises unless epsilon > 0 and 0 < delta < 1; warns if delta exceeds 1 / num_examples.
+
+    `num_examples` counts the units of privacy: users, if users are protected. With delta above one
+    in that many, releasing a random unit's data in the clear would be within the budget.
+    """
+    if epsilon is not None and not (is_real(epsilon) and math.isfinite(epsilon) and epsilon > 0):
+        raise FixArgumentsError(
+            f"epsilon={epsilon!r}: give a positive number, such as 3. Zero would allow no release."
+        )
+    if delta is not None and not (is_real(delta) and 0 < delta < 1):
+        raise FixArgumentsError(
+            f"delta={delta!r}: give a number between 0 and 1, well below one over the number of "
+            "examples. Gaussian noise cannot give delta = 0."
+        )
+    if delta is not None and num_examples is not None and delta * num_examples > 1:
+        warnings.warn(
+            f"delta={delta} is larger than 1 / {num_examples}: a mechanism that publishes a random "
+            "record would satisfy it. Use a delta well below one over the number of units.",
+            stacklevel=3,
+        )
+
+
+def relation_of(relation: Relation) -> NeighboringRelation:
+    """A relation, or its name, as dp-accounting's."""
+    if isinstance(relation, NeighboringRelation):
+        return relation
+    if isinstance(relation, str) and relation in NeighboringRelation.__members__:
+        return NeighboringRelation[relation]
+    raise FixArgumentsError(
+        f"neighboring_relation={relation!r}: give one of dp_accounting.NeighboringRelation."
+        f"{{{', '.join(NeighboringRelation.__members__)}}}, or its name."
+    )
+
+
+def checked_noise(noise_multiplier: float) -> float:
+    """A noise multiplier: at least 0, which stands for no privacy at all."""
+    if not (
+        is_real(noise_multiplier) and math.isfinite(noise_multiplier) and noise_multiplier >= 0
+    ):
+        raise FixArgumentsError(
+            f"noise_multiplier={noise_multiplier!r}: give a number of at least 0: the standard "
+            "deviation of the noise over the bound of one example's contribution."
+        )
+    return float(noise_multiplier)

@@ -1,0 +1,1 @@
+"""From norms to coefficients to the clipped sum over the batch."""

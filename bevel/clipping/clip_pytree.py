@@ -1,0 +1,103 @@
+"""Clip one tree of arrays."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevel import precision
+from bevel.clipping.accumulate.coefficients import coefficients, tree_norm
+from bevel.clipping.accumulate.integer_grid import on_grid, tightened
+from bevel.clipping.accumulate.sums import group_by_clip_norm
+from bevel.clipping.norms import materialised_norm
+from bevel.clipping.norms.weighting import chosen
+from bevel.clipping.options import Clip
+from bevel.errors import FixArgumentsError
+
+PyTree = Any
+
+
+class ClippedTreeAndNorm(NamedTuple):
+    """A clipped tree and the float32 norm that the whole tree had before."""
+
+    clipped: PyTree
+    norm: jax.Array
+
+
+def clip_pytree(
+    pytree: PyTree, clip_norm: float | PyTree, rescale_to_unit_norm: bool = False
+) -> ClippedTreeAndNorm:
+    """Scales a tree so that its L2 norm is at most `clip_norm`.
+
+    Args:
+      pytree: arrays of real floating-point numbers.
+      clip_norm: one number, or a tree of numbers that is a prefix of `pytree`: each subtree is then
+        clipped by itself.
+      rescale_to_unit_norm: divide by the clip norm too, so that norms are at most 1.
+
+    Returns:
+      `(clipped, norm)`. Leaves keep their dtype; the norm never exceeds the bound, rounding to that
+      dtype included. A tree that holds NaN or inf gives zeros and a norm that is not finite.
+    """
+    clip = Clip.checked(clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
+    stacks, tree = _stacked(pytree)
+    groups = group_by_clip_norm(clip, tree)
+    if not stacks:
+        return ClippedTreeAndNorm(pytree, jnp.zeros((), jnp.float32))
+    norms = [materialised_norm(x) for x in stacks]
+    whole = tree_norm(norms)
+    keep = jnp.isfinite(whole.upper)
+    clipped = []
+    for position, x in enumerate(stacks):
+        group = groups.of_leaf[position]
+        members = [n for n, of in zip(norms, groups.of_leaf, strict=True) if of == group]
+        factor = coefficients(tree_norm(members), groups.clip_norms[group], clip)[0]
+        wide = chosen(keep, x)[0].astype(precision.accumulation_dtype(x.dtype))
+        clipped.append(_rounded_down(wide * factor.astype(wide.dtype), x.dtype))
+    return ClippedTreeAndNorm(jax.tree.unflatten(tree, clipped), whole.estimate[0])
+
+
+def _stacked(pytree: PyTree) -> tuple[list[jax.Array], Any]:
+    """The leaves of a tree, each as a stack of one, and its structure."""
+    leaves, tree = jax.tree.flatten(pytree)
+    stacks = [jnp.asarray(leaf)[None] for leaf in leaves]
+    for x in stacks:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise FixArgumentsError(
+                f"a leaf of shape {x.shape[1:]} has dtype {x.dtype}: only real floating-point "
+                "arrays can be clipped. Cast it, or leave it out of the tree."
+            )
+    return stacks, tree
+
+
+def _rounded_down(x: jax.Array, dtype: Any) -> jax.Array:
+    """`x` in a narrower dtype, never longer: near zero a rounding has no small relative error."""
+    low = x.astype(dtype)
+    if low.dtype == x.dtype:
+        return low
+    longer = jnp.abs(low.astype(x.dtype)) > jnp.abs(x)
+    return jnp.where(longer, jnp.nextafter(low, jnp.zeros_like(low)), low)
+
+
+def clip_and_round_to_grid(
+    gradient: PyTree, l2_clip_norm: float, grid_scale: int
+) -> tuple[PyTree, jax.Array]:
+    """Clips a tree and rounds it to whole multiples of `1 / grid_scale`, as int64 (needs x64).
+
+    The clip norm is tightened by the most that rounding can add, so the integers have L2 norm at
+    most `l2_clip_norm * grid_scale`. Returns `(integers, norm before)`.
+    """
+    clip = Clip.checked(l2_clip_norm, grid_scale=grid_scale)
+    stacks, tree = _stacked(gradient)
+    if not stacks:
+        return gradient, jnp.zeros((), jnp.float32)
+    dimension = sum(int(np.prod(x.shape)) for x in stacks)
+    norm = tree_norm([materialised_norm(x) for x in stacks])
+    keep = jnp.isfinite(norm.upper)
+    limit = tightened(clip.norms[0], grid_scale, dimension)
+    factor = coefficients(norm, limit, clip)[0]
+    integers = [
+        on_grid(chosen(keep, x)[0].astype(factor.dtype) * factor, grid_scale) for x in stacks
+    ]
+    return jax.tree.unflatten(tree, integers), norm.estimate[0]

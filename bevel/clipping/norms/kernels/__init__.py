@@ -1,0 +1,1 @@
+"""Pallas kernels for GPUs, each with the same computation in plain XLA."""

@@ -1,0 +1,1 @@
+"""Where parameters meet examples, and the taps that read their gradients there."""

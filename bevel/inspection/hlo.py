@@ -1,0 +1,321 @@
+"""Read the text of a compiled program: its computations, instructions and shapes.
+
+JAX gives a compiled program as text (`compiled.as_text()`), on every backend. What is read here is
+only what the text says: names, shapes, operands, attributes, and how often a loop runs.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator
+
+from bevel.errors import FixArgumentsError
+
+HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
+INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)$")
+ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
+NAME = re.compile(r"%([\w.\-]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class HloArray:
+    """The shape of one array on one device."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        # The name of a dtype holds its bits: f32, bf16, u4, f8e4m3fn. Tokens hold nothing.
+        bits = re.match(r"[a-z]+(\d+)", self.dtype)
+        width = 8 if self.dtype == "pred" else int(bits[1]) if bits else 0
+        return math.ceil(self.size * width / 8)
+
+
+Shape = HloArray | tuple["Shape", ...]
+
+
+def arrays(shape: Shape) -> list[HloArray]:
+    """The arrays of a shape, tuples opened."""
+    return [shape] if isinstance(shape, HloArray) else [a for part in shape for a in arrays(part)]
+
+
+def bytes_of(shape: Shape) -> int:
+    return sum(array.bytes for array in arrays(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation. `inside`: what stood between the parentheses."""
+
+    name: str
+    shape: Shape
+    opcode: str
+    operands: tuple[str, ...]
+    inside: str
+    attributes: str
+    is_root: bool
+
+    def attribute(self, name: str) -> str | None:
+        """The value of an attribute, braces kept, or None."""
+        found = re.search(rf"(?:^|[ ,]){name}=", self.attributes)
+        if found is None:
+            return None
+        rest = self.attributes[found.end() :]
+        if rest.startswith("{"):
+            return rest[: _closing(rest)]
+        return re.match(r"[^,\s]*", rest)[0]  # type: ignore[index]
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """An attribute that lists numbers: `dimensions={0,2}`."""
+        return tuple(map(int, re.findall(r"\d+", self.attribute(name) or "")))
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """A body: of the program, a loop, a branch, a fusion."""
+
+    name: str
+    instructions: dict[str, Instruction]
+
+    @functools.cached_property
+    def root(self) -> Instruction:
+        return next(i for i in self.instructions.values() if i.is_root)
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self.instructions.values():
+            for operand in dict.fromkeys(instruction.operands):
+                found[operand].append(instruction)
+        return found
+
+    def parameter(self, number: int) -> Instruction:
+        return next(
+            i
+            for i in self.instructions.values()
+            if i.opcode == "parameter" and i.inside.strip() == str(number)
+        )
+
+    def operand(self, instruction: Instruction, number: int = 0) -> Instruction:
+        return self.instructions[instruction.operands[number]]
+
+    def source(self, instruction: Instruction) -> Instruction:
+        """Where a value comes from, through what only renames or casts it."""
+        while instruction.opcode in ("bitcast", "copy", "convert", "reshape", "transpose"):
+            instruction = self.operand(instruction)
+        return instruction
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A compiled program, as it runs on one device."""
+
+    computations: dict[str, Computation]
+    entry: Computation
+    text: str
+
+    def called(self, instruction: Instruction) -> list[Computation]:
+        """The computations that run when an instruction does; reducers of sums are left out."""
+        names = {
+            "while": ("condition", "body"),
+            "conditional": ("false_computation", "true_computation", "branch_computations"),
+            "call": ("to_apply",),
+            "fusion": ("calls",),
+            "async-start": ("calls",),
+            "custom-call": ("called_computations", "calls"),
+        }.get(instruction.opcode, ())
+        texts = [instruction.attribute(name) or "" for name in names]
+        found = [n for text in texts for n in re.findall(r"[\w.\-]+", text.replace("%", " "))]
+        return [self.computations[n] for n in found if n in self.computations]
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputationRun:
+    """An instruction where it runs. `times`: in one step; 0 in a branch that is not counted."""
+
+    instruction: Instruction
+    computation: Computation
+    times: int
+    in_branch: bool = False
+    in_fusion: bool = False
+    loops: tuple[int | None, ...] = ()  # trip counts of the loops around it; None is not known
+
+
+def parse(text: str) -> Module:
+    """The program behind `compiled.as_text()`."""
+    computations: dict[str, Computation] = {}
+    entry, body, name = None, dict[str, Instruction](), None
+    for line in text.splitlines():
+        if name is None:
+            header = HEADER.match(line.rstrip())
+            if header:
+                name, body = header[2], {}
+                entry = name if header[1] else entry
+        elif line.startswith("}"):
+            computations[name], name = Computation(name, body), None
+        else:
+            read = parse_instruction(line)
+            body[read.name] = read
+    if entry is None:
+        raise FixArgumentsError(
+            "this is not the text of a compiled program: it has no ENTRY. Give "
+            "`jax.jit(step).lower(...).compile()`, or its `as_text()`."
+        )
+    return Module(computations, computations[entry], text)
+
+
+def parse_instruction(line: str) -> Instruction:
+    found = INSTRUCTION.match(line)
+    if found is None:
+        raise FixArgumentsError(f"a line of the compiled program cannot be read: {line!r:.200}")
+    rest = found[3]
+    end = _closing(rest) if rest.startswith("(") else rest.index(" ")
+    shape = parse_shape(rest[:end])
+    opcode, rest = rest[end:].lstrip().split("(", 1)
+    end = _closing("(" + rest) - 1
+    inside = rest[: end - 1]
+    operands = tuple(NAME.findall(inside))
+    if not operands and opcode not in ("parameter", "constant", "iota"):
+        # The short form of the text has no percent signs.
+        operands = tuple(re.findall(r"([\w.\-]+)\s*(?:,|$)", inside))
+    attributes = rest[end:].lstrip(", ")
+    return Instruction(found[2], shape, opcode, operands, inside, attributes, bool(found[1]))
+
+
+def parse_shape(text: str) -> Shape:
+    """`f32[2,3]{1,0}`, or a tuple of shapes."""
+    text = re.sub(r"/\*.*?\*/", "", text).strip()
+    if text.startswith("("):
+        return tuple(parse_shape(part) for part in _split_at_commas(text[1:-1]))
+    found = ARRAY.match(text)
+    if found is None:
+        raise FixArgumentsError(f"a shape in the compiled program cannot be read: {text!r:.100}")
+    return HloArray(found[1], tuple(int(d.strip("<= ")) for d in found[2].split(",") if d.strip()))
+
+
+def _closing(text: str) -> int:
+    """Just behind the bracket that closes the first character of `text`."""
+    depth, quoted = 0, False
+    for i, c in enumerate(text):
+        quoted ^= c == '"' and text[i - 1] != "\\"
+        depth += 0 if quoted else (c in "([{") - (c in ")]}")
+        if depth == 0:
+            return i + 1
+    raise FixArgumentsError(f"a bracket of the compiled program is not closed: {text!r:.100}")
+
+
+def _split_at_commas(text: str) -> Iterator[str]:
+    """The parts between commas that stand in no bracket."""
+    depth = start = 0
+    for i, c in enumerate(text):
+        depth += (c in "([{") - (c in ")]}")
+        if c == "," and depth == 0:
+            yield text[start:i]
+            start = i + 1
+    if text[start:].strip():
+        yield text[start:]
+
+
+def runs(
+    module: Module, weight: Callable[[ComputationRun], float], branch: int | None = None
+) -> list[ComputationRun]:
+    """Every instruction that one step may run, with how often.
+
+    Of a conditional, one branch counts: the one with the largest `weight`, or number `branch`.
+    """
+
+    def walk(computation: Computation, outer: ComputationRun) -> list[ComputationRun]:
+        found = []
+        for instruction in computation.instructions.values():
+            here = dataclasses.replace(outer, instruction=instruction, computation=computation)
+            found.append(here)
+            bodies = module.called(instruction)
+            if instruction.opcode == "while":
+                count = _trip_count(module, computation, instruction)
+                here = dataclasses.replace(
+                    here,
+                    times=here.times * (1 if count is None else count),
+                    loops=(*here.loops, count),
+                )
+            inside = dataclasses.replace(
+                here,
+                in_branch=here.in_branch or instruction.opcode == "conditional",
+                in_fusion=here.in_fusion or instruction.opcode == "fusion",
+            )
+            parts = [walk(body, inside) for body in bodies]
+            if instruction.opcode == "conditional" and parts:
+                weights = [sum(map(weight, part)) for part in parts]
+                taken = weights.index(max(weights)) if branch is None else branch % len(parts)
+                parts = [
+                    part if i == taken else [dataclasses.replace(r, times=0) for r in part]
+                    for i, part in enumerate(parts)
+                ]
+            found += [run for part in parts for run in part]
+        return found
+
+    first = next(iter(module.entry.instructions.values()))
+    return walk(module.entry, ComputationRun(first, module.entry, 1))
+
+
+def _trip_count(module: Module, outside: Computation, loop: Instruction) -> int | None:
+    """How often a loop runs: as the compiler says, or else as start, step and limit tell."""
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
+    if known:
+        return int(known[1])
+    condition, body = module.called(loop)
+    limit = _compared_with(module, condition)
+    if limit is None:
+        return None
+    index, end, inclusive = limit
+    start = _constant(outside.source(outside.operand(loop)), outside, index)
+    step = _constant_step(body, index)
+    if start is None or not step or step < 0:
+        return None
+    return max(0, math.ceil((end + inclusive - start) / step))
+
+
+def _compared_with(module: Module, condition: Computation) -> tuple[int, int, bool] | None:
+    """`(element, limit, whether the limit is included)` of a loop that runs to a constant."""
+    root, inside = condition.source(condition.root), condition
+    values = [condition.source(condition.instructions[n]) for n in root.operands]
+    if root.opcode == "fusion":
+        (inside,) = module.called(root)
+        root = inside.source(inside.root)
+        if root.opcode != "compare":
+            return None
+        operands = [inside.source(inside.instructions[n]) for n in root.operands]
+        values = [values[int(o.inside)] if o.opcode == "parameter" else o for o in operands]
+    direction = root.attribute("direction")
+    if root.opcode != "compare" or direction not in ("LT", "LE") or len(values) != 2:
+        return None
+    index, limit = values
+    if index.opcode != "get-tuple-element" or limit.opcode != "constant":
+        return None
+    return int(index.attribute("index") or 0), int(limit.inside), direction == "LE"
+
+
+def _constant(made: Instruction, computation: Computation, index: int) -> int | None:
+    """Element `index` of a tuple, if it is a constant."""
+    if made.opcode != "tuple":
+        return None
+    value = computation.source(computation.operand(made, index))
+    return int(value.inside) if value.opcode == "constant" else None
+
+
+def _constant_step(body: Computation, index: int) -> int | None:
+    """What a loop's body adds to element `index`, if that is a constant."""
+    if body.root.opcode != "tuple":
+        return None
+    added = body.source(body.operand(body.root, index))
+    if added.opcode != "add":
+        return None
+    parts = [body.source(body.operand(added, i)) for i in (0, 1)]
+    steps = [int(p.inside) for p in parts if p.opcode == "constant"]
+    own = [p for p in parts if p.opcode == "get-tuple-element" and p.numbers("index") == (index,)]
+    return steps[0] if len(steps) == 1 and len(own) == 1 else None

@@ -1,0 +1,259 @@
+"""What every collective computes, written for one device that is vmapped over the others.
+
+A collective is a function of the stack of its members' values and of the place of a member among
+them. One vmapped axis is gathered at a time, which `vmap` can always do; tuples of axes, groups
+and partial permutations are arithmetic on the stack. The stack is the same for all members, so
+`vmap` keeps one copy of it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from bevel.errors import FixArgumentsError
+
+# Primitives that only change what types say about a value, never the value; and the second halves
+# of asynchronous collectives, whose first halves are done at once.
+CASTS = {
+    "pvary",
+    "preduced",
+    "reduced_vary_cast",
+    "reduced_vary_cast_p",
+    "vary_unreduced_cast",
+    "vary_unreduced_cast_p",
+    "sharding_constraint",
+    "reshard",
+    "mesh_cast",
+    "all_gather_done",
+    "psum_done",
+    "reduce_scatter_done",
+    "all_to_all_done",
+    "ppermute_done",
+    "pbroadcast_done",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Members:
+    """The values of the devices that take part, stacked, and the place of this one."""
+
+    values: jax.Array
+    place: Any
+
+    @property
+    def count(self) -> int:
+        return self.values.shape[0]
+
+
+def _members(x: jax.Array, names: Sequence[str], groups: Any = None) -> _Members:
+    """All devices along `names`, the last name varying fastest; or those of this one's group."""
+    stack = x
+    for name in reversed(names):
+        stack = jax.lax.all_gather(stack, name)
+    stack = stack.reshape(-1, *x.shape)
+    place = _place_along(names)
+    if groups is None:
+        return _Members(stack, place)
+    table, group_of, place_of = (jnp.asarray(t) for t in tables_of_groups(groups, stack.shape[0]))
+    return _Members(stack[table[group_of[place]]], place_of[place])
+
+
+def _place_along(names: Sequence[str]) -> jax.Array:
+    """The index of this device along several axes, the last name varying fastest."""
+    index = jnp.int32(0)
+    for name in names:
+        index = index * np.int32(jax.lax.axis_size(name)) + jax.lax.axis_index(name)
+    return index
+
+
+def tables_of_groups(groups: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Groups as a table of members, and for each device its group and its place there."""
+    sizes = {len(group) for group in groups}
+    found = sorted(device for group in groups for device in group)
+    if len(sizes) != 1 or found != list(range(count)):
+        raise FixArgumentsError(
+            f"axis_index_groups={groups} cannot be simulated: name each of the {count} devices "
+            "once, in groups of one size."
+        )
+    table = np.array(groups, np.int32)
+    group_of, place_of = np.zeros((2, count), np.int32)
+    for number, group in enumerate(groups):
+        group_of[list(group)] = number
+        place_of[list(group)] = np.arange(len(group))
+    return table, group_of, place_of
+
+
+def _reduction(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """psum, pmax and the like. Integers among `axes` are dimensions of the value itself."""
+
+    def collective(x: jax.Array, *, axes: Any, axis_index_groups: Any = None) -> jax.Array:
+        dimensions = tuple(a for a in axes if isinstance(a, int))
+        names = [a for a in axes if not isinstance(a, int)]
+        x = reduce(x, dimensions) if dimensions else x
+        return reduce(_members(x, names, axis_index_groups).values, (0,)) if names else x
+
+    return collective
+
+
+def _total(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    return jnp.sum(x, axes, dtype=x.dtype)
+
+
+def _all_gather(
+    x: jax.Array,
+    *,
+    axis_name: Any,
+    all_gather_dimension: int,
+    tiled: bool,
+    axis_index_groups: Any = None,
+    axis_size: int | None = None,
+) -> jax.Array:
+    stack = _members(x, names_of(axis_name), axis_index_groups).values
+    gathered = jnp.moveaxis(stack, 0, all_gather_dimension)
+    return _merged(gathered, all_gather_dimension) if tiled else gathered
+
+
+def _reduce_scatter(
+    x: jax.Array,
+    *,
+    axis_name: Any,
+    scatter_dimension: int,
+    tiled: bool,
+    axis_index_groups: Any = None,
+    axis_size: int | None = None,
+) -> jax.Array:
+    group = _members(x, names_of(axis_name), axis_index_groups)
+    return _part(_total(group.values, (0,)), group, scatter_dimension, tiled)
+
+
+def _all_to_all(
+    x: jax.Array,
+    *,
+    axis_name: Any,
+    split_axis: int,
+    concat_axis: int,
+    axis_index_groups: Any = None,
+    tiled: bool = True,
+) -> jax.Array:
+    """As for the primitive, both dimensions are there before and after, tiled or not."""
+    group = _members(x, names_of(axis_name), axis_index_groups)
+    received = _part(group.values, group, split_axis + 1, tiled=True)
+    return _merged(jnp.moveaxis(received, 0, concat_axis), concat_axis)
+
+
+def _part(x: jax.Array, group: _Members, dimension: int, tiled: bool) -> jax.Array:
+    """This member's part of `x` along a dimension: a slice that stays, or one entry."""
+    if not tiled:
+        return jax.lax.dynamic_index_in_dim(x, group.place, dimension, keepdims=False)
+    size = x.shape[dimension] // group.count
+    return jax.lax.dynamic_slice_in_dim(x, group.place * np.int32(size), size, dimension)
+
+
+def _merged(x: jax.Array, dimension: int) -> jax.Array:
+    """`x` with a dimension and the next one made one."""
+    shape = list(x.shape)
+    shape[dimension : dimension + 2] = [shape[dimension] * shape[dimension + 1]]
+    return x.reshape(shape)
+
+
+def _ppermute(x: jax.Array, *, axis_name: Any, perm: Any) -> jax.Array:
+    """Who is sent nothing has zeros."""
+    group = _members(x, names_of(axis_name))
+    for numbers in zip(*perm, strict=True):
+        if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(group.count)):
+            raise FixArgumentsError(
+                f"perm={perm} of ppermute: sources and destinations must be unique, and number "
+                f"the {group.count} devices along {axis_name} from 0."
+            )
+    sources = np.full(group.count, -1, np.int32)
+    for source, target in perm:
+        sources[target] = source
+    source = jnp.asarray(sources)[group.place]
+    sent = group.values[jnp.maximum(source, np.int32(0))]
+    return sent if (sources >= 0).all() else jnp.where(source >= 0, sent, jnp.zeros_like(sent))
+
+
+def _pbroadcast(
+    x: jax.Array, *, axis_name: Any, source: int, axis_index_groups: Any = None
+) -> jax.Array:
+    return _members(x, names_of(axis_name), axis_index_groups).values[source]
+
+
+def _pbroadcast_dynamic(x: jax.Array, source: jax.Array, *, axis_name: Any) -> jax.Array:
+    return _members(x, names_of(axis_name)).values[source]
+
+
+def _ragged_all_to_all(
+    operand: jax.Array,
+    output: jax.Array,
+    input_offsets: jax.Array,
+    send_sizes: jax.Array,
+    output_offsets: jax.Array,
+    recv_sizes: jax.Array,
+    *,
+    axis_name: Any,
+    axis_index_groups: Any = None,
+) -> jax.Array:
+    """Every sender says where its rows for each receiver start, how many, and where they go."""
+    gathered = functools.partial(_members, names=names_of(axis_name), groups=axis_index_groups)
+    senders = gathered(operand)
+    starts, sizes, targets = (
+        gathered(x).values[:, senders.place] for x in (input_offsets, send_sizes, output_offsets)
+    )
+    rows = jnp.arange(output.shape[0], dtype=starts.dtype)
+    for sender in range(senders.count):
+        row = rows - targets[sender]
+        own = (row >= 0) & (row < sizes[sender])
+        sent = senders.values[sender][jnp.clip(row + starts[sender], 0, operand.shape[0] - 1)]
+        output = jnp.where(own.reshape(-1, *(1,) * (output.ndim - 1)), sent, output)
+    return output
+
+
+def _axis_index(*, axis_name: Any) -> jax.Array:
+    return _place_along(names_of(axis_name))
+
+
+def names_of(axis_name: Any) -> tuple[str, ...]:
+    return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+
+
+RULES: dict[str, Callable[..., jax.Array]] = {
+    "psum": _reduction(_total),
+    "psum_invariant": _reduction(_total),
+    "unreduced_psum": _reduction(_total),
+    "pmax": _reduction(jnp.max),
+    "unreduced_pmax": _reduction(jnp.max),
+    "pmin": _reduction(jnp.min),
+    "unreduced_pmin": _reduction(jnp.min),
+    "all_gather": _all_gather,
+    "all_gather_invariant": _all_gather,
+    "all_gather_reduced": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "unreduced_reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "ragged_all_to_all": _ragged_all_to_all,
+    "ppermute": _ppermute,
+    "pbroadcast": _pbroadcast,
+    "pbroadcast_dynamic": _pbroadcast_dynamic,
+    "axis_index": _axis_index,
+}
+
+
+def rule_of(eqn: JaxprEqn) -> Callable[..., jax.Array] | None:
+    """The rule of a collective, or None for another equation."""
+    return RULES.get(eqn.primitive.name.removesuffix("_start"))
+
+
+def named_axes(eqn: JaxprEqn) -> set[str]:
+    """The mesh axes that an equation itself communicates over or reads its place on."""
+    found = {getattr(effect, "name", None) for effect in eqn.effects}
+    for param in ("axis_name", "axes", "axis_names"):
+        value = eqn.params.get(param)
+        found |= set(value) if isinstance(value, tuple | list | set | frozenset) else {value}
+    return {name for name in found if isinstance(name, str)}

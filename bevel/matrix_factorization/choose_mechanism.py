@@ -1,0 +1,333 @@
+"""Which mechanism to use: DP-SGD, BandMF, BLT or BISR, by error at equal privacy and memory."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from bevel.checks import whole_number
+from bevel.errors import FixArgumentsError
+from bevel.matrix_factorization import (
+    buffered_toeplitz,
+    calibration,
+    sensitivity,
+    streaming_matrix,
+    toeplitz,
+    tree_aggregation,
+)
+from bevel.matrix_factorization.streaming_matrix import StreamingMatrix
+
+REDUCTIONS: dict[str, Callable[[Any], Any]] = {"mean": jnp.mean, "max": jnp.max}
+# Buffers of a BLT beyond which no more are tried: the loss is within 1% at 1e6 steps with five.
+MOST_BLT_BUFFERS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A mechanism with its parameters, its memory and its error.
+
+    Attributes:
+      name: of the mechanism.
+      detail: its parameters, in words.
+      buffers: copies of the gradient that noise keeps between steps.
+      state_bytes: bytes of these, on one device.
+      error: root of the mean (or largest) squared error of the prefix sums of contributions of norm
+        at most 1, at the privacy that was asked for.
+      stddev: of the independent noise that goes into the matrix, for a clip norm of 1: what
+        `matrix_factorization_privatizer(stddev=...)` takes, times the clip norm.
+      sampling: how batches must be chosen for this privacy to hold.
+      make_noising_matrix: gives C^-1 as a StreamingMatrix; None for a baseline that is not run so.
+    """
+
+    name: str
+    detail: str
+    buffers: int
+    state_bytes: int
+    error: float
+    stddev: float
+    sampling: str
+    make_noising_matrix: Callable[[], StreamingMatrix] | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
+
+    def noising_matrix(self) -> StreamingMatrix:
+        """C^-1, for `noise_addition.matrix_factorization_privatizer`."""
+        if self.make_noising_matrix is None:
+            raise FixArgumentsError(f"{self.name} is a baseline: it has no streaming form here.")
+        return self.make_noising_matrix()
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The mechanism that was chosen, why, and all that were compared, the smallest error first."""
+
+    chosen: Candidate
+    why: str
+    candidates: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        rows = [("mechanism", "error", "stddev", "bytes of state", "batches")]
+        for c in self.candidates:
+            mark = "*" if c is self.chosen else " "
+            label = f"{mark} {c.name}, {c.detail}"
+            rows.append(
+                (label, f"{c.error:.4g}", f"{c.stddev:.4g}", f"{c.state_bytes}", c.sampling)
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, self.why])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    """What all candidates share."""
+
+    n: int
+    participations: int
+    min_sep: int
+    most_buffers: int
+    bytes_per_buffer: int
+    error: str
+    target: tuple[float, float] | None  # epsilon and delta
+
+    @property
+    def separated(self) -> str:
+        if self.participations == 1:
+            return "each example once"
+        steps = f"{self.min_sep} step{'s' * (self.min_sep > 1)}"
+        return f"each example at most {self.participations} times, {steps} apart"
+
+    @functools.cached_property
+    def unamplified_noise(self) -> float:
+        """Noise beside the sensitivity; 1 without a target, which compares all alike."""
+        return 1.0 if self.target is None else calibration.gaussian_noise_multiplier(*self.target)
+
+    def candidate(
+        self, name: str, detail: str, buffers: int, squared_error: Any, sensitivity_squared: Any
+    ) -> Candidate:
+        """One without amplification: its noise is proportional to its sensitivity."""
+        stddev = self.unamplified_noise * math.sqrt(sensitivity_squared)
+        return self.noised(name, detail, buffers, squared_error, stddev, self.separated)
+
+    def noised(
+        self,
+        name: str,
+        detail: str,
+        buffers: int,
+        squared_error: Any,
+        stddev: float,
+        sampling: str,
+    ) -> Candidate:
+        error = stddev * math.sqrt(squared_error)
+        state = buffers * self.bytes_per_buffer
+        return Candidate(name, detail, buffers, state, error, stddev, sampling)
+
+
+def choose_mechanism(
+    n: int,
+    participations: int,
+    memory_per_device: int,
+    *,
+    params_per_device: int,
+    min_sep: int | None = None,
+    error: str = "mean",
+    epsilon: float | None = None,
+    delta: float | None = None,
+    tolerance: float = 0.01,
+) -> Choice:
+    """Compares DP-SGD, BandMF, BLT and BISR at equal privacy, and chooses one that fits.
+
+    Mechanisms whose noise needs more than `memory_per_device` are left out. The one with the
+    smallest error is chosen, or one that keeps less and is within `tolerance` of it. Tree
+    aggregation is in the table as a baseline.
+
+    Without a target, privacy is equal in the sense of Gaussian differential privacy for known,
+    separated participations, and errors are per unit of noise. With `epsilon` and `delta`, DP-SGD
+    and BandMF are taken with (cyclic) Poisson sampling, whose amplification is proven for them, and
+    also without; BLT and BISR are taken without.
+
+    Args:
+      n: steps.
+      participations: steps that one example joins, at most (for Poisson sampling: on average).
+      memory_per_device: bytes that noise may keep between steps on one device.
+      params_per_device: numbers of the gradient on one device; buffers are float32.
+      min_sep: least distance of these steps, n // participations by default: the same order in
+        every epoch.
+      error: of the prefix sums, 'mean' or 'max'.
+      epsilon, delta: a privacy target for adding or removing one example; give both or none.
+      tolerance: share of the error that is given up to keep less.
+
+    Cost: some seconds for n = 1e4, more with a target or for longer runs (BandMF takes O(n bands)
+    for each of its steps).
+    """
+    setting = _checked_setting(
+        n, participations, memory_per_device, params_per_device, min_sep, error, (epsilon, delta)
+    )
+    if not 0 <= tolerance < math.inf:
+        raise FixArgumentsError(f"tolerance={tolerance!r}: write a share, such as 0.01.")
+    families = (_dp_sgd, _band_mf, _blt, _bisr)
+    runnable = [c for family in families for c in family(setting)]
+    fitting = [c for c in runnable if c.buffers <= setting.most_buffers]
+    chosen, best = chosen_and_best(fitting, tolerance)
+    table = sorted([*fitting, _tree(setting)], key=lambda c: c.error)
+    return Choice(chosen, _reasons(setting, chosen, best, fitting), tuple(table))
+
+
+def chosen_and_best(fitting: list[Candidate], tolerance: float) -> tuple[Candidate, Candidate]:
+    """The one that keeps least of those within `tolerance` of the smallest error, and that one."""
+    best = min(fitting, key=lambda c: c.error)
+    near = [c for c in fitting if c.error <= (1 + tolerance) * best.error]
+    return min(near, key=lambda c: (c.state_bytes, c.error)), best
+
+
+def _checked_setting(
+    n: int,
+    participations: int,
+    memory: int,
+    params: int,
+    min_sep: int | None,
+    error: str,
+    target: tuple[float | None, float | None],
+) -> _Setting:
+    n = whole_number("n", n)
+    participations = whole_number("participations", participations)
+    if participations > n:
+        raise FixArgumentsError(f"participations={participations}: there are only n={n} steps.")
+    min_sep = n // participations if min_sep is None else whole_number("min_sep", min_sep)
+    fit = sensitivity.minsep_true_max_participations(n, min_sep)
+    if participations > fit:
+        raise FixArgumentsError(
+            f"participations={participations}, {min_sep} steps apart: only {fit} fit into n={n}."
+        )
+    if error not in REDUCTIONS:
+        raise FixArgumentsError(f"error={error!r}: write 'mean' or 'max'.")
+    if (target[0] is None) != (target[1] is None):
+        raise FixArgumentsError(f"epsilon={target[0]}, delta={target[1]}: give both, or neither.")
+    bytes_per_buffer = 4 * whole_number("params_per_device", params)
+    memory = whole_number("memory_per_device", memory, least=0)
+    return _Setting(
+        n=n,
+        participations=participations,
+        min_sep=min_sep,
+        most_buffers=memory // bytes_per_buffer,
+        bytes_per_buffer=bytes_per_buffer,
+        error=error,
+        target=None if target[0] is None or target[1] is None else (target[0], target[1]),
+    )
+
+
+def _dp_sgd(setting: _Setting) -> Iterator[Candidate]:
+    """Independent noise: no state."""
+    n, times = setting.n, setting.participations
+    squared = float(n if setting.error == "max" else (n + 1) / 2)
+    made = [setting.candidate("DP-SGD", "independent noise", 0, squared, times)]
+    if setting.target is not None:
+        stddev = calibration.poisson_noise_multiplier(*setting.target, times / n, n)
+        sampling = f"Poisson, probability {times / n:.3g}"
+        made.append(setting.noised("DP-SGD", "independent noise", 0, squared, stddev, sampling))
+    for c in made:
+        yield dataclasses.replace(c, make_noising_matrix=streaming_matrix.identity)
+
+
+def _band_mf(setting: _Setting) -> Iterator[Candidate]:
+    """Banded Toeplitz strategies with powers of two of bands, and with as many as fit."""
+    n, times = setting.n, setting.participations
+    reduction = REDUCTIONS[setting.error]
+    for bands in doubling(2, min(setting.most_buffers + 1, setting.min_sep, n)):
+        coefs = toeplitz.optimize_banded_toeplitz(n, bands, reduction_fn=reduction)
+        squared = float(toeplitz.loss(coefs, n, reduction))
+        detail = f"{bands} bands"
+        made = [setting.candidate("BandMF", detail, bands - 1, squared, times)]
+        if setting.target is not None:
+            share = min(1.0, bands * times / n)
+            stddev = calibration.poisson_noise_multiplier(*setting.target, share, -(-n // bands))
+            sampling = f"cyclic Poisson, {bands} groups, probability {share:.3g}"
+            made.append(setting.noised("BandMF", detail, bands - 1, squared, stddev, sampling))
+        for c in made:
+            make = functools.partial(toeplitz.inverse_as_streaming_matrix, coefs)
+            yield dataclasses.replace(c, make_noising_matrix=make)
+
+
+def _blt(setting: _Setting) -> Iterator[Candidate]:
+    """Buffered Toeplitz strategies, one buffer more at a time while that helps."""
+    loss_fn = buffered_toeplitz.LossFn.build_min_sep(
+        setting.n, setting.error, setting.min_sep, setting.participations
+    )
+    last = math.inf
+    for count in range(1, min(setting.most_buffers, MOST_BLT_BUFFERS) + 1):
+        strategy, loss = buffered_toeplitz.optimize_loss(loss_fn, count)
+        squared_sensitivity = float(loss_fn.sensitivity_squared(strategy))
+        squared = float(loss) / squared_sensitivity
+        detail = f"{count} buffer{'s' * (count > 1)}"
+        c = setting.candidate("BLT", detail, count, squared, squared_sensitivity)
+        make = strategy.inverse_as_streaming_matrix
+        yield dataclasses.replace(c, make_noising_matrix=make)
+        if loss > 0.999 * last:
+            break
+        last = float(loss)
+
+
+def _bisr(setting: _Setting) -> Iterator[Candidate]:
+    """Banded inverse square roots with powers of two of bands, and with as many as fit."""
+    n = setting.n
+    for bands in doubling(2, min(setting.most_buffers + 1, n)):
+        coefs = toeplitz.banded_inverse_square_root_noising_coefs(bands)
+        errors = toeplitz.per_query_error(noising_coef=coefs, n=n)
+        squared_sensitivity = toeplitz.compute_banded_inverse_sensitivity_squared(
+            n, coefs, setting.min_sep, setting.participations
+        )
+        squared = np.max(errors) if setting.error == "max" else np.mean(errors)
+        detail = f"{bands} bands"
+        c = setting.candidate("BISR", detail, bands - 1, squared, squared_sensitivity)
+        make = functools.partial(toeplitz.as_streaming_matrix, coefs)
+        yield dataclasses.replace(c, make_noising_matrix=make)
+
+
+def _tree(setting: _Setting) -> Candidate:
+    """The baseline."""
+    errors = tree_aggregation.per_query_error(setting.n)
+    squared = np.max(errors) if setting.error == "max" else np.mean(errors)
+    squared_sensitivity = tree_aggregation.sensitivity_squared(
+        setting.n, setting.min_sep, setting.participations
+    )
+    levels = tree_aggregation.num_levels(setting.n)
+    detail = f"{levels} level{'s' * (levels > 1)} (baseline)"
+    return setting.candidate("tree aggregation", detail, levels, squared, squared_sensitivity)
+
+
+def doubling(first: int, last: int) -> list[int]:
+    """first, 2 first, 4 first, ... below last, and last itself; nothing if last is below first."""
+    powers = [first << k for k in range(last.bit_length()) if first << k < last]
+    return [*powers, last] if last >= first else []
+
+
+def _reasons(
+    setting: _Setting, chosen: Candidate, best: Candidate, fitting: list[Candidate]
+) -> str:
+    """Why, in a few sentences."""
+    fits = {
+        0: "no copy of the gradient fits into the memory given, so noise is independent",
+        1: "one copy of the gradient fits into the memory given",
+    }
+    many = f"{setting.most_buffers} copies of the gradient fit into the memory given"
+    limit = fits.get(setting.most_buffers, many)
+    said = [
+        f"{chosen.name} ({chosen.detail}) has the smallest {setting.error} error at equal privacy "
+        f"of all that fit: {limit}."
+        if chosen is best
+        else f"{chosen.name} ({chosen.detail}) keeps {chosen.state_bytes} bytes and is within "
+        f"{chosen.error / best.error - 1:.2%} of the smallest error, that of {best.name} "
+        f"({best.detail}), which keeps {best.state_bytes}: {limit}."
+    ]
+    others: dict[str, Candidate] = {}
+    for c in sorted(fitting, key=lambda c: c.error):
+        if c.name != chosen.name:
+            others.setdefault(c.name, c)
+    for c in others.values():
+        said.append(f"{c.name} ({c.detail}) has {c.error / chosen.error:.3g} times its error.")
+    said.append(f"Its privacy holds for batches chosen so: {chosen.sampling}.")
+    return " ".join(said)

@@ -1,0 +1,103 @@
+"""A run that keeps nothing: no folder, no ledger, no checkpoints."""
+
+from collections.abc import Callable
+from typing import Any
+
+from bevel.errors import FixArgumentsError
+from bevel.execution_plan import DPExecutionPlan, PlanSecrets
+from bevel.training.metrics_files import checked_metrics
+from bevel.training.run_options import RunOptions
+
+PyTree = Any
+Metrics = dict[str, Any]
+
+
+class MemoryRun:
+    """What `FolderRun` is, without a folder: what is released, and charged, is up to the caller."""
+
+    keeps, attempt = False, 0
+
+    def __init__(
+        self,
+        plan: DPExecutionPlan,
+        options: RunOptions,
+        sampling_seed: int | None,
+        reached: list[int],
+        begin: int,
+    ) -> None:
+        self.plan, self._seed, self._reached = plan, sampling_seed, reached
+        budget = options.budget or plan.budget
+        self.budget = None
+        self.delta = options.delta or (budget.delta if budget else None)
+        self._line: Metrics | None = None
+        if begin < reached[0] and not plan.secrets.known:
+            raise FixArgumentsError(
+                f"this trainer took {reached[0]} steps before, and would take those from {begin} "
+                "on with the same noise again: anyone who subtracts the results has the data. Make "
+                "another Trainer for another run, or go on from the state that fit returned."
+            )
+
+    @property
+    def secrets(self) -> PlanSecrets:
+        return self.plan.secrets
+
+    @property
+    def sampling_seed(self) -> int:
+        return self.secrets.sampling_seed if self._seed is None else self._seed
+
+    def resume(self, like: PyTree, exactly: dict[str, Any], rows_between: Any) -> PyTree:
+        return like
+
+    def last_release(self, step: int) -> int:
+        return step
+
+    def keep_unreleased(
+        self, step: int, begun: int, state: PyTree, raw: list[Metrics], rows: list[str]
+    ) -> None:
+        """The caller gets the state, with the exception: its steps were taken with the noise."""
+        self._reached[0] = max(self._reached[0], step)
+
+    def next_goal(self, step: int, stop: int) -> int:
+        return stop
+
+    def release(
+        self,
+        step: int,
+        begun: int,
+        state: PyTree,
+        raw: list[Metrics],
+        rows: list[str],
+        evaluate: Callable[[], Any],
+        show: Callable[[Metrics], None],
+    ) -> None:
+        self._reached[0] = max(self._reached[0], step)
+        epsilon = None if self.delta is None else self.plan.epsilon(step, delta=self.delta)
+        line = {"step": step, "epsilon": epsilon, "delta": self.delta, "attempt": 0}
+        line |= checked_metrics(evaluate())
+        show(line)
+        self._line = line
+
+    def finish_release(self, *, if_ready: bool = False) -> Metrics | None:
+        line, self._line = self._line, None
+        return line
+
+    def needs_metrics(self, step: int) -> bool:
+        return False
+
+    def take_fresh_attempt(self, why: list[str]) -> None:
+        raise AssertionError("a run without a folder never runs released steps again")
+
+    def restore_again(self, like: PyTree) -> PyTree:
+        raise AssertionError("a run without a folder has no checkpoint")
+
+    def write_record(self, **what: Any) -> None:
+        pass
+
+    def write_private_record(self, **what: Any) -> None:
+        pass
+
+    def __enter__(self) -> "MemoryRun":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass

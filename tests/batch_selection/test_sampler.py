@@ -1,0 +1,160 @@
+"""What all samplers promise: whoever asks, in whatever order and in how many parts, one draw."""
+
+import itertools
+
+import numpy as np
+import pytest
+import samplers
+from samplers import ITERATIONS, RANDOM_ACCESS, SAMPLERS, batches, equal, population
+
+from bevel.batch_selection import BatchSelectionStrategy
+from bevel.batch_selection.sampler import share
+from bevel.errors import FixArgumentsError
+
+SEED = 2**100 + 17
+WITH_CHANCE = [name for name in SAMPLERS if name not in ("poisson_nothing", "poisson_everything")]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_batch_holds_different_examples_of_the_data_set(name):
+    drawn = batches(name, 40, SEED)
+    assert len(drawn) == ITERATIONS
+    for batch in drawn:
+        assert batch.dtype == np.int64 and batch.ndim == 1
+        assert all(0 <= i < 40 for i in batch)
+        assert len(set(batch.tolist())) == len(batch) or name == "fixed_replaced"
+
+
+@pytest.mark.parametrize("name", WITH_CHANCE)
+def test_the_draw_is_a_function_of_the_seed(name):
+    assert equal(batches(name, 40, SEED), batches(name, 40, SEED))
+    assert not equal(batches(name, 40, SEED), batches(name, 40, SEED + 1))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_random_access_equals_iteration(name):
+    sampler, whole = SAMPLERS[name], batches(name, 40, SEED)
+    order = np.random.default_rng(0).permutation(ITERATIONS).tolist()
+    for step in order:
+        assert np.array_equal(sampler.batch(step, population(name, 40), SEED), whole[step])
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_shares_of_processes_are_disjoint_and_make_up_the_batch(name, processes):
+    sampler, whole = SAMPLERS[name], batches(name, 40, SEED)
+    for step in (0, ITERATIONS - 1):
+        shares = [
+            sampler.batch(
+                step, population(name, 40), SEED, process_index=i, process_count=processes
+            )
+            for i in range(processes)
+        ]
+        assert np.array_equal(np.concatenate(shares), whole[step])
+        sizes = [len(part) for part in shares]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("name", RANDOM_ACCESS)
+def test_the_size_of_a_batch_is_known_without_its_rows(name):
+    for step, batch in enumerate(batches(name, 40, SEED)):
+        assert SAMPLERS[name].batch_size_at(step, 40, SEED) == len(batch)
+
+
+@pytest.mark.parametrize("num_examples", [0, 1, 2])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_tiny_data_sets(name, num_examples):
+    few = name.startswith("fixed") and (num_examples == 0 or name == "fixed")
+    split = name in ("cyclic", "cyclic_truncated") and num_examples > 0  # in three groups
+    if few or split:
+        with pytest.raises(FixArgumentsError, match=r"not enough|leaves every group empty"):
+            batches(name, num_examples, SEED)
+        return
+    for batch in batches(name, num_examples, SEED):
+        assert all(0 <= i < num_examples for i in batch)
+
+
+@pytest.mark.parametrize("name", WITH_CHANCE)
+def test_randomness_comes_from_the_operating_system_unless_it_is_given(name):
+    assert not equal(batches(name, 40, None), batches(name, 40, None))
+    generator = np.random.default_rng(3)
+    first, second = batches(name, 40, generator), batches(name, 40, generator)
+    assert not equal(first, second)
+    assert equal(first, batches(name, 40, np.random.default_rng(3)))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_global_state_of_numpy_is_left_alone(name):
+    before = np.random.get_state()[1].tolist()
+    batches(name, 20, None)
+    assert np.random.get_state()[1].tolist() == before
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_random_access_needs_a_seed_that_stays(name):
+    for rng in (None, np.random.default_rng(0), True, 1.0):
+        with pytest.raises(FixArgumentsError, match="another draw at every call"):
+            SAMPLERS[name].batch(0, population(name, 40), rng)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_steps_that_were_not_accounted_for_are_refused(name):
+    with pytest.raises(FixArgumentsError, match="accounted for"):
+        SAMPLERS[name].batch(ITERATIONS, population(name, 40), SEED)
+    with pytest.raises(FixArgumentsError, match="step=-1"):
+        SAMPLERS[name].batch(-1, population(name, 40), SEED)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_what_is_promised_of_participation_holds(name):
+    sampler = SAMPLERS[name]
+    if name == "fixed_replaced":
+        with pytest.raises(FixArgumentsError, match="no sensitivity"):
+            sampler.participation()
+        return
+    promise = sampler.participation()
+    graph = population(name, 40)
+    for seed in range(5):
+        uses = {}
+        for step, batch in enumerate(batches(name, 40, seed)):
+            for example in batch.tolist():
+                units = graph.owners_of(example).tolist() if name == "multi_owner" else [example]
+                for unit in units:
+                    uses.setdefault(unit, []).append(step)
+        for steps in uses.values():
+            assert len(steps) <= promise.max_participations
+            assert all(b - a >= promise.min_separation for a, b in itertools.pairwise(steps))
+
+
+@pytest.mark.parametrize("index, count", [(2, 2), (-1, 2), (0, 0), (1, 1)])
+def test_a_process_that_is_not_there_is_an_error(index, count):
+    with pytest.raises(FixArgumentsError, match="process"):
+        share(10, index, count)
+
+
+class Mine(BatchSelectionStrategy):
+    """As a user of JAX Privacy writes one: an iterator is all there is."""
+
+    def batch_iterator(self, num_examples, rng=None):
+        yield np.arange(num_examples)
+
+
+def test_a_sampler_of_the_users_has_no_event_unless_it_says_so():
+    mine = Mine()
+    assert [b.tolist() for b in mine.batch_iterator(3)] == [[0, 1, 2]]
+    with pytest.raises(FixArgumentsError, match="no event is proven for Mine"):
+        mine.proven_event(10)
+    with pytest.raises(FixArgumentsError, match="how often one example takes part"):
+        mine.unamplified_event()
+    with pytest.raises(FixArgumentsError, match="which neighbours select alike"):
+        mine.selection_relations()
+
+
+def test_the_table_of_samplers_is_complete():
+    def below(cls):
+        return {cls} | {c for child in cls.__subclasses__() for c in below(child)}
+
+    abstract = {"BatchSelectionStrategy", "RandomAccessStrategy", "Mine"}
+    assert {c.__name__ for c in below(BatchSelectionStrategy)} - abstract == {
+        type(s).__name__ for s in samplers.SAMPLERS.values()
+    }

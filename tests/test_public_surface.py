@@ -1,0 +1,112 @@
+"""The public surface: what `__all__` lists is there, is typed, is documented, and loads little."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bevel
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = [
+    ".".join(path.relative_to(ROOT).parent.parts)
+    for path in sorted((ROOT / "bevel").rglob("__init__.py"))
+]
+# Parts of clipping and inspection that are theirs alone.
+INTERNAL = {f"bevel.clipping.{name}" for name in ("accumulate", "norms", "program", "uses")}
+INTERNAL |= {"bevel.clipping.norms.kernels", "bevel.inspection.checks"}
+# Packages that take long to import, or that a user may not have.
+HEAVY = {"optax", "scipy", "dp_accounting", "orbax", "grain", "flax", "tyro", "matplotlib"}
+HEAVY |= {"jinja2", "sklearn", "tensorboardX", "rich", "jax.experimental.pallas"}
+
+
+@pytest.mark.parametrize("package", sorted(set(PACKAGES) - INTERNAL))
+def test_every_package_lists_its_names(package):
+    module = importlib.import_module(package)
+    names = module.__all__
+    assert len(names) == len(set(names))
+    for name in names:
+        assert getattr(module, name) is not None
+        assert name in dir(module)
+    assert not [name for name in names if name.startswith("_")]
+
+
+def lazy_packages():
+    for package in PACKAGES:
+        path = ROOT.joinpath(*package.split("."), "__init__.py")
+        if "lazy_exports(" in path.read_text():
+            yield package
+
+
+@pytest.mark.parametrize("package", list(lazy_packages()))
+def test_type_checkers_see_the_names_that_are_loaded_on_first_use(package):
+    """The imports under `TYPE_CHECKING` are the same names, of the same objects."""
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(module.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = dict[str, object]()
+    for statement in block.body:
+        assert isinstance(statement, ast.ImportFrom)
+        for alias in statement.names:
+            source = importlib.import_module(statement.module)
+            try:
+                seen[alias.asname] = getattr(source, alias.name)
+            except AttributeError:
+                seen[alias.asname] = importlib.import_module(f"{statement.module}.{alias.name}")
+    eager = {
+        alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert seen.keys() | eager >= set(module.__all__) - {"processes", "simulate"}
+    for name, value in seen.items():
+        assert getattr(module, name) is value
+
+
+def test_dir_shows_the_public_names_only():
+    shown = [name for name in dir(bevel) if not name.startswith("__")]
+    assert shown == sorted(bevel.__all__)
+
+
+def test_unknown_names_are_attribute_errors():
+    for module in (bevel, bevel.accounting, bevel.sharding, bevel.training):
+        with pytest.raises(AttributeError, match=f"'{module.__name__}' has no attribute 'no_such'"):
+            _ = module.no_such
+
+
+def test_import_is_light():
+    """`import bevel` takes no longer than `import jax`; what is heavy is imported on first use."""
+    code = "import sys, bevel; print(*sorted(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    loaded = set(run.stdout.split())
+    assert not HEAVY & loaded, f"`import bevel` loads {sorted(HEAVY & loaded)}"
+    assert len([name for name in loaded if name.startswith("bevel")]) < 5
+
+
+def test_clipping_and_noise_load_no_kernels_and_no_optimizers():
+    code = "import sys, bevel; bevel.clipped_grad, bevel.gaussian_privatizer; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    loaded = HEAVY & set(run.stdout.split())
+    assert not loaded, f"clipping and noise load {sorted(loaded)}"
+
+
+def test_mypy_sees_the_types_from_outside(tmp_path):
+    """A program that uses the top-level names, checked as its author would."""
+    mypy_api = pytest.importorskip("mypy.api")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import bevel\n"
+        "reveal_type(bevel.clipped_grad)\n"
+        "reveal_type(bevel.DPSGDConfig)\n"
+        "reveal_type(bevel.Trainer)\n"
+        "reveal_type(bevel.gaussian_privatizer)\n"
+        "reveal_type(bevel.sharding.describe)\n"
+        "bevel.clipped_grad(lambda p, x: p, l2_clip_norm=1.0, no_such_option=1)\n"
+    )
+    options = ["--cache-dir", str(tmp_path / "cache"), "--follow-imports=silent"]
+    out, _, _ = mypy_api.run([*options, "--ignore-missing-imports", str(program)])
+    revealed = [line for line in out.splitlines() if "Revealed type" in line]
+    assert len(revealed) == 5 and not [line for line in revealed if '"Any"' in line], out
+    assert "no_such_option" in out and (ROOT / "bevel" / "py.typed").exists()

@@ -1,0 +1,53 @@
+"""Programs: one for each padded size, compiled before they are needed; the state stays in place."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import training_runs as runs
+
+from bevel.batch_selection import PaddedSizes
+from bevel.sharding import make_mesh
+from bevel.training.batches import Batches, batch_layout
+from bevel.training.compiled_steps import CompiledSteps
+from bevel.training.data import source_of
+from bevel.training.state import on_mesh
+
+
+def made(scale=1.0):
+    mesh = make_mesh("data=8")
+    strategy = runs.plan().batch_selection_strategy
+    batches = Batches(
+        source_of(runs.data()), strategy, runs.N, PaddedSizes((8, 16), 8), batch_layout(mesh)
+    )
+    state, keys = on_mesh((jnp.zeros(runs.D), jnp.zeros(1)), mesh)
+
+    def step(state, batch, is_padding, keys):
+        real = jnp.where(is_padding[:, None], 0, batch[0]["x"])
+        return state + scale * real.sum(axis=0), {"rows": (~is_padding).sum()}
+
+    return CompiledSteps(step, state, keys, batches), state, keys, batches
+
+
+def test_a_size_is_compiled_once_and_ahead():
+    programs, state, keys, batches = made()
+    programs.compile_ahead((8, 16))
+    assert programs.compiled == 2 and programs.seconds > 0
+    for size in (8, 16, 8):
+        state, seen = programs(state, batches.of(0, np.arange(size)), keys)
+        assert int(seen["rows"]) == size
+    assert programs.compiled == 2
+    x = runs.data()["x"]
+    np.testing.assert_allclose(state, 2 * x[:8].sum(0) + x[:16].sum(0), rtol=1e-5)
+    state, _ = programs(state, batches.of(0, np.arange(24)), keys)  # larger than any: compiled then
+    assert programs.compiled == 3 and len(state.devices()) == 8
+
+
+def test_the_state_is_given_away():
+    programs, state, keys, batches = made()
+    programs(state, batches.of(0, np.arange(8)), keys)
+    assert state.is_deleted()
+
+
+def test_the_fingerprint_is_that_of_the_program():
+    assert made()[0].fingerprint() == made()[0].fingerprint() != made(2.0)[0].fingerprint()
+    assert jax.device_count() == 8
