@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-matrix lint bench clean
+.PHONY: help demo test test-rest test-full test-slow test-breaks test-matrix format lint bench clean
 SHELL := bash
 
 BIN := .venv/bin
@@ -39,20 +39,39 @@ help: ## Show this list
 demo: .venv/.stamp ## Train a private model on 8 virtual devices, and write its report
 	@$(BIN)/bevel demo
 
-test: .venv/.stamp ## Run the tests
+# Runs compile the same programs again and again: a cache on disk, where it is asked for.
+CACHED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/compiled \
+  JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+
+test: .venv/.stamp ## Run the fast tests (ROOM=clipping: of one room and what imports it)
+ifdef ROOM
+	$(CACHED) $(BIN)/python $(PYTEST) --fast $$($(BIN)/python tests/rooms.py $(ROOM))
+else
+	$(BIN)/python $(PYTEST) --fast
+endif
+
+test-rest: .venv/.stamp ## Run the tests that `make test` leaves out
+	$(BIN)/python $(PYTEST) --rest
+
+test-full: .venv/.stamp ## Run all tests: every row of every table
 	$(BIN)/python $(PYTEST)
 
-# Runs compile the same programs again and again: a cache on disk, for this target alone.
-test-slow: .venv/.stamp ## Kill 100 training runs at random moments, and take them up again
-	BEVEL_KILLS=100 JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/compiled \
-	  JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
+test-slow: .venv/.stamp ## Kill 100 training runs at random moments, and resume them
+	BEVEL_KILLS=100 $(CACHED) \
 	  $(BIN)/python -m pytest tests/training/test_training_survives_kills.py
 
-test-matrix: $(MATRIX:%=.venv-matrix-%/.stamp) ## Run the tests on every supported Python and jax
+test-breaks: .venv/.stamp ## Break 40 promises one by one, and see that the fast tests notice
+	$(CACHED) $(BIN)/python tests/breaks.py
+
+test-matrix: $(MATRIX:%=.venv-matrix-%/.stamp) ## Run all tests on every supported Python and jax
 	@set -e; for pair in $(MATRIX); do \
 	  echo "== Python $${pair%%-*}, jax $${pair#*-}"; \
 	  BEVEL_FULL_MATRIX=1 .venv-matrix-$$pair/bin/python $(PYTEST); \
 	done
+
+format: .venv/.stamp ## Format the code and sort imports
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 lint: .venv/.stamp ## Check style and types
 	$(BIN)/ruff check .

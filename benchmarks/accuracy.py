@@ -1,13 +1,13 @@
 """Accuracy on MNIST and Fashion-MNIST at the budgets of Tramer and Boneh (2021).
 
-    python benchmarks/accuracy.py --data FOLDER              # both, three seeds, a GPU or a CPU
+    python benchmarks/accuracy.py --data FOLDER              # both data sets, three seeds
     python benchmarks/accuracy.py --data FOLDER --tune       # on a part of the training set
 
-FOLDER holds `mnist.npz` and `fashion_mnist.npz` (x_train, y_train, x_test, y_test). A linear model
-on fixed scattering features, from zeros, DP-SGD with momentum by a `bevel.DPSGDConfig`; what is
-reported is the average of its last parameters, which costs no privacy. The options were chosen on
-the last tenth of the training set (`--tune`); epsilon is that of the final run, tuning excluded.
-Beside it stands the same model trained without clipping and without noise.
+FOLDER contains `mnist.npz` and `fashion_mnist.npz` (x_train, y_train, x_test, y_test). The model is
+linear on fixed scattering features, starts from zeros, and is trained by a `bevel.DPSGDConfig` with
+momentum. The accuracy is that of a moving average of its parameters, which costs no privacy. The
+options were tuned on the last tenth of the training set (`--tune`); epsilon covers the final run,
+not the tuning. For comparison, the same model is trained without clipping and without noise.
 """
 
 import argparse
@@ -36,7 +36,7 @@ CLASSES = 10
 
 
 class Task(NamedTuple):
-    """A data set, its budget, and how it is trained."""
+    """A data set, its privacy budget, and its training options."""
 
     name: str
     epsilon: float
@@ -45,7 +45,7 @@ class Task(NamedTuple):
     learning_rate: float
     clip_norm: float = 0.1
     momentum: float = 0.9
-    average: float = 0.9  # weight of the old parameters in their moving average
+    average: float = 0.9  # decay of the moving average of the parameters
 
     def iterations(self, examples: int) -> int:
         return self.epochs * examples // self.batch_size
@@ -90,20 +90,20 @@ def private(task: Task, data: Data) -> tuple[Any, float]:
     optimizer = optimizer_of(task, task.clip_norm)
 
     @jax.jit
-    def step(state: Any, everything: Data, rows: jax.Array, key: jax.Array) -> Any:
-        params, average, noise_state, slots = state
-        batch = jax.tree.map(lambda x: x[rows], everything)
+    def step(state: Any, all_data: Data, rows: jax.Array, key: jax.Array) -> Any:
+        params, average, noise_state, opt_state = state
+        batch = jax.tree.map(lambda x: x[rows], all_data)
         gradients = plan.clipped_grad(loss)(params, batch, is_padding_example=rows < 0)
         noised, noise_state = noise.update(gradients, noise_state, prng_key=key)
-        updates, slots = optimizer.update(noised, slots)
+        updates, opt_state = optimizer.update(noised, opt_state)
         params = optax.apply_updates(params, updates)
-        return params, averaged(average, params, task.average), noise_state, slots
+        return params, averaged(average, params, task.average), noise_state, opt_state
 
-    params = start(data)
+    params = initial_params(data)
     state = params, params, noise.init(params), optimizer.init(params)
-    everything = jax.device_put(data)
+    all_data = jax.device_put(data)
     for indices in plan.batches(len(data.x)):
-        state = step(state, everything, sizes.pad(indices), plan.secrets.noise_key)
+        state = step(state, all_data, sizes.pad(indices), plan.secrets.noise_key)
     return state[1], plan.epsilon(plan.iterations)
 
 
@@ -112,22 +112,22 @@ def plain(task: Task, data: Data, rng: np.random.Generator) -> Any:
     optimizer = optimizer_of(task, 0.1)
 
     @jax.jit
-    def step(state: Any, everything: Data, rows: jax.Array) -> Any:
-        params, average, slots = state
-        gradients = jax.grad(loss)(params, jax.tree.map(lambda x: x[rows], everything))
-        updates, slots = optimizer.update(gradients, slots)
+    def step(state: Any, all_data: Data, rows: jax.Array) -> Any:
+        params, average, opt_state = state
+        gradients = jax.grad(loss)(params, jax.tree.map(lambda x: x[rows], all_data))
+        updates, opt_state = optimizer.update(gradients, opt_state)
         params = optax.apply_updates(params, updates)
-        return params, averaged(average, params, task.average), slots
+        return params, averaged(average, params, task.average), opt_state
 
-    params = start(data)
+    params = initial_params(data)
     state = params, params, optimizer.init(params)
-    everything = jax.device_put(data)
+    all_data = jax.device_put(data)
     for _ in range(task.iterations(len(data.x))):
-        state = step(state, everything, rng.integers(len(data.x), size=task.batch_size))
+        state = step(state, all_data, rng.integers(len(data.x), size=task.batch_size))
     return state[1]
 
 
-def start(data: Data) -> Any:
+def initial_params(data: Data) -> Any:
     return {"w": jnp.zeros((data.x.shape[1], CLASSES)), "b": jnp.zeros(CLASSES)}
 
 
@@ -140,25 +140,25 @@ def averaged(average: Any, params: Any, weight: float) -> Any:
 
 
 @jax.jit
-def right(params: Any, data: Data) -> jax.Array:
+def accuracy(params: Any, data: Data) -> jax.Array:
     return jnp.mean(jnp.argmax(logits(params, data.x), axis=1) == data.y)
 
 
 def run(task: Task, train: Data, test: Data, seeds: int) -> dict[str, Any]:
-    accuracies, without, seconds, epsilon = [], [], [], 0.0
+    accuracies, baselines, seconds, epsilon = [], [], [], 0.0
     for seed in range(seeds):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         params, epsilon = private(task, train)
-        accuracies.append(float(right(params, test)))
-        seconds.append(time.perf_counter() - begun)
-        without.append(float(right(plain(task, train, np.random.default_rng(seed)), test)))
+        accuracies.append(float(accuracy(params, test)))
+        seconds.append(time.perf_counter() - started)
+        baselines.append(float(accuracy(plain(task, train, np.random.default_rng(seed)), test)))
     return {
         **task._asdict(),
         "delta": DELTA,
         "spent": epsilon,
         "accuracies": accuracies,
         "accuracy": statistics.median(accuracies),
-        "without_privacy": statistics.median(without),
+        "without_privacy": statistics.median(baselines),
         "seconds": statistics.median(seconds),
     }
 

@@ -1,4 +1,4 @@
-"""How large a tile of the ChaCha20 kernel should be, on a GPU: bits and noise, tile by tile.
+"""Times the ChaCha20 kernel on a GPU for several tile sizes, for random bits and for noise.
 
 python benchmarks/chacha20_kernel.py
 """
@@ -19,7 +19,7 @@ if __name__ == "__main__":
     size = noise.SIZES["full"]
     for tile, warps in TILES:
         chacha20_kernel.TILE, chacha20_kernel.WARPS = tile, warps
-        jax.clear_caches()  # the kernel is traced once for all
+        jax.clear_caches()  # otherwise the kernel would not be traced again
         for name in ("bits", "gaussian"):
             rows = noise.measure(noise.single_leaf_cases(name, size), size, steps=10)
             ms = {row.get("generator", "copy"): row.get("ms") for row in rows}

@@ -1,8 +1,8 @@
-"""What it costs to write a checkpoint in two halves, beside the same arrays in one.
+"""Measures what it costs to write a checkpoint in two halves rather than in one.
 
-Both are written by the same Orbax handlers to the same disk, one after the other, and the median of
-the ratios is taken. A checkpoint is staged, sealed and published; charging and evaluation are not
-in it. With BandMF the private half holds the last vectors of noise, which a run needs to go on.
+The same Orbax handlers write both to the same disk, one after the other, and the median of the
+ratios is reported. A checkpoint is staged, sealed and published; charging and evaluation are not
+included. With BandMF, the private half holds the last noise vectors, which a run needs to resume.
 
 python benchmarks/checkpoint.py [--repeats 15]
 """
@@ -46,17 +46,17 @@ def halves(config, width, layers):
 
 
 def seconds(work, step):
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work(step)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
-def measured(config, width, layers, repeats):
+def measure(config, width, layers, repeats):
     """Median seconds of a checkpoint, of one half alone, and the median of their ratios."""
     both = halves(config, width, layers)
     jax.block_until_ready(both)
-    with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder(Path(place) / "run")
+    with tempfile.TemporaryDirectory() as root:
+        folder = RunFolder(Path(root) / "run")
         folder.create()
         checkpoints = Checkpoints(folder, keep=1)
         plain = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(released=array_handler()))
@@ -70,15 +70,15 @@ def measured(config, width, layers, repeats):
             arrays = by_name(both)
             digest(arrays)
             saved = ocp.args.Composite(released=ocp.args.PyTreeSave(detached(arrays)))
-            plain.save(Path(place) / "plain", args=saved, force=True)
+            plain.save(Path(root) / "plain", args=saved, force=True)
             plain.wait_until_finished()
 
         pairs = []
         for step in range(1, repeats + 3):
             first, second = (in_one, in_two) if step % 2 else (in_two, in_one)
-            found = {work: seconds(work, step) for work in (first, second)}
-            pairs.append((found[in_two], found[in_one]))
-        pairs = pairs[2:]  # programs are compiled in the first ones
+            times_of = {work: seconds(work, step) for work in (first, second)}
+            pairs.append((times_of[in_two], times_of[in_one]))
+        pairs = pairs[2:]  # the first ones include compilation
         plain.close()
         checkpoints.close()
     median = [statistics.median(times) for times in zip(*pairs, strict=True)]
@@ -88,12 +88,12 @@ def measured(config, width, layers, repeats):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
-    given = parser.parse_args()
+    options = parser.parse_args()
     print("| state | mechanism | one half | both halves | ratio | private half |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name, (width, layers) in SIZES.items():
         for kind, config in (("DP-SGD", DPSGD), ("BandMF, 4 bands", BANDMF)):
-            two, one, ratio, state = measured(config, width, layers, given.repeats)
+            two, one, ratio, state = measure(config, width, layers, options.repeats)
             private = sum(x.nbytes for x in jax.tree.leaves(state.private))
             print(
                 f"| {name} | {kind} | {one * 1e3:.1f} ms | {two * 1e3:.1f} ms | {ratio:.2f} "

@@ -1,16 +1,16 @@
-"""What clipping costs: `bevel.clipped_grad` beside `jax.grad` and per-example `vmap(grad)`.
+"""Measures the cost of `bevel.clipped_grad` relative to `jax.grad` and per-example `vmap(grad)`.
 
     python benchmarks/clipping.py                 # small sizes, for a CPU
     python benchmarks/clipping.py --size full --cases mlp,gpt_loop_32 --dtype bfloat16
 
-One process per case and dtype, so that one that runs out of memory costs its own row only. Within
-it, every column is compiled first and then steps are timed in rounds, column after column, so that
-drift hits all alike; the median is reported. Memory is the compiler's (`memory_analysis`):
-arguments + outputs + temporaries - aliases. FLOPs are the compiler's too, which counts the body of
-a loop once. `compile` is lowering and compiling, without `trace`. Ratios are to `jax.grad`.
-A column that fails says why in its row. The note on bevel is how long its result is beside that of
-naive, and how far they are apart at equal length. Shorter is deliberate: the slack that keeps each
-contribution below the clip norm in spite of rounding.
+Each case and dtype has its own process, so that running out of memory affects only its own row. The
+process compiles every column first and then times steps in rounds, column after column, so that
+drift affects all columns equally; the median is reported. Memory is the compiler's
+(`memory_analysis`): arguments + outputs + temporaries - aliases. FLOPs are the compiler's too,
+which counts the body of a loop once. `compile` is lowering and compiling, without `trace`. Ratios
+are relative to `jax.grad`. A column that fails says why in its row. The note on bevel gives the
+norm of its result relative to that of naive, and their difference at equal norm. The norm is
+smaller on purpose: the slack keeps each contribution below the clip norm despite rounding.
 """
 
 import argparse
@@ -42,22 +42,22 @@ import models
 import bevel
 
 CLIP_NORM = 1.0
-TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-2}  # of the difference at equal length
+TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-2}  # of the difference at equal norm
 MOST_SLACK = {"float32": 2e-2, "bfloat16": 6e-2}
-# In this order: what may fail to compile comes last, so that a restart without it repeats little.
+# Columns that may fail to compile come last, so that a restart without them repeats little.
 COLUMNS = ("grad", "bevel", "naive", "jax_privacy", "opacus")
-MICROBATCHES = (1, 4, 16)  # pieces that JAX Privacy's batch is cut into; the fastest is reported
-TINY_STEP = 0.01  # seconds; shorter steps are timed several back to back
+MICROBATCHES = (1, 4, 16)  # microbatches tried for JAX Privacy; the fastest is reported
+TINY_STEP = 0.01  # seconds; shorter steps are timed several at a time
 
 
 def naive(case: models.Case) -> Callable[..., Any]:
-    """Per-example gradients by vmap, clipped and summed in float32."""
+    """Per-example gradients with vmap, clipped and summed in float32."""
 
     def one(params: Any, example: Any, *frozen: Any) -> Any:
         return jax.grad(case.loss)(params, jax.tree.map(lambda x: x[None], example), *frozen)
 
     def weighted_sum(weights: jax.Array, g: jax.Array) -> jax.Array:
-        if jax.default_backend() == "cpu":  # where the product is the faster of the two
+        if jax.default_backend() == "cpu":  # where the product is faster
             return jnp.tensordot(weights, g, 1) / case.batch_size
         return jnp.sum(jax.vmap(jnp.multiply)(weights, g), axis=0) / case.batch_size
 
@@ -73,7 +73,7 @@ def naive(case: models.Case) -> Callable[..., Any]:
 
 
 def column_function(column: str, case: models.Case) -> Callable[..., Any]:
-    """The step of a column: a function of (params, batch, *frozen)."""
+    """The step of a column, as a function of (params, batch, *frozen)."""
     if column == "grad":
         return jax.grad(case.loss)
     if column == "naive":
@@ -88,7 +88,7 @@ def column_function(column: str, case: models.Case) -> Callable[..., Any]:
     return jax_privacy.clipped_grad(case.loss, **clip, microbatch_size=microbatch)
 
 
-def check_that_it_fits(case: models.Case) -> None:
+def check_memory(case: models.Case) -> None:
     stats = jax.devices()[0].memory_stats() or {}
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     needed = 4 * case.batch_size * sum(x.size for x in jax.tree.leaves(case.params))
@@ -96,28 +96,28 @@ def check_that_it_fits(case: models.Case) -> None:
         raise MemoryError(f"does not fit: {in_bytes(needed)} of per-example gradients")
 
 
-# One case, in its own process: facts go to the parent as lines of JSON.
+# The process of one case. It reports to its parent in lines of JSON.
 
 
-def tell(**fact: Any) -> None:
-    print(json.dumps(fact), flush=True)
+def send(**entry: Any) -> None:
+    print(json.dumps(entry), flush=True)
 
 
 @contextlib.contextmanager
-def blame(column: str, stage: str) -> Iterator[None]:
-    """An error inside becomes the column's cell."""
-    tell(begin=column, stage=stage)
+def report_failures(column: str, stage: str) -> Iterator[None]:
+    """Reports an error inside as the failure of the column."""
+    send(begin=column, stage=stage)
     try:
         yield
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split()).replace("|", "/")
         if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
             text = f"out of memory ({stage})"
-        tell(column=column, failed=text.removeprefix("MemoryError: ")[:160])
+        send(column=column, failed=text.removeprefix("MemoryError: ")[:160])
 
 
 def compile_column(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, dict]:
-    jax.clear_caches()  # nothing that an earlier column traced may serve this one
+    jax.clear_caches()  # so that this column does not reuse what earlier ones traced
     start = time.perf_counter()
     traced = jax.jit(function).trace(*arguments)
     middle = time.perf_counter()
@@ -138,91 +138,91 @@ def seconds_per_call(program: Any, arguments: tuple[Any, ...], calls: int = 1) -
     start = time.perf_counter()
     for _ in range(calls):
         result = program(*arguments)
-        if jax.default_backend() == "cpu":  # where calls in flight would share the cores
+        if jax.default_backend() == "cpu":  # where concurrent calls would share the cores
             jax.block_until_ready(result)
     jax.block_until_ready(result)
     return (time.perf_counter() - start) / calls
 
 
-def length(tree: Any) -> jax.Array:
+def norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree)))
 
 
 @jax.jit
-def compared(tree: Any, truth: Any) -> tuple[jax.Array, jax.Array]:
-    """The ratio of the lengths of two results, and their relative difference at equal length."""
-    ratio = length(tree) / length(truth)
-    apart = jax.tree.map(lambda x, y: x / ratio - y, tree, truth)
-    return ratio, length(apart) / length(truth)
+def compare(tree: Any, truth: Any) -> tuple[jax.Array, jax.Array]:
+    """The ratio of the norms of two results, and their relative difference at equal norm."""
+    ratio = norm(tree) / norm(truth)
+    difference = jax.tree.map(lambda x, y: x / ratio - y, tree, truth)
+    return ratio, norm(difference) / norm(truth)
 
 
 def difference_from_naive(programs: dict[str, Any], case: models.Case, dtype: str) -> dict:
-    """At this size where naive runs, else at the small size."""
+    """Compares bevel with naive, at the small size if naive does not run at this one."""
     size = ""
     if "naive" not in programs:
         case, size = models.make(case.name, "small", dtype), " (small size)"
         programs = {c: jax.jit(column_function(c, case)) for c in ("naive", "bevel")}
     results = (programs[c](*case.arguments) for c in ("bevel", "naive"))
-    ratio, apart = map(float, compared(*results))
-    note = f"{ratio:.4f} of naive{size}, {apart:.1e} apart"
-    return {"length": ratio, "difference": apart, "note": note}
+    ratio, difference = map(float, compare(*results))
+    note = f"norm {ratio:.4f} of naive{size}, difference {difference:.1e}"
+    return {"length": ratio, "difference": difference, "note": note}
 
 
 def measure(name: str, dtype: str, columns: list[str], size: str, steps: int, **rest: Any) -> None:
     device = jax.devices()[0]
     cpu = f"{platform.machine()} CPU, {os.cpu_count()} cores"
-    tell(machine=cpu if device.platform == "cpu" else device.device_kind)
+    send(machine=cpu if device.platform == "cpu" else device.device_kind)
     case = models.make(name, size, dtype)
-    # The first trace in a process pays for imports: not the first column's cost.
+    # The first trace in a process includes imports, which no column should pay for.
     jax.jit(jax.grad(case.loss)).trace(*case.arguments)
     programs: dict[str, Any] = {}
     calls: dict[str, int] = {}
     for column in columns:
-        with blame(column, "compile"):
+        with report_failures(column, "compile"):
             if column == "naive" and not rest["try_naive"]:
-                check_that_it_fits(case)
+                check_memory(case)
             program, numbers = compile_column(column_function(column, case), case.arguments)
-            tell(column=column, **numbers)
+            send(column=column, **numbers)
             programs[column] = program
     for column, program in programs.items():
-        with blame(column, "run"):
+        with report_failures(column, "run"):
             seconds_per_call(program, case.arguments)
-            once = seconds_per_call(program, case.arguments)
-            calls[column] = min(50, math.ceil(TINY_STEP / once))
+            seconds = seconds_per_call(program, case.arguments)
+            calls[column] = min(50, math.ceil(TINY_STEP / seconds))
     if "bevel" in calls:
-        with blame("bevel", "comparison with naive"):
+        with report_failures("bevel", "comparison with naive"):
             runs = {column: programs[column] for column in calls}
-            tell(column="bevel", **difference_from_naive(runs, case, dtype))
+            send(column="bevel", **difference_from_naive(runs, case, dtype))
     times: dict[str, list[float]] = {column: [] for column in calls}
     for _ in range(steps):
         for column, count in calls.items():
-            tell(begin=column, stage="time")
+            send(begin=column, stage="time")
             times[column].append(seconds_per_call(programs[column], case.arguments, count))
     for column, seconds in times.items():
         low, median, high = statistics.quantiles(seconds, n=4)
-        tell(column=column, ms=1e3 * median, quartiles_ms=[1e3 * low, 1e3 * high], steps=steps)
+        send(column=column, ms=1e3 * median, quartiles_ms=[1e3 * low, 1e3 * high], steps=steps)
 
 
-# The parent: starts a process per case, listens, and prints.
+# The parent process: it starts a process per case and prints the table.
 
 
 def run_case(name: str, dtype: str, options: argparse.Namespace, report: dict) -> dict:
-    """The row of one case. A column that kills its process is left out of the next attempt."""
+    """The row of one case. If a column kills its process, the next attempt leaves it out."""
     found: dict[str, dict] = {}
     pending = list(options.columns)
     while pending:
         task = {**vars(options), "name": name, "dtype": dtype, "columns": pending}
-        blamed, why = run_process(task, found, report)
-        for column in pending if blamed is None else [blamed]:
+        culprit, why = run_process(task, found, report)
+        for column in pending if culprit is None else [culprit]:
             if why and "ms" not in found.setdefault(column, {}):
                 found[column].setdefault("failed", why)
         ended = {c for c in found if "ms" in found[c] or "failed" in found[c]}
-        pending = [c for c in pending if c not in ended] if blamed else []
+        pending = [c for c in pending if c not in ended] if culprit else []
     return {"case": name, "dtype": dtype, "columns": found}
 
 
 def run_process(task: dict, found: dict, report: dict) -> tuple[str | None, str | None]:
-    """Run one process and note what it tells. Gives who is to blame, if one column is, and why."""
+    """Runs one process and collects its reports. Returns the column that failed, and why."""
     command = [sys.executable, __file__, "--measure", json.dumps(task, default=str)]
     environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92", **os.environ}
     column, column_ends = None, math.inf
@@ -241,14 +241,14 @@ def run_process(task: dict, found: dict, report: dict) -> tuple[str | None, str 
             line = process.stdout.readline()
             if not line:
                 break
-            fact = json.loads(line) if line.startswith(b"{") else {}
-            if "machine" in fact:
-                report.update(fact)
-            elif "begin" in fact:
-                column, limited = fact["begin"], fact["stage"] == "compile"
+            entry = json.loads(line) if line.startswith(b"{") else {}
+            if "machine" in entry:
+                report.update(entry)
+            elif "begin" in entry:
+                column, limited = entry["begin"], entry["stage"] == "compile"
                 column_ends = time.monotonic() + task["compile_limit"] if limited else math.inf
-            elif fact:
-                found.setdefault(fact.pop("column"), {}).update(fact)
+            elif entry:
+                found.setdefault(entry.pop("column"), {}).update(entry)
         if process.wait() == 0:
             return None, None
         errors.seek(0)
@@ -271,8 +271,8 @@ MEASURES = {
 
 def table_lines(row: dict) -> list[str]:
     found = row["columns"]
-    plain = found.get("grad", {})
-    # Of JAX Privacy's microbatch sizes, the fastest.
+    baseline = found.get("grad", {})
+    # Only the fastest of JAX Privacy's microbatch sizes is shown.
     peers = [c for c in found if c.startswith("jax_privacy")]
     peers.sort(key=lambda c: found[c].get("ms", math.inf))
     lines = []
@@ -280,7 +280,7 @@ def table_lines(row: dict) -> list[str]:
         numbers = found[column]
         cells = [f"{row['case']} {row['dtype']}", column]
         for key, show in MEASURES.values():
-            value, base = numbers.get(key), plain.get(key)
+            value, base = numbers.get(key), baseline.get(key)
             cells.append(show(value) if value else "")
             cells.append(f"{value / base:.2f}x" if value and base else "")
         cells.append("; ".join(numbers[key] for key in ("failed", "note") if key in numbers))
@@ -289,10 +289,10 @@ def table_lines(row: dict) -> list[str]:
 
 
 def went_wrong(row: dict) -> bool:
-    ours, tolerance = row["columns"].get("bevel", {}), TOLERANCE[row["dtype"]]
-    close = ours.get("difference", 0.0) <= tolerance
-    as_long = 1 - MOST_SLACK[row["dtype"]] <= ours.get("length", 1.0) <= 1 + tolerance
-    return "failed" in ours or not (close and as_long)
+    result, tolerance = row["columns"].get("bevel", {}), TOLERANCE[row["dtype"]]
+    is_close = result.get("difference", 0.0) <= tolerance
+    has_norm = 1 - MOST_SLACK[row["dtype"]] <= result.get("length", 1.0) <= 1 + tolerance
+    return "failed" in result or not (is_close and has_norm)
 
 
 def parse() -> argparse.Namespace:
@@ -305,9 +305,9 @@ def parse() -> argparse.Namespace:
     add("--columns", type=names, default=list(COLUMNS), help=",".join(COLUMNS))
     add("--steps", type=int, help="timed rounds, at least 10; small: 10; full: 20")
     add("--json", type=Path, default=Path("build/clipping.json"))
-    add("--compile-limit", type=float, default=240, help="seconds for one column")
-    add("--seconds", type=float, default=math.inf, help="for the whole run")
-    add("--try-naive", action="store_true", help="even where it is not expected to fit")
+    add("--compile-limit", type=float, default=240, help="seconds to compile one column")
+    add("--seconds", type=float, default=math.inf, help="time limit of the whole run")
+    add("--try-naive", action="store_true", help="run naive even if it is not expected to fit")
     add("--measure", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.cases = options.cases or list(models.TABLES[options.size])
@@ -318,14 +318,14 @@ def parse() -> argparse.Namespace:
 
 
 def installed(columns: list[str]) -> list[str]:
-    """The columns that can be measured here, in the order of COLUMNS; says why others cannot."""
+    """The columns that can be measured here, in the order of COLUMNS. Prints why others cannot."""
     wanted = [c for c in COLUMNS if c in columns and c not in ("jax_privacy", "opacus")]
     if "jax_privacy" in columns and importlib.util.find_spec("jax_privacy"):
         wanted += [f"jax_privacy/{pieces}" for pieces in MICROBATCHES]
     elif "jax_privacy" in columns:
         print("jax_privacy: not installed", flush=True)
     if "opacus" in columns:
-        print("opacus: left out, since its ratio is to another framework's step (eager PyTorch)")
+        print("opacus: left out, because its baseline is a step of eager PyTorch")
     return wanted
 
 
@@ -352,7 +352,7 @@ def main() -> int:
     print(f"\n{report.get('machine')}, {date}, {versions}")
     wrong = [f"{row['case']} {row['dtype']}" for row in report["rows"] if went_wrong(row)]
     if wrong:
-        print(f"bevel failed or is not what naive gives in: {', '.join(wrong)}")
+        print(f"bevel failed or differs from naive in: {', '.join(wrong)}")
     return 1 if wrong else 0
 
 

@@ -1,19 +1,19 @@
-"""The kernels over shifted products on the GPU at hand: right, and how fast for which tiles.
+"""Checks the kernels over shifted products on this GPU, and times them for several tilings.
 
     python benchmarks/convolution_kernel.py [--seconds 90] [--batch 2048] [NAME ...]
 
-For each 3x3 convolution of a wide ResNet, or those whose name contains a NAME, in bfloat16: the
-largest error relative to XLA in float32, of the squares over all examples (sq err) and of the
-weighted sum in its norm (sum err), then milliseconds for
+Prints one line for each 3x3 convolution of a wide ResNet in bfloat16, or for those whose name
+contains a NAME. It has the largest error relative to XLA in float32, of the squares over all
+examples (sq err) and of the norm of the weighted sum (sum err), and milliseconds for
 
-    squares   `shifted_product_squares`, at the fastest of the tilings tried
-    sum       `shifted_weighted_sum`, likewise
-    layout    making the flat layout of image and cotangent, which both need
-    dW        for scale: the weight gradient of the whole batch, by the transpose of the convolution
+    squares   `shifted_product_squares`, with the fastest tiling
+    sum       `shifted_weighted_sum`, with the fastest tiling
+    layout    computing the flat layout of image and cotangent, which both kernels need
+    dW        for comparison: the weight gradient of the whole batch, by XLA
 
 A tiling is rows/columns/block/warps/stages. TFLOP/s counts the multiplications of the convolution
-itself, without those of padding. All tilings of a shape follow its line. Without a GPU, the kernels
-are only checked, interpreted, at one small shape.
+itself, without those of padding. The times of all tilings of a shape are printed too. Without a
+GPU, the kernels are only checked at one small shape, in interpret mode.
 """
 
 import argparse
@@ -60,7 +60,7 @@ SHAPES = {
     "16 to 64": Shape(32, 16, 64),
     "3 to 16": Shape(32, 3, 16),
 }
-# rows, columns, block, num_warps, num_stages; columns are cut down to those there are.
+# rows, columns, block, num_warps, num_stages; columns are limited to the output features.
 SQUARES = [
     (128, 128, 64, 8, 3),
     (128, 128, 64, 8, 4),
@@ -87,9 +87,9 @@ SUMS = [
     (256, 64, 64, 8, 3),
 ]
 REPEATS = 7
-# One measurement runs at least this long, so that a launch from Python does not show.
+# One measurement runs at least this long, so that the overhead of Python does not matter.
 MEASUREMENT = 4e-3
-# Tensor cores truncate each of the sums they add up, always in the same direction.
+# Tensor cores truncate each partial sum, always in the same direction.
 ERROR_ALLOWED = 1e-3
 
 
@@ -128,7 +128,7 @@ def first_line(error: Exception) -> str:
 
 
 def compile_all(forms: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]) -> dict[str, Any]:
-    """Each form compiled for its arguments; those that fail are named and left out."""
+    """Compiles each form for its arguments. Those that fail are printed and left out."""
     compiled = {}
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         pending = {}
@@ -161,7 +161,7 @@ def milliseconds(call: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
 
 
 def named(kind: str, configs: list[tuple[Any, ...]], shape: Shape) -> dict[str, Tiling]:
-    """Each tiling once, with no more columns than there are."""
+    """The tilings by name, without duplicates, with columns limited to the output features."""
     tilings = {}
     for rows, columns, *rest in configs:
         columns = min(columns, max(16, 1 << (shape.features - 1).bit_length()))
@@ -175,14 +175,14 @@ def squares_error(found: Any, expected: np.ndarray) -> float:
 
 
 def sum_error(found: Any, expected: np.ndarray) -> float:
-    """The largest of the places."""
+    """The largest error over the window offsets."""
     off = np.asarray(found, np.float64) - expected
     norms = [np.sqrt(np.sum(np.square(a), axis=(1, 2))) for a in (off, expected)]
     return float(np.max(norms[0] / norms[1]))
 
 
 def references(places: Any, operands: tuple[Any, ...]) -> dict[str, Any]:
-    """The expected results, in float64, with the error to be taken of them."""
+    """For each kernel, a function that compares a result with the expected one."""
     x, g, factor = operands
     found = {}
     for kind, form, error, arguments in (
@@ -209,15 +209,15 @@ HEADER = (
 )
 
 
-def measure(name: str, shape: Shape, batch: int, hurry: bool) -> str:
-    """The line of one shape; what fails on the way is printed."""
+def measure(name: str, shape: Shape, batch: int, few_tilings: bool) -> str:
+    """The line of one shape. Failures are printed."""
     geometry = geometry_of(shape)
     places = tuple(ImageLayout(geometry, stack=0).places)
     x, g, factor = inputs(shape, batch)
     layout = jax.jit(functools.partial(flat, geometry))
     operands = (*layout(x, g), factor)
     forms: dict[str, Any] = {}
-    few = slice(0, 6, 5) if hurry else slice(None)
+    few = slice(0, 6, 5) if few_tilings else slice(None)
     for key, tile in named("squares", SQUARES[few], shape).items():
         form = functools.partial(shifted_product_squares, places=places, tile=tile)
         forms[key] = form, operands[:2]
@@ -264,13 +264,13 @@ def check_interpreted() -> int:
     squares = shifted_product_squares(*operands[:2], places, tile=tile, interpret=True)
     total = shifted_weighted_sum(*operands, places, tile=tile, splits=2, interpret=True)
     errors = expected["squares"](squares), expected["sum"](total)
-    print(f"no GPU: interpreted only. Relative error {errors[0]:.1e}, of the sum {errors[1]:.1e}")
+    print(f"no GPU, interpreted only: relative error {errors[0]:.1e}, of the sum {errors[1]:.1e}")
     return int(not max(errors) < ERROR_ALLOWED)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="parts of the names of shapes; all by default")
+    parser.add_argument("names", nargs="*", help="parts of shape names; by default all shapes")
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--seconds", type=float, default=90, help="then only few tilings are tried")
     args = parser.parse_args()
@@ -286,10 +286,10 @@ def main() -> int:
     lines = []
     for name, shape in chosen.items():
         elapsed = time.monotonic() - start
-        # What is left of the time is for the shapes that are left: few tilings for these.
-        hurry = elapsed > args.seconds * (len(lines) + 1) / (len(chosen) + 1)
+        # If the shapes so far took more than their share of the time, try only few tilings.
+        few_tilings = elapsed > args.seconds * (len(lines) + 1) / (len(chosen) + 1)
         try:
-            lines.append(measure(name, shape, args.batch, hurry))
+            lines.append(measure(name, shape, args.batch, few_tilings))
         except Exception as error:
             lines.append(f"{name:10} {first_line(error)}")
         print(lines[-1], f"  [{time.monotonic() - start:.0f} s]", flush=True)

@@ -1,12 +1,13 @@
-"""What the norms of a convolution's gradients cost, way by way (`convolution_products.py`).
+"""Times the ways to compute a convolution's gradient norms (`convolution_products.py`).
 
     python benchmarks/convolution_norms.py                          # small on a CPU, full elsewhere
     python benchmarks/convolution_norms.py --cases 8x8 --ways products,gram --seconds 60
 
-The convolutions of WRN-16-4 on 32x32 images. Each line is milliseconds for the batch; beside it the
-time of its FLOPs and of its bytes at the rates given (`--peak`, `--bandwidth`, an H200 by default),
-the compiler's temporary memory, and how far its norms are from those of the first way. A way that
-fails says why. Past `--seconds`, what is left is skipped.
+The cases are the convolutions of WRN-16-4 on 32x32 images. Each line has the milliseconds for the
+batch, the time that the compiler's count of FLOPs and bytes needs at the rates of `--peak` and
+`--bandwidth` (by default those of an H200), the compiler's temporary memory, and the relative
+difference of its norms from those of the first way. If a way fails, its line says why. After
+`--seconds`, the rest is skipped.
 """
 
 import argparse
@@ -52,10 +53,8 @@ Array = Any
 Way = Callable[[Array, Array, Array], Any]  # of x (B, 1, H, W, C), g (B, 1, H, W, K) and the kernel
 
 
-def ways(
-    case: Case, dtype: np.dtype
-) -> tuple[dict[str, tuple[Way, convolution_products.Cost]], list[jax.ShapeDtypeStruct]]:
-    """Every way with its cost, and the types of x, g and the kernel for one example."""
+def ways(case: Case, dtype: np.dtype) -> tuple[dict[str, Way], list[jax.ShapeDtypeStruct]]:
+    """Every way, and the types of x, g and the kernel for one example."""
     window, strides = (case.window, case.window), (case.stride, case.stride)
 
     def conv(x: Array, w: Array) -> Array:
@@ -66,10 +65,9 @@ def ways(
     (eqn,) = jax.make_jaxpr(conv)(x_type, w_type).eqns
     g_type = jax.eval_shape(conv, x_type, w_type)
     geometry = ConvolutionGeometry.of(eqn.params, x_type.shape, w_type.shape, g_type.shape)
-    # Narrow products are exact; wide ones are taken as the model takes them.
+    # Products of bfloat16 are exact; float32 products use the precision of the model.
     precision = lax.Precision.DEFAULT
-    itemsize = np.dtype(dtype).itemsize
-    best = convolution_products.cheapest_stack(geometry, itemsize)
+    best = convolution_products.cheapest_stack(geometry)
 
     def flat(x: Array) -> Array:
         return x.reshape(-1, *x.shape[2:])
@@ -98,42 +96,42 @@ def ways(
         return jnp.sum(convolution_products.over_products(layout, x, g, precision, square), axis=0)
 
     def gram(x: Array, g: Array, w: Array) -> Array:
-        return convolution_products.squared_norm_by_gram(geometry, x, g, precision)
+        h = convolution_products.patch_gram(geometry, x, precision)
+        g = convolution_products.cotangent_gram(geometry, g, precision)
+        return jnp.sum(h * g, axis=(1, 2, 3))
 
-    def kept(x: Array, g: Array, w: Array) -> Array:
+    def per_example(x: Array, g: Array, w: Array) -> Array:
         return convolution_products.per_example_products(geometry, x, g, best, precision)
 
-    def kept_and_summed(x: Array, g: Array, w: Array) -> tuple[Array, Array]:
-        gradients = kept(x, g, w)
+    def per_example_and_sum(x: Array, g: Array, w: Array) -> tuple[Array, Array]:
+        gradients = per_example(x, g, w)
         norms = jnp.sum(gradients * gradients, axis=(1, 2, 3, 4))
         return norms, jnp.einsum("b,b...->...", lax.rsqrt(norms), gradients)
 
     def patches(x: Array, g: Array, w: Array) -> Array:
-        found = lax.conv_general_dilated_patches(
+        h = lax.conv_general_dilated_patches(
             flat(x), window, strides, "SAME", dimension_numbers=ORDER
         )
-        found = found.reshape(x.shape[0], -1, found.shape[-1])
+        h = h.reshape(x.shape[0], -1, h.shape[-1])
         g = g.reshape(x.shape[0], -1, g.shape[-1])
-        product = jnp.einsum("bpc,bpk->bck", found, g, preferred_element_type=jnp.float32)
+        product = jnp.einsum("bpc,bpk->bck", h, g, preferred_element_type=jnp.float32)
         return jnp.sum(product * product, axis=(1, 2))
 
-    total = convolution_products.weighted_sum_cost(geometry, itemsize)
-    costs = [convolution_products.products_cost(geometry, stack, itemsize) for stack in range(3)]
-    found: dict[str, tuple[Way, convolution_products.Cost]] = {
-        "forward": (forward, total),
-        "sum, plain": (plain_sum, total),
-        "sum, float32 result": (weighted_sum, total),
-        "sum, float32 operands": (wide_sum, total),
+    found: dict[str, Way] = {
+        "forward": forward,
+        "sum, plain": plain_sum,
+        "sum, float32 result": weighted_sum,
+        "sum, float32 operands": wide_sum,
     }
     for stack in range(3):
         chosen = " (chosen)" if stack == best else ""
-        found[f"products, stack {stack}{chosen}"] = (by_products(stack), costs[stack])
+        found[f"products, stack {stack}{chosen}"] = by_products(stack)
     found |= {
-        "products, one stage": (one_stage, costs[best]),
-        "gram": (gram, convolution_products.gram_cost(geometry, itemsize)),
-        "products kept": (kept, costs[best]),
-        "products kept and summed": (kept_and_summed, costs[best]),
-        "patches": (patches, costs[2]),
+        "products, one stage": one_stage,
+        "gram": gram,
+        "per-example products": per_example,
+        "per-example products, sum": per_example_and_sum,
+        "patches": patches,
     }
     return found, [x_type, jax.ShapeDtypeStruct(g_type.shape, dtype), w_type]
 
@@ -148,8 +146,8 @@ def operands(types: list[jax.ShapeDtypeStruct], batch: int) -> list[Array]:
     ]
 
 
-def measure(way: Callable[..., Any], arrays: list[Array]) -> tuple[float, int, Any]:
-    """Seconds per call (the least of three rounds), temporary bytes, and the result."""
+def measure(way: Callable[..., Any], arrays: list[Array]) -> tuple[float, Any, Any]:
+    """Seconds per call (the minimum of three rounds), the compiled program, and the result."""
     program = jax.jit(way).lower(*arrays).compile()
     start = time.perf_counter()
     result = jax.block_until_ready(program(*arrays))
@@ -162,8 +160,7 @@ def measure(way: Callable[..., Any], arrays: list[Array]) -> tuple[float, int, A
             last = program(*arrays)
         jax.block_until_ready(last)
         rounds.append((time.perf_counter() - start) / calls)
-    memory: Any = program.memory_analysis()
-    return min(rounds), memory.temp_size_in_bytes, result
+    return min(rounds), program, result
 
 
 def main() -> int:
@@ -171,8 +168,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=4 if small else 2048)
     parser.add_argument("--dtype", default="float32" if small else "bfloat16")
-    parser.add_argument("--cases", default="", help="parts of their names, with commas between")
-    parser.add_argument("--ways", default="", help="parts of their names, with commas between")
+    parser.add_argument("--cases", default="", help="comma-separated parts of names")
+    parser.add_argument("--ways", default="", help="comma-separated parts of names")
     parser.add_argument("--seconds", type=float, default=40 if small else 150)
     parser.add_argument("--peak", type=float, default=0.1 if small else 989, help="TFLOP/s")
     parser.add_argument("--bandwidth", type=float, default=0.02 if small else 4.8, help="TB/s")
@@ -186,19 +183,21 @@ def main() -> int:
         print(f"{name:28}{'time':>10}{'FLOPs':>10}{'bytes':>10}{'temporary':>12}{'off':>10}")
         found, types = ways(case, jnp.dtype(options.dtype))
         arrays, reference = operands(types, options.batch), None
-        for title, (way, cost) in found.items():
+        for title, way in found.items():
             if not any(part in title for part in options.ways.split(",")):
                 continue
             if time.monotonic() > end:
-                print("  the rest skipped: out of time")
+                print("  out of time: the rest is skipped")
                 break
             try:
-                seconds, temporary, result = measure(way, arrays)
+                seconds, program, result = measure(way, arrays)
             except Exception as error:
                 print(f"  {title:26}{str(error).strip().splitlines()[0][:100]}", flush=True)
                 continue
-            flops = cost.flops * options.batch / options.peak / 1e9
-            moved = cost.bytes * options.batch / options.bandwidth / 1e9
+            cost = program.cost_analysis()
+            flops = cost["flops"] / options.peak / 1e9
+            moved = cost["bytes accessed"] / options.bandwidth / 1e9
+            temporary = program.memory_analysis().temp_size_in_bytes
             line = f"  {title:26}{1e3 * seconds:10.3f}{flops:10.3f}{moved:10.3f}"
             line += f"{temporary / 2**20:8.0f} MiB"
             norms = result[0] if isinstance(result, tuple) else result

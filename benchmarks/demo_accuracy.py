@@ -1,11 +1,11 @@
-"""Test accuracy of `bevel demo`: five seeds, with and without privacy.
+"""Measures the test accuracy of `bevel demo` over five seeds, with and without privacy.
 
     python benchmarks/demo_accuracy.py             # as the demo runs
     python benchmarks/demo_accuracy.py --tune      # on a fifth of the training set
 
-A seed is that of the initial parameters and, since the figures should come out again, of the noise
-and the batches too. `--tune` is for choosing options: it never sees the test set.
-Epsilon is that of one run, tuning excluded.
+Each seed determines the initial parameters and, so that the figures are reproducible, also the
+noise and the batches. `--tune` is for choosing options and never uses the test set. Epsilon covers
+one run, not the tuning.
 """
 
 import argparse
@@ -29,32 +29,33 @@ from bevel.cli.job import Job, use_cpu_devices
 
 
 def accuracy(config, seed: int) -> tuple[float, float]:
-    """Test accuracy of one run, and its seconds, compilation included."""
-    begun = time.perf_counter()
+    """Test accuracy of one run, and its seconds including compilation."""
+    start = time.perf_counter()
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, init_seed=seed),
         run=dataclasses.replace(config.run, test_seed=seed, checkpoint_every=config.plan.steps),
     )
     job = Job(config)
-    found = job.final_accuracy(job.fit(progress=False))
-    return found, time.perf_counter() - begun
+    test_accuracy = job.final_accuracy(job.fit(progress=False))
+    return test_accuracy, time.perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tune", action="store_true")
-    given = parser.parse_args()
-    config = dataclasses.replace(DIGITS, data=DataTable(tune=given.tune))
+    options = parser.parse_args()
+    config = dataclasses.replace(DIGITS, data=DataTable(tune=options.tune))
     use_cpu_devices(config.mesh.cpu_devices)
     budget = f"epsilon {config.plan.epsilon:g}, delta {config.plan.delta:g}"
     print("| privacy | median accuracy | each | seconds |\n| --- | --- | --- | --- |")
     for name, row in ((budget, config), ("none", without_privacy(config))):
-        found, seconds = zip(*(accuracy(row, seed) for seed in range(given.seeds)), strict=True)
-        each = ", ".join(f"{a:.1%}" for a in found)
-        middle, took = statistics.median(found), statistics.median(seconds)
-        print(f"| {name} | {middle:.1%} | {each} | {took:.0f} |", flush=True)
+        runs = (accuracy(row, seed) for seed in range(options.seeds))
+        accuracies, seconds = zip(*runs, strict=True)
+        each = ", ".join(f"{a:.1%}" for a in accuracies)
+        median, median_seconds = statistics.median(accuracies), statistics.median(seconds)
+        print(f"| {name} | {median:.1%} | {each} | {median_seconds:.0f} |", flush=True)
     versions = f"jax {jax.__version__}, bevel {bevel.__version__}"
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     print(f"\n{machine}, {datetime.date.today()}, {versions}, mesh {config.mesh.axes}")

@@ -1,9 +1,9 @@
-"""How long factorizations take to optimise, and how near they come to the optimum.
+"""Measures how long factorizations take to optimise, and how close they come to the optimum.
 
 python benchmarks/factorizations.py
 
-Promised on two cores: a banded Toeplitz strategy for 1e4 steps in under 20 s, a BLT for 1e6 steps
-in under 30 s and within 1% of the optimal factor.
+The targets on two cores are a banded Toeplitz strategy for 1e4 steps in under 20 s, and a BLT for
+1e6 steps in under 30 s and within 1% of the optimal factor.
 """
 
 import time
@@ -34,12 +34,12 @@ def blt(n):
     print(f"{len(strategy.buf_decay)} buffers, {excess:.2%} above the optimal factor")
 
 
-def choice(n):
-    made = timed(
+def choose(n):
+    choice = timed(
         f"choose_mechanism, n={n:.0e}, 8 copies",
         lambda: choose_mechanism(n, 4, 32, params_per_device=1),
     )
-    print(f"{made.chosen.name}, {made.chosen.detail}")
+    print(f"{choice.chosen.name}, {choice.chosen.detail}")
 
 
 if __name__ == "__main__":
@@ -47,4 +47,4 @@ if __name__ == "__main__":
         banded(10_000, bands)
     for steps in (10_000, 1_000_000):
         blt(steps)
-    choice(1000)
+    choose(1000)

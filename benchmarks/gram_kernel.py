@@ -1,16 +1,17 @@
-"""The Gram kernel on the GPU at hand: right, and how fast for which tiles.
+"""Checks the Gram kernel on this GPU, and times it for several tilings.
 
     python benchmarks/gram_kernel.py [--seconds 210] [NAME ...]
 
-For each shape of the models in the tables, or of those whose name contains a NAME: the largest
-error of the kernel relative to the XLA form in float32, then milliseconds for
+Prints one line for each shape of the models in the tables, or for those whose name contains a NAME.
+It has the largest error of the kernel relative to XLA in float32, and milliseconds for
 
-    gram  the kernel, at the fastest of the tilings tried (tile/block/warps/stages)
+    gram  the kernel, with the fastest tiling (tile/block/warps/stages)
     xla   the same sums by XLA: bfloat16 products, float32 sums, T x T matrices in memory
-    dW    for scale: the weight gradient summed over examples, 'ntd,ntk->dk'
+    dW    for comparison: the weight gradient summed over examples, 'ntd,ntk->dk'
 
-TFLOP/s counts the multiplications that symmetry leaves: N T (T + 1) (D + K). All tilings of a shape
-follow its line. Without a GPU, the kernel is only checked, interpreted, at one small shape.
+TFLOP/s counts the multiplications that are left after symmetry: N T (T + 1) (D + K). The times of
+all tilings of a shape are printed too. Without a GPU, the kernel is only checked at one small
+shape, in interpret mode.
 """
 
 import argparse
@@ -57,11 +58,11 @@ GRAM = [  # tile, block_d, num_warps, num_stages
     (64, 64, 8, 4),
 ]
 REPEATS = 20
-# One measurement runs at least this long, so that a launch from Python does not show.
+# One measurement runs at least this long, so that the overhead of Python does not matter.
 MEASUREMENT = 2e-3
-# Inputs are rotated until together they pass the cache by far.
+# Inputs are rotated, with a total size far above the cache.
 ROTATION_BYTES = 400e6
-# Tensor cores truncate each of the K / 16 sums they add up, always in the same direction.
+# Tensor cores truncate each of the K / 16 partial sums, always in the same direction.
 ERROR_ALLOWED = 1e-3
 
 Form = Callable[[jax.Array, jax.Array], Any]
@@ -85,7 +86,7 @@ def first_line(error: Exception) -> str:
 
 
 def compile_all(forms: dict[str, Form], h: jax.Array, g: jax.Array) -> dict[str, Any]:
-    """Each form compiled, several at a time; those that fail are named and left out."""
+    """Compiles the forms, several at a time. Those that fail are printed and left out."""
     compiled = {}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         pending = {}
@@ -103,7 +104,7 @@ def compile_all(forms: dict[str, Form], h: jax.Array, g: jax.Array) -> dict[str,
 
 
 def milliseconds(call: Form, sets: list[tuple[jax.Array, jax.Array]]) -> float:
-    """Median over `REPEATS` measurements of one call, the inputs taken in turn."""
+    """Median over `REPEATS` measurements of one call, rotating the inputs."""
 
     def several(count: int) -> float:
         start = time.perf_counter()
@@ -128,14 +129,14 @@ def time_all(compiled: dict[str, Any], sets: list[tuple[jax.Array, jax.Array]]) 
 
 
 def relative_error(found: Any, expected: Any) -> float:
-    """The largest over all examples and numbers; NaN if there is one."""
+    """The largest relative error over all examples and outputs, or NaN if any output is NaN."""
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     off = [np.abs(np.asarray(a, np.float64) - b) / np.abs(b) for a, b in pairs]
     return float(np.max(np.stack(off)))
 
 
 def errors_of(compiled: dict[str, Any], h: jax.Array, g: jax.Array) -> dict[str, float]:
-    """The relative error of each kernel; empty where the reference itself fails."""
+    """The relative error of each tiling. Empty if the reference itself fails."""
     try:
         expected = jax.tree.map(np.asarray, jax.jit(reference)(h, g))
     except Exception as error:
@@ -174,12 +175,12 @@ HEADER = (
 )
 
 
-def measure(name: str, shape: tuple[int, ...], hurry: bool) -> str:
-    """The line of one shape; what fails on the way is printed."""
+def measure(name: str, shape: tuple[int, ...], few_tilings: bool) -> str:
+    """The line of one shape. Failures are printed."""
     n, t, d, k = shape
     size = 2 * n * t * (d + k)
     sets = [inputs(shape, seed) for seed in range(max(1, min(8, int(ROTATION_BYTES / size))))]
-    tilings = GRAM[:2] if hurry else GRAM
+    tilings = GRAM[:2] if few_tilings else GRAM
     forms = {f"gram {'/'.join(map(str, tiling))}": gram_form(tiling) for tiling in tilings}
     forms |= {"xla": xla_gram_sums, "dW": weight_gradient}
     compiled = compile_all(forms, *sets[0])
@@ -204,13 +205,13 @@ def check_interpreted() -> int:
     expected = reference(h, g)
     found = gram_sums(h, g, tile=16, block_d=16, interpret=True)
     error = relative_error(found, expected)
-    print(f"no GPU: interpreted only. Relative error {error:.1e}")
+    print(f"no GPU, interpreted only: relative error {error:.1e}")
     return int(not error < ERROR_ALLOWED)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="parts of the names of shapes; all by default")
+    parser.add_argument("names", nargs="*", help="parts of shape names; by default all shapes")
     parser.add_argument(
         "--seconds", type=float, default=210, help="then only few tilings are tried"
     )
@@ -225,10 +226,10 @@ def main() -> int:
         if args.names and not any(part in name for part in args.names):
             continue
         elapsed = time.monotonic() - start
-        # What is left of the time is for the shapes that are left: few tilings for these.
-        hurry = elapsed > args.seconds * (len(lines) + 2) / (len(SHAPES) + 1)
+        # If the shapes so far took more than their share of the time, try only few tilings.
+        few_tilings = elapsed > args.seconds * (len(lines) + 2) / (len(SHAPES) + 1)
         try:
-            lines.append(measure(name, shape, hurry))
+            lines.append(measure(name, shape, few_tilings))
         except Exception as error:
             lines.append(f"{name:10} {first_line(error)}")
         print(lines[-1], f"  [{time.monotonic() - start:.0f} s]", flush=True)

@@ -1,9 +1,9 @@
-"""Where the time of one step goes: the kernels of a step on a GPU, by total time.
+"""Lists the kernels of one step on a GPU by total time.
 
     python benchmarks/kernel_times.py vit bfloat16 grad,bevel [FOLDER]
 
-Names are the compiler's; beside each is the time of one step, and how often it ran. The compiled
-programs, where those names can be looked up, go to FOLDER.
+Each line has the time of a kernel in one step, how often it ran, and its name in the compiled
+program. With FOLDER, the compiled programs are written there, so that you can look the names up.
 """
 
 import collections
@@ -20,7 +20,7 @@ SHOWN = 28
 
 
 def kernels(program, arguments) -> dict[str, list[float]]:
-    """Milliseconds of every kernel of one step, by name."""
+    """Milliseconds of every kernel launch of one step, by kernel name."""
     jax.block_until_ready(program(*arguments))
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

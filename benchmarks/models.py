@@ -1,4 +1,4 @@
-"""The models that `clipping.py` measures, in plain JAX: losses as users write them.
+"""The models that `clipping.py` measures, in plain JAX as users write them.
 
 Parameters are float32 and are cast to the compute dtype where they are used; normalisation,
 softmax and cross entropy are float32 inside. `loss(params, batch, *frozen)` is the mean over the
@@ -23,7 +23,7 @@ class Case(NamedTuple):
     batch: Any
     batch_size: int
     frozen: tuple[Any, ...] = ()
-    """What the loss takes after the batch, and is not differentiated with respect to."""
+    """Further arguments of the loss, which are not differentiated."""
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
 
 class Random:
-    """Random arrays, small ones from the host, so that nothing is compiled for them."""
+    """Random arrays. Small ones come from NumPy, so that nothing is compiled for them."""
 
     def __init__(self, seed: int):
         self.generator = np.random.default_rng(seed)
@@ -126,10 +126,10 @@ def block_params(random: Random, width: int) -> Any:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean over all positions; every example has as many, so also the mean over examples."""
+    """The mean over all positions, which are equally many in every example."""
     logits = logits.astype(jnp.float32)
-    right = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - right)
+    correct = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - correct)
 
 
 def mlp(dtype: Any, *, batch_size: int, widths: tuple[int, ...] = (784, 4096, 4096, 10)) -> Case:
@@ -204,7 +204,7 @@ def vit(
     patch: int = 16,
     classes: int = 1000,
 ) -> Case:
-    """ViT-B/16: patches by a convolution, a class token, learned positions."""
+    """ViT-B/16 with convolutional patches, a class token and learned positions."""
     random = Random(2)
     params = {
         "patches": random.kernel(patch, 3, width),
@@ -248,7 +248,7 @@ def gpt_params(random: Random, size: GptSize) -> Any:
 
 
 def gpt_loss(params: Any, tokens: jax.Array, *, dtype: Any, heads: int, remat: bool) -> jax.Array:
-    """Next-word loss of tokens (B, T + 1). Blocks are a list, or one tree of stacked layers."""
+    """Next-token loss of tokens (B, T + 1). Blocks are a list, or one tree of stacked layers."""
     words, labels = tokens[:, :-1], tokens[:, 1:]
     embedding = params["embedding"].astype(dtype)
     x = embedding[words] + params["positions"].astype(dtype)[None]
@@ -266,7 +266,7 @@ def gpt_loss(params: Any, tokens: jax.Array, *, dtype: Any, heads: int, remat: b
 def gpt(
     dtype: Any, *, batch_size: int, size: GptSize, layers: str = "loop", remat: bool = False
 ) -> Case:
-    """GPT-2, its embedding tied to the output; `layers` loops in Python or through `scan`."""
+    """GPT-2 with tied embeddings. `layers` is a Python "loop" or a "scan"."""
     random = Random(3)
     params = gpt_params(random, size)
     if layers == "scan":
@@ -277,13 +277,13 @@ def gpt(
 
 
 def lora(dtype: Any, *, batch_size: int, size: GptSize, rank: int = 16) -> Case:
-    """Pairs `x @ W + (x @ A) @ B * scale` on every matrix of a GPT's blocks, which stay frozen."""
+    """`x @ W + (x @ A) @ B * scale` for every matrix W of a GPT's blocks, which stay frozen."""
     random = Random(4)
     base = jax.tree.map(lambda x: x.astype(dtype), gpt_params(random, size))
 
     def pair(p: Any) -> Any:
         inputs, outputs = p["w"].shape
-        # B is not zero, as it would be before the first step: A would have no gradient.
+        # B is not initialized to zero, because A would then have no gradient.
         a = random.values(inputs, rank, scale=inputs**-0.5)
         return {"A": a, "B": random.values(rank, outputs, scale=rank**-0.5)}
 
@@ -316,7 +316,7 @@ GPT_LONG = (
 
 
 def sizes(factory: Callable[..., Case], full: dict, small: dict, **both: Any) -> tuple[Any, Any]:
-    """The factory at full size, and at one for a small CPU."""
+    """The factory at full size, and at a small size for a CPU."""
     return functools.partial(factory, **full, **both), functools.partial(factory, **small, **both)
 
 
@@ -332,7 +332,7 @@ CASES = {
     "lora": sizes(lora, *GPT_LONG, rank=16),
     "gpt_scan_remat_32": sizes(gpt, *GPT_32, layers="scan", remat=True),
 }
-# What is measured when no case is named. At the small size the batch makes no other row.
+# The default cases. At the small size, rows that differ only in batch size are left out.
 TABLES = {
     "full": [name for name in CASES if "remat" not in name],
     "small": [name for name in CASES if "remat" not in name and "128" not in name],

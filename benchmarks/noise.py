@@ -1,20 +1,19 @@
-"""What noise costs, beside the time in which the same bytes could be read and written.
+"""Measures the cost of noise relative to the time of reading and writing the same bytes.
 
     python benchmarks/noise.py                  # small sizes, for a CPU: under a minute
     python benchmarks/noise.py --size full      # 1e8 parameters, for a GPU
     python benchmarks/noise.py --size full --cases gpt_loop_32
 
-The floor of a row is the bytes that its step cannot avoid to move, at the bandwidth that a plain
-copy of an array of that size reaches in the same run: a gradient is read and a sum written;
-BandMF also reads 15 buffers and writes one, BLT reads and writes 4. The draws themselves need no
-memory, so a ratio of 1 would mean that they cost nothing. Times are medians over rounds, row after
-row, so that drift hits all alike, and are also given per 1e8 parameters; short steps are timed
-several back to back. The JSON is written after every case, so a run that is cut short leaves what
-it has.
+The floor of a row is the time to move the bytes that its step must move, at the bandwidth of a
+plain copy of an array of that size in the same run. A gradient is read and a sum is written; BandMF
+also reads 15 buffers and writes one, and BLT reads and writes 4. Drawing the noise needs no memory,
+so a ratio of 1 would mean that it costs nothing. Times are medians over rounds, row after row, so
+that drift affects all rows equally, and are also given per 1e8 parameters. Short steps are timed
+several at a time. The JSON is written after every case, so an interrupted run keeps its results.
 
-The case of a model is its whole tree of parameters, beside the step of `clipped_grad` on it.
-A compiler's own logarithm and root enter the normals: the last line is how far they are, on this
-machine, from the quantiles in float64. Needs jax, numpy and optax only.
+The case of a model uses all its parameters, and compares the noise with the step of `clipped_grad`.
+The normals depend on the compiler's logarithm and square root, so the last line compares them with
+the float64 quantiles on this machine. The script needs only jax, numpy and optax.
 """
 
 import argparse
@@ -53,13 +52,13 @@ SIZES = {"small": 2**20, "full": 10**8}
 BANDS, BUFFERS = 16, 4
 GENERATORS = ("threefry2x32", "chacha20")
 MODEL = "gpt_loop_32"
-SHARE = 0.05  # of the step of a model that noise may take
-QUANTILE_ERROR = 5e-7  # relative, that `normal_from_bits` promises
-SHORT_STEP = 0.02  # seconds; shorter steps are timed several back to back
+SHARE = 0.05  # the largest fraction of a model's step that noise may take
+QUANTILE_ERROR = 5e-7  # relative error that `normal_from_bits` promises
+SHORT_STEP = 0.02  # seconds; shorter steps are timed several at a time
 
 
 class Case(NamedTuple):
-    """One row: a program that is called again and again, and the least that it has to move."""
+    """One row: a program that is called repeatedly, and the bytes that it must move."""
 
     name: str
     generator: str
@@ -74,13 +73,13 @@ class Case(NamedTuple):
 
 
 def copying(size: int) -> Case:
-    """The floor: every number read once and written once."""
+    """The floor: every number is read once and written once."""
     x = jnp.ones(size, jnp.float32)
     return Case("copy", "", lambda g, s: (g * 1.5, s), x, (), 8.0 * size)
 
 
 def drawing(generator: str, size: int) -> Case:
-    """64 random bits for each parameter, as `jax.random.bits` gives them, reduced to one word."""
+    """64 random bits per parameter from `jax.random.bits`, reduced to one word."""
     key = keys.new_key(generator)
 
     def run(gradient: Any, step: Any) -> tuple[Any, Any]:
@@ -91,7 +90,7 @@ def drawing(generator: str, size: int) -> Case:
 
 
 def plain_normal(size: int) -> Case:
-    """`jax.random.normal`, 23 bits each: what noise costs without the promises."""
+    """`jax.random.normal` with 23 bits per number: the cost of noise without bevel's promises."""
     key = keys.new_key("threefry2x32")
 
     def run(gradient: Any, step: Any) -> tuple[Any, Any]:
@@ -102,7 +101,7 @@ def plain_normal(size: int) -> Case:
 
 
 def privatizing(name: str, privatizer: Any, gradient: Any, arrays: float) -> Case:
-    """A privatizer; `arrays` is how many times the gradient's size it has to move."""
+    """A privatizer that must move `arrays` times the size of the gradient."""
     size = sum(x.size for x in jax.tree.leaves(gradient))
     generator = privatizer.record.generator
     state = privatizer.init(gradient)
@@ -124,13 +123,13 @@ def buffered_matrix() -> Any:
 
 
 def discrete(size: int) -> Case:
-    """On an eighth of the parameters: integers of 8 bytes, read and written."""
+    """Discrete noise on an eighth of the parameters, in integers of 8 bytes."""
     gradient = jnp.ones(size // 8, jnp.int64)
     return privatizing("discrete", discrete_gaussian_privatizer(stddev=1000), gradient, 4)
 
 
 def single_leaf_cases(name: str, size: int) -> list[Callable[[], Case]]:
-    """The makers of the rows of a case."""
+    """Functions that build the rows of a case."""
 
     def correlated(generator: str, matrix: Callable[[], Any], arrays: float) -> Case:
         key = keys.new_key(generator)
@@ -156,13 +155,13 @@ NAMES = ("bits", "normal", "gaussian", "bandmf", "blt", "discrete", MODEL)
 
 
 def model_cases(size: str) -> list[Callable[[], Case]]:
-    """The step of clipping on a model, and Gaussian noise on its gradient from either generator."""
+    """The clipping step of a model, and Gaussian noise on its gradient from each generator."""
     case = models.make(MODEL, size, "bfloat16")
     gradient = jax.tree.map(jnp.asarray, case.params)
 
     def clipped() -> Case:
         step = clipping.column_function("bevel", case)
-        # The parameters are the gradient of this row: it is called with them.
+        # This row has no gradient as input, so it is called with the parameters instead.
         run = lambda params, state: (step(params, *case.arguments[1:]), state)  # noqa: E731
         return Case(f"{MODEL}: clipped_grad", "", run, gradient, (), 0.0)
 
@@ -174,7 +173,7 @@ def model_cases(size: str) -> list[Callable[[], Case]]:
 
 
 class Timed:
-    """A compiled case, called with its own state again and again."""
+    """A compiled case that is called repeatedly with its own state."""
 
     def __init__(self, case: Case):
         self.case, self.state, self.seconds = case, case.state, []
@@ -192,7 +191,7 @@ class Timed:
         jax.block_until_ready((result, self.state))
         return (time.perf_counter() - start) / calls
 
-    def take_time(self) -> None:
+    def record_time(self) -> None:
         self.seconds.append(self.seconds_per_call(self.calls))
 
     @property
@@ -201,7 +200,7 @@ class Timed:
 
 
 def measure(makers: list[Callable[[], Case]], size: int, steps: int) -> list[dict]:
-    """The rows of one case, timed in rounds beside a copy."""
+    """The rows of one case, timed in rounds together with a copy."""
     timed, rows = [], []
     for make in [lambda: copying(size), *makers]:
         try:
@@ -211,7 +210,7 @@ def measure(makers: list[Callable[[], Case]], size: int, steps: int) -> list[dic
             rows.append({"case": "?", "failed": text[:200].replace("|", "/")})
     for _ in range(steps):
         for one in timed:
-            one.take_time()
+            one.record_time()
     copy, *others = timed
     bandwidth = copy.case.bytes_moved / copy.ms
     first = next((t for t in others if t.case.generator == GENERATORS[0]), None)
@@ -232,7 +231,7 @@ def measure(makers: list[Callable[[], Case]], size: int, steps: int) -> list[dic
 
 
 def quantile_error(count: int = 2**20) -> float:
-    """The largest relative error of float32 normals, from bits all over the range."""
+    """The largest relative error of float32 normals, for bits from the whole range."""
     rng = np.random.default_rng(0)
     spread = (2.0 ** rng.uniform(0, 63, count)).astype(np.uint64)
     both_ends = np.concatenate([spread, np.uint64(2**63 - 1) - spread])
@@ -265,7 +264,7 @@ def line(row: dict) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def where_and_when() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     device = jax.devices()[0]
     cpu = f"{platform.machine()} CPU, {os.cpu_count()} cores"
     packages = (jax, np, optax, bevel)
@@ -293,7 +292,7 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join(NAMES)})")
     size = SIZES[options.size]
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)
-    report = {**where_and_when(), "size": size, "rows": []}
+    report = {**environment(), "size": size, "rows": []}
     rows = report["rows"]
     options.json.parent.mkdir(parents=True, exist_ok=True)
     for name in options.cases:
@@ -306,7 +305,7 @@ def main() -> int:
     error = report["quantile_error"] = quantile_error()
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     print("\n{machine}, {date}, {versions}".format(**report))
-    print(f"normals are within {error:.1e} of their quantiles (promised: {QUANTILE_ERROR:.0e})")
+    print(f"relative error of the normals: {error:.1e} (promised: {QUANTILE_ERROR:.0e})")
     shares = [row["share_of_step"] for row in rows if "share_of_step" in row]
     too_much = options.size == "full" and max(shares, default=0.0) > SHARE
     if too_much:

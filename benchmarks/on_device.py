@@ -1,11 +1,11 @@
-"""Check clipping on the accelerator at hand: every loss of the test table, against the oracle.
+"""Checks clipping on this accelerator: every loss of the test table against the oracle.
 
     python benchmarks/on_device.py
 
-Two columns per dtype: the error of the clipped sum relative to the float64 oracle, and the largest
-norm of a single example's contribution relative to the clip norm, which must not exceed 1 by more
-than the stated rounding of a sum of one. The error is mostly the model's own: by default JAX
-multiplies float32 matrices in TF32 on recent GPUs.
+Prints two columns per dtype: the error of the clipped sum relative to the float64 oracle, and the
+largest norm of a single example's contribution relative to the clip norm, which must not exceed 1
+by more than the stated rounding bound of a sum of one example. Most of the error is the model's
+own, because JAX by default multiplies float32 matrices in TF32 on recent GPUs.
 """
 
 import datetime
@@ -33,20 +33,20 @@ def norm(tree) -> float:
 
 
 def check(name: str, dtype: str) -> tuple[float, float, float]:
-    """(relative error, largest contribution over the clip norm, what rounding may add to it)."""
+    """(relative error, largest contribution over clip norm, rounding bound over clip norm)."""
     case = losses.make(name, jnp.dtype(dtype))
     limit = oracle.middle_norm(case.loss, case.params, case.batch)
     truth = oracle.clipped_sum(case.loss, case.params, case.batch, clip_norm=limit).grad
     fn = bevel.clipped_grad(case.loss, l2_clip_norm=limit)
-    got = fn(case.params, case.batch)
-    difference = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, got, truth)
-    # A batch of one shape in which a single row counts: its contribution alone.
+    result = fn(case.params, case.batch)
+    difference = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, result, truth)
+    # All rows but one are padding, so the result is the contribution of that row.
     rows = len(jax.tree.leaves(case.batch)[0])
-    alone = [
+    contributions = [
         norm(fn(case.params, case.batch, is_padding_example=jnp.arange(rows) != i))
         for i in range(rows)
     ]
-    return norm(difference) / norm(truth), max(alone) / limit, fn.rounding_bound(1) / limit
+    return norm(difference) / norm(truth), max(contributions) / limit, fn.rounding_bound(1) / limit
 
 
 def main() -> int:

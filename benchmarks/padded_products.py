@@ -1,11 +1,12 @@
-"""Per-example gradients of a matrix with an odd side: as they are, and from a padded operand.
+"""Times per-example gradients of a matrix with an odd dimension, with and without padding.
 
     python benchmarks/padded_products.py
 
-For shapes of the models in the tables, with a vocabulary of 50,257: milliseconds of the product
-'btv,btd->bvd' in bfloat16 as it is, with v padded to a multiple of 8 (the copy included), the copy
-alone, and of the product where v is such a multiple already; GB are temporaries. This is what
-`choose.py` weighs when it takes the way "form". Without a GPU, at one small shape.
+For shapes of the models in the tables with a vocabulary of 50,257, prints the milliseconds of the
+product 'btv,btd->bvd' in bfloat16, of the same product with v padded to a multiple of 8 (including
+the copy), of the copy alone, and of a product where v is already such a multiple, with the GB of
+temporaries. Without a GPU, it uses one small shape. `bevel/clipping/choose.py` weighs these costs
+when it considers forming per-example gradients.
 """
 
 import statistics
@@ -34,8 +35,8 @@ def padded_product(g: jax.Array, h: jax.Array) -> jax.Array:
     return product(padded(g), h)
 
 
-def measured(form: Callable[..., jax.Array], g: jax.Array, h: jax.Array) -> str:
-    """Milliseconds, the median, and the memory of temporaries."""
+def measure(form: Callable[..., jax.Array], g: jax.Array, h: jax.Array) -> str:
+    """Median milliseconds, and the memory of temporaries."""
     program = jax.jit(form).lower(g, h).compile()
     jax.block_until_ready(program(g, h))
     seconds = []
@@ -47,7 +48,7 @@ def measured(form: Callable[..., jax.Array], g: jax.Array, h: jax.Array) -> str:
     return f"{1e3 * statistics.median(seconds):.2f} ms, {held / 1e9:.2f} GB"
 
 
-def drawn(seed: int, *shape: int) -> jax.Array:
+def random(seed: int, *shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16)
 
 
@@ -56,11 +57,11 @@ def main() -> None:
     print(jax.devices()[0].device_kind, "jax", jax.__version__)
     for name, (b, t, d) in (SHAPES if on_gpu else {"small": (2, 8, 16)}).items():
         odd = VOCABULARY if on_gpu else 1027
-        h, g = drawn(0, b, t, d), drawn(1, b, t, odd)
+        h, g = random(0, b, t, d), random(1, b, t, odd)
         for form in (product, padded_product, padded):
-            print(f"{name:10} {form.__name__:16} {measured(form, g, h)}", flush=True)
-        g = drawn(1, b, t, odd + -odd % 8)
-        print(f"{name:10} {'even product':16} {measured(product, g, h)}", flush=True)
+            print(f"{name:10} {form.__name__:16} {measure(form, g, h)}", flush=True)
+        g = random(1, b, t, odd + -odd % 8)
+        print(f"{name:10} {'even product':16} {measure(product, g, h)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""The polynomials of `bevel/noise_addition/normal.py`, fitted again, and how close they are.
+"""Fits the polynomials of `bevel/noise_addition/normal.py` again, and compares the two.
 
     python benchmarks/quantile_fit.py
 
-A normal of size z that leaves the probability `tail` beyond it has `within = 1 - 2 tail` closer to
-zero on both sides. z / within is a smooth function of w = -log(4 tail (1 - tail)), the variable of
-M. Giles, "Approximating the erfinv function" (2012), and without a loss at either end: near zero it
-tends to a constant, far out w is known as well as the tail. Two polynomials do: up to w = 5 one in
-w, and above one in 1 / sqrt(w), for the quotient by sqrt(w) too. Fits are minimax in the relative
-error, by least squares whose weights are moved to where the error is largest. Needs numpy, scipy.
+For a normal of absolute value z, let `tail` be the probability of values above z, and let `within =
+1 - 2 tail` be that of values closer to zero. z / within is a smooth function of w = -log(4 tail (1
+- tail)), the variable of M. Giles, "Approximating the erfinv function" (2012). It loses no
+precision at either end: near zero it tends to a constant, and far out w is known as accurately as
+the tail. Two polynomials suffice: one in w up to w = 5, and above that one in 1 / sqrt(w), which
+approximates the quotient divided by sqrt(w). The fits are minimax in the relative error, by least
+squares with weights that move to where the error is largest. The script needs numpy and scipy.
 """
 
 import sys
@@ -28,7 +29,7 @@ POINTS, ROUNDS = 6000, 400
 
 
 def quotient(w: np.ndarray) -> np.ndarray:
-    """z / within, in float64, each from the end that is exact."""
+    """z / within in float64, computed from whichever of `within` and `tail` is accurate."""
     within = np.sqrt(-np.expm1(-w))
     tail = np.exp(-w) / (2 * (1 + within))
     return np.where(within < 0.5, np.sqrt(2) * erfinv(within), -ndtri(tail)) / within
@@ -51,9 +52,9 @@ def fitted(x: np.ndarray, y: np.ndarray, middle: float) -> tuple[list[float], fl
 
 
 def between(low: float, high: float) -> np.ndarray:
-    """Chebyshev's points: closer together at the ends."""
-    places = np.cos(np.pi * (np.arange(POINTS) + 0.5) / POINTS)
-    return (low + high) / 2 + (high - low) / 2 * places
+    """Chebyshev points, which are closer together at the ends."""
+    points = np.cos(np.pi * (np.arange(POINTS) + 0.5) / POINTS)
+    return (low + high) / 2 + (high - low) / 2 * points
 
 
 def main() -> int:
@@ -64,7 +65,7 @@ def main() -> int:
     for name, used, (coefficients, error) in (("NEAR", NEAR, near), ("FAR", FAR, far)):
         print(f"{name} = {[float(f'{c:.9g}') for c in coefficients]}")
         print(f"  relative error in exact arithmetic: {error:.1e}")
-        print(f"  those in use differ by: {np.max(np.abs(used / coefficients - 1)):.1e}")
+        print(f"  difference of those in use: {np.max(np.abs(used / coefficients - 1)):.1e}")
     return 0
 
 

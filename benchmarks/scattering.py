@@ -1,8 +1,8 @@
 """The scattering transform of small images: fixed features, the same for every data set.
 
-Two layers of Morlet wavelets (2 scales, 8 angles), moduli, and a smoothing by four, after Bruna and
-Mallat (2013): images (N, 28, 28) become (N, 81, 7, 7), each from itself alone, so computing them
-costs no privacy.
+The transform follows Bruna and Mallat (2013), with two layers of Morlet wavelets (2 scales, 8
+angles), moduli, and smoothing by a factor of four. Images (N, 28, 28) become (N, 81, 7, 7). Each
+image is transformed on its own, so this costs no privacy.
 """
 
 import functools
@@ -15,8 +15,8 @@ import numpy as np
 
 SCALES, ANGLES = 2, 8
 STRIDE = 2**SCALES
-MARGIN = STRIDE  # on every side, a reflection of the image
-CHUNK = 500  # images at a time
+MARGIN = STRIDE  # reflected padding on every side
+CHUNK = 500  # images that are transformed at a time
 GROUP = 3  # channels that are normalized together
 
 
@@ -32,7 +32,7 @@ def grid(size: int, repeats: int = 2) -> np.ndarray:
 
 
 def gabor(size: int, sigma: float, angle: float, frequency: float, slant: float) -> np.ndarray:
-    """A Gaussian times a plane wave, summed over periods; the Gaussian has sum 1 without slant."""
+    """A Gaussian times a plane wave, summed over periods. Without slant the Gaussian sums to 1."""
     rows, columns = grid(size)
     along = math.cos(angle) * rows + math.sin(angle) * columns
     across = -math.sin(angle) * rows + math.cos(angle) * columns
@@ -43,7 +43,7 @@ def gabor(size: int, sigma: float, angle: float, frequency: float, slant: float)
 
 
 def wavelet(size: int, scale: int, angle: float) -> np.ndarray:
-    """A Morlet wavelet: a wave packet whose mean is taken out."""
+    """A Morlet wavelet: a wave packet minus its mean."""
     sigma, frequency, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / ANGLES
     wave, bump = (gabor(size, sigma, angle, f, slant) for f in (frequency, 0.0))
     return wave - bump * (wave.sum() / bump.sum())
@@ -60,7 +60,7 @@ def spectra(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 @jax.jit
 def scattered(images: jax.Array) -> jax.Array:
-    """(N, H, W) to (N, 81, H / 4, W / 4)."""
+    """The scattering transform, from (N, H, W) to (N, 81, H / 4, W / 4)."""
     wide = ((0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN))
     x = jnp.pad(images, wide, mode="reflect")
     waves, smooth = (jnp.asarray(s) for s in spectra(x.shape[-1]))
@@ -69,20 +69,20 @@ def scattered(images: jax.Array) -> jax.Array:
         return jnp.fft.ifft2(jnp.fft.fft2(x) * spectrum)
 
     def smoothed(x: jax.Array) -> jax.Array:
-        """Smoothed, sampled at every fourth place, margins cut off."""
+        """Smooths, takes every fourth pixel, and cuts off the margins."""
         low = jnp.real(filtered(x, smooth))[..., ::STRIDE, ::STRIDE]
         return low[..., 1:-1, 1:-1]
 
     first = jnp.abs(filtered(x[:, None, None], waves[None]))  # (N, scales, angles, ...)
-    found = [smoothed(x[:, None]), *(smoothed(first[:, j]) for j in range(SCALES))]
+    outputs = [smoothed(x[:, None]), *(smoothed(first[:, j]) for j in range(SCALES))]
     for j, k in itertools.combinations(range(SCALES), 2):
         second = jnp.abs(filtered(first[:, j, :, None], waves[k][None, None]))
-        found.append(smoothed(second.reshape(len(x), -1, *x.shape[1:])))
-    return jnp.concatenate(found, axis=1)
+        outputs.append(smoothed(second.reshape(len(x), -1, *x.shape[1:])))
+    return jnp.concatenate(outputs, axis=1)
 
 
 def normalized(features: jax.Array) -> jax.Array:
-    """Groups of channels with mean 0 and variance 1 in each example."""
+    """Normalizes groups of channels to mean 0 and variance 1 in each example."""
     n, channels, *place = features.shape
     parts = features.reshape(n, channels // GROUP, -1)
     parts = parts - jnp.mean(parts, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The table of the sharp edges as README quotes it: Markdown, with machine, date and versions.
+"""Prints the table of sharp edges in the README as Markdown, with machine, date and versions.
 
 python benchmarks/sharp_edges.py
 """
@@ -14,7 +14,7 @@ import bevel
 from bevel.cli import sharp_edges as demo
 
 COLUMNS = (
-    "where the sharding request is",
+    "where the sharding constraint is",
     "bevel: error",
     "FLOPs",
     "collectives",

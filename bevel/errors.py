@@ -1,44 +1,44 @@
-"""Exceptions, named after what the user must do.
+"""Exceptions, each named after what you have to do.
 
-All are `ValueError`s, so code written against JAX Privacy keeps catching them.
+All of them are `ValueError`s, so code written for JAX Privacy still catches them.
 """
 
 
 class BevelError(ValueError):
-    """Base of every error that bevel raises on purpose."""
+    """Base class of all errors that bevel raises on purpose."""
 
 
 class FixArgumentsError(BevelError):
-    """An argument or option is wrong: the message says what to write instead."""
+    """An argument or option is invalid. The message says what to pass instead."""
 
 
 class FixLossError(BevelError):
-    """The loss cannot be followed for one example: the message names the place and the way out."""
+    """The loss cannot be traced for one example. The message says where, and what to change."""
 
 
 class PadBatchError(BevelError):
-    """The batch does not fit the mesh or the microbatch: pad it and mark the padding."""
+    """The batch size does not fit the mesh or the microbatches. Pad it and mark the padding."""
 
 
 class MoveCollectiveError(BevelError):
-    """The loss communicates over an axis that carries the batch: move that out of the loss."""
+    """The loss communicates over a mesh axis of the batch. Move the collective out of the loss."""
 
 
 class RestoreLedgerError(BevelError):
-    """The ledger is damaged, or not the one that belongs to the run: restore the right file."""
+    """The ledger is damaged or belongs to another run. Restore the right file."""
 
 
 class StopRunError(BevelError):
-    """Going on would exceed the privacy budget: stop here, nothing was charged."""
+    """The next charge would exceed the privacy budget. Stop here: nothing was charged."""
 
 
 class FixDataError(BevelError):
-    """The data cannot be read, or is not what the plan was made for: the message says what."""
+    """The data cannot be read, or does not match the plan. The message says why."""
 
 
 class RestoreCheckpointError(BevelError):
-    """A run cannot go on from what is in its folder: restore what the message names."""
+    """The run cannot resume from its folder. Restore what the message names."""
 
 
 class FreeSpaceError(BevelError):
-    """The disk is full: free space and start again; the run goes on from its last checkpoint."""
+    """The disk is full. Free space and start again: the run resumes from its last checkpoint."""

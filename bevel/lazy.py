@@ -1,37 +1,43 @@
 """Imports on first use: optax, SciPy, dp-accounting and Pallas take up to seconds to load."""
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def lazy_exports(
-    package: str, names: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """The `__getattr__`, `__dir__` and `__all__` of a package.
 
-    Args:
-      package: its `__name__`.
-      names: from each module to the names that it exports. Modules are absolute, or relative to the
-        package if they start with a dot. The key "." lists submodules that are themselves exported.
+    The exports are the imports in the package's `__init__.pyi`, in their order, so type checkers
+    see the same names.
     """
-    module_of = {name: module for module, exported in names.items() for name in exported}
+    module = sys.modules[package]
+    stub = ast.parse(Path(str(module.__file__)).with_suffix(".pyi").read_text())
+    source_of = {
+        alias.name: str(node.module)
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
     def load(name: str) -> Any:
-        if name not in module_of:
+        if name not in source_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if module_of[name] == ".":
-            return importlib.import_module(f".{name}", package)
-        value = getattr(importlib.import_module(module_of[name], package), name)
-        setattr(sys.modules[package], name, value)
+        source = source_of[name]
+        if source == package:
+            return importlib.import_module(f"{package}.{name}")
+        value = getattr(importlib.import_module(source), name)
+        setattr(module, name, value)
         return value
 
     def listed() -> list[str]:
-        dunders = [name for name in vars(sys.modules[package]) if name.startswith("__")]
-        return sorted([*dunders, *sys.modules[package].__all__])
+        dunders = [name for name in vars(module) if name.startswith("__")]
+        return sorted({*dunders, *module.__all__})
 
-    return load, listed, list(module_of)
+    return load, listed, list(source_of)
 
 
 class LazyModule:

@@ -1,22 +1,22 @@
-"""The dtype at every stage, in one table, and the rounding that each stage may add.
+"""The dtype of every stage, and bounds on the rounding error of each.
 
-The model computes in whatever it likes. From the per-example gradient on, bevel decides:
+The model computes in any dtype. From the per-example gradient on, bevel sets the dtype:
 
-| stage                                   | dtype                                              |
-| --------------------------------------- | -------------------------------------------------- |
-| loss, activations, per-example gradient | the model's own                                    |
-| norm of one example's gradient          | float32, float64 for float64 gradients             |
-| clipping coefficient                    | float32, float64 if any gradient is float64        |
-| coefficient times gradient              | float32 or wider; for a product, its operands' own |
-| sum over examples                       | the same, also over microbatches and devices       |
-| result                                  | the same, unless `dtype=` asks for another         |
-| noise                                   | float32 or wider                                   |
+| stage                                    | dtype                                                |
+| ---------------------------------------- | ---------------------------------------------------- |
+| loss, activations, per-example gradient  | the model's own                                      |
+| norm of one example's gradient           | float32, float64 for float64 gradients               |
+| clipping coefficient                     | float32, float64 if any gradient is float64          |
+| coefficient times gradient               | float32 or wider; in a matrix product, its operands' |
+| sum over examples, microbatches, devices | float32 or wider                                     |
+| result                                   | float32 or wider, unless you pass `dtype=`           |
+| noise                                    | float32 or wider                                     |
 
-Two bounds follow, and they are kept apart:
+There are two separate bounds on rounding:
 
-* the *slack* bounds one example's contribution as it enters the sum. It is applied to the
-  coefficient, so the promised norm holds for what is really summed;
-* the rounding of the sum itself grows with the batch and is stated by
+* The *slack* covers one example's contribution as it enters the sum. It lowers the coefficient, so
+  the clip norm holds for the values that are actually summed.
+* The *rounding bound* covers the sum itself and grows with the batch. It is
   `BoundedSensitivityCallable.rounding_bound(batch_size)`.
 """
 
@@ -26,18 +26,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-STAGES: dict[str, str] = {
-    "per_example_gradient": "as the model computes",
-    "norm": "float32 or wider",
-    "coefficient": "float32 or wider",
-    "sum": "float32 or wider",
-    "result": "float32 or wider, unless dtype= is given",
-    "noise": "float32 or wider",
-}
-
 
 def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> np.dtype:
-    """The dtype in which values of `dtypes` are squared, scaled and summed: float32 at least."""
+    """Returns the dtype in which to square, scale and sum `dtypes`: float32 or float64."""
     widest: np.dtype = np.dtype(np.float32)
     for dtype in dtypes:
         if np.dtype(dtype) == np.dtype(np.float64):
@@ -46,16 +37,17 @@ def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> np.dtype:
 
 
 def unit_roundoff(dtype: jax.typing.DTypeLike) -> float:
-    """Largest relative error of one rounding to `dtype`."""
+    """Returns the largest relative error of one rounding to `dtype`."""
     return float(jnp.finfo(dtype).eps) / 2
 
 
 def multiplier(dtype: jax.typing.DTypeLike, asked: object = None) -> "Multiplier":
-    """How matrices of `dtype` are multiplied here, so that each product is exact in float32.
+    """Returns how to multiply matrices of `dtype` on this backend.
 
-    Matrix units take bfloat16 as it is. By default GPUs take float32 as TF32 (11 significant bits):
-    where the model does, so do norm and sum, on operands that were rounded so once, and for both.
-    Elsewhere, and where the model asks for more, float32 is multiplied in full.
+    bfloat16 operands are used as they are. GPUs multiply float32 as TF32 (11 significant bits) by
+    default. Where the model does so, norms and sums do too, on operands that are rounded once and
+    used for both. Products of two such operands are exact in float32. On other backends, and where
+    the model asks for a higher precision (`asked`), float32 operands keep all of their bits.
     """
     dtype = np.dtype(dtype)
     if dtype == jnp.dtype("bfloat16"):
@@ -69,20 +61,20 @@ def multiplier(dtype: jax.typing.DTypeLike, asked: object = None) -> "Multiplier
 
 @dataclasses.dataclass(frozen=True)
 class Multiplier:
-    """What a matrix product takes: the dtype of its operands, their roundoff and precision."""
+    """How a matrix product is computed: the dtype, rounding and precision of its operands."""
 
     dtype: np.dtype
     roundoff: float
     precision: jax.lax.Precision
-    mantissa: int | None  # bits to which operands are rounded, if fewer than the dtype has
+    mantissa: int | None  # operands are rounded to this many bits; None keeps the dtype's
 
     def operand(self, x: jax.Array) -> jax.Array:
-        """`x` as the multiplier takes it."""
+        """Casts and rounds `x` to an operand of the product."""
         x = x.astype(self.dtype)
         return x if self.mantissa is None else jax.lax.reduce_precision(x, 8, self.mantissa)
 
 
 def rounding_growth(terms: float, dtype: jax.typing.DTypeLike = np.float32) -> float:
-    """Bound on the relative error of `terms` roundings in a row, in any order: n u / (1 - n u)."""
+    """Bounds the relative error of `terms` successive roundings, in any order: n u / (1 - n u)."""
     error = terms * unit_roundoff(dtype)
     return error / (1 - error) if error < 1 else float("inf")

@@ -1,4 +1,4 @@
-"""What a step moves between devices, and what is wrong with it: `inspect_step` and `doctor`."""
+"""See what a step sends between devices, and find mistakes, with `inspect_step` and `doctor`."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 def on(shape, *spec):
-    """The type of an array on the mesh: nothing is run here, so no array is needed."""
+    """The type of an array on the mesh. Nothing is run here, so no array is needed."""
     return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(MESH, P(*spec)))
 
 
@@ -30,7 +30,7 @@ def careless_loss(params, x):
 
 
 def careless_clipping(weights, x):
-    """Autodiff adds the gradients of example i of all shards, before their norm is taken."""
+    """Autodiff adds the gradients of example i of all shards before their norm is computed."""
 
     def shard(weights, x):
         grads = jax.vmap(jax.grad(lambda w, x: jnp.sum((x @ w) ** 2)), (None, 0))(weights, x)
@@ -49,13 +49,13 @@ def main() -> None:
     print(inspect_step(private.lower(params, batch).compile()))
     assert not doctor(private, params, batch)
 
-    found = doctor(jax.grad(careless_loss), params, batch)
-    print(found)
-    assert found.of("costly constraint")
+    findings = doctor(jax.grad(careless_loss), params, batch)
+    print(findings)
+    assert findings.of("costly constraint")
 
-    found = doctor(careless_clipping, on((64, 8)), batch)
-    print(found)
-    assert found.of("early sum")
+    findings = doctor(careless_clipping, on((64, 8)), batch)
+    print(findings)
+    assert findings.of("early sum")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Adam on noised gradients: with and without the noise's share of the second moments.
+"""Adam on noised gradients, with and without correcting the second moments for the noise.
 
-Gradients of the first half of the parameters are ten times those of the second. Adam without noise
-moves all alike; with noise its denominator is that of the noise, and the second half lags behind.
+The gradients of the first half of the parameters are ten times as large as those of the second.
+Without noise, Adam moves both halves equally. With noise, the noise dominates its denominator, and
+the second half lags behind. `dp_adam` corrects for that.
 
 python examples/dp_adam.py
 """
@@ -18,8 +19,8 @@ gradient = jnp.where(jnp.arange(D) < D // 2, 1.0, 0.1)
 noise = STDDEV * jax.random.normal(jax.random.key(0), (STEPS, D))
 
 
-def moved(optimizer, gradients):
-    """How far each half went in all steps, on average."""
+def distance_moved(optimizer, gradients):
+    """The mean distance that each half of the parameters moved in all steps."""
 
     def step(state, gradient):
         update, state = optimizer.update(gradient, state)
@@ -31,9 +32,9 @@ def moved(optimizer, gradients):
 
 
 rows = {
-    "adam, no noise": moved(optax.adam(RATE), jnp.broadcast_to(gradient, noise.shape)),
-    "adam, noise": moved(optax.adam(RATE), gradient + noise),
-    "dp_adam, noise": moved(dp_adam(RATE, noise_stddev=STDDEV), gradient + noise),
+    "adam, no noise": distance_moved(optax.adam(RATE), jnp.broadcast_to(gradient, noise.shape)),
+    "adam, noise": distance_moved(optax.adam(RATE), gradient + noise),
+    "dp_adam, noise": distance_moved(dp_adam(RATE, noise_stddev=STDDEV), gradient + noise),
 }
 for name, (large, small) in rows.items():
     print(f"{name:16} large gradients {large:.2f}   small gradients {small:.2f}")

@@ -1,6 +1,7 @@
-"""What is done for each parameter, and what it costs: `bevel.explain`.
+"""See how each parameter's gradients are clipped, and what that costs, with `bevel.explain`.
 
-Nothing is configured: norms are taken in the cheapest way for their shapes, and a table says which.
+There is nothing to configure: bevel chooses the cheapest norm rule for each shape, and the table
+says which.
 """
 
 import jax
@@ -12,7 +13,7 @@ VOCABULARY, WIDTH, HIDDEN = 512, 64, 256
 
 
 def loss(params, tokens):
-    """A small language model whose embedding is its output head too."""
+    """A small language model whose embedding is also its output head."""
     x = params["embedding"][tokens[:, :-1]]
 
     def block(x, layer):
@@ -36,8 +37,8 @@ def main() -> None:
     grad_fn = bevel.clipped_grad(loss, l2_clip_norm=1.0)
     explained = bevel.explain(grad_fn, params, tokens)
     print(explained)
-    # The embedding meets the example twice, and its cross terms are counted. Layers inside a
-    # checkpoint are not held, for that would undo it.
+    # The embedding has two uses, and their cross terms enter the norm. Layers inside a checkpoint
+    # are recomputed, because storing their values would defeat the checkpoint.
     assert "1 lookup, 1 dense" in {row.uses for row in explained.rows}
     assert "again" in {row.memory for row in explained.rows}
     grad_fn(params, tokens)

@@ -1,4 +1,4 @@
-"""What was spent, on disk before anything is released: a run, a crash, a second run, a budget.
+"""Charge a ledger before every release: a run, a crash, a second run, and a budget.
 
 python examples/ledger.py
 """
@@ -21,7 +21,7 @@ step_event = dpsgd_event(1.0, 1, sampling_prob=0.01)
 
 
 def commitment():
-    # The key and its salt stay with the run, in a file that only its owner can read.
+    # Keep the key and its salt with the run, in a file that only its owner can read.
     return key_commitment(secrets.token_bytes(32), new_salt())
 
 
@@ -32,10 +32,10 @@ with Ledger.open(path, **terms) as ledger:
         # ... select, clip, add noise ...
         run.charge(step, step + 1, step_event)
         # Only now may anything computed from this step leave the trainer.
-    kept = ledger.head  # with every checkpoint
+    head = ledger.head  # store it with every checkpoint
 
 with path.open("ab") as file:
-    file.write(b'{"entry":{"attempt":0,"ev')  # a machine that went down while it wrote
+    file.write(b'{"entry":{"attempt":0,"ev')  # as if the machine crashed while writing
 
 with warnings.catch_warnings(record=True) as notices:
     warnings.simplefilter("always")
@@ -43,9 +43,9 @@ with warnings.catch_warnings(record=True) as notices:
 print("notice:", str(notices[0].message).removeprefix(f"{path} "), "\n")
 
 with ledger:
-    run = ledger.run("first", plan="plan-1", key=first_key, checkpoint_step=5, checkpoint_head=kept)
+    run = ledger.run("first", plan="plan-1", key=first_key, checkpoint_step=5, checkpoint_head=head)
     run.charge(5, 300, dpsgd_event(1.0, 295, sampling_prob=0.01))
-    run.charge(250, 300, dpsgd_event(1.0, 50, sampling_prob=0.01), attempt=1)  # run again
+    run.charge(250, 300, dpsgd_event(1.0, 50, sampling_prob=0.01), attempt=1)  # with fresh noise
     print(ledger.spent().describe(), "\n")
     second = ledger.run("second", plan="plan-2", key=commitment())
     try:

@@ -1,4 +1,4 @@
-"""Choose a mechanism, and see that its noise is as small on running sums as it was said to be.
+"""Choose a mechanism, and check that the error of its running sums is as predicted.
 
 python examples/matrix_factorization.py
 """
@@ -18,12 +18,12 @@ choice = matrix_factorization.choose_mechanism(
 )
 print(choice)
 
-# What the mechanism adds to gradient i is row i of C^-1 z: one stream, one step at a time.
+# The mechanism adds row i of C^-1 z to gradient i, computed one step at a time.
 chosen = choice.chosen
 noising_matrix = chosen.noising_matrix()
 z = chosen.stddev * clip_norm * jax.random.normal(jax.random.key(0), (steps, params))
 noise = noising_matrix @ z
 
-# A model is the sum of its updates, so what counts is the error of the sums.
+# A model is the sum of its updates, so the error of the running sums is what matters.
 error = jnp.sqrt(jnp.mean(jnp.cumsum(noise, axis=0) ** 2))
-print(f"\nerror of the sums: {error:.3f} measured, {chosen.error:.3f} said")
+print(f"\nerror of the sums: {error:.3f} measured, {chosen.error:.3f} predicted")

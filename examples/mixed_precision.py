@@ -1,4 +1,4 @@
-"""A bfloat16 model: the sum of clipped gradients is float32 without being asked for.
+"""Clip a bfloat16 model. The sum of clipped gradients is float32 by default.
 
 python examples/mixed_precision.py
 """
@@ -29,4 +29,4 @@ grad = grad_fn(params, batch)
 for name, g in grad.items():
     print(f"{name}: parameter {params[name].dtype}, gradient {g.dtype}")
 print(f"sensitivity of the exact sum: {grad_fn.sensitivity():.3f}")
-print(f"rounding of the sum over 256 examples, at most: {grad_fn.rounding_bound(256):.2e}")
+print(f"rounding bound of the sum over 256 examples: {grad_fn.rounding_bound(256):.2e}")

@@ -1,4 +1,4 @@
-"""Noise on sharded gradients: the same on every mesh, drawn again after a crash, or correlated.
+"""Add independent and correlated noise to sharded gradients, the same noise on every mesh.
 
 python examples/noise.py
 """
@@ -29,7 +29,7 @@ grad_fn = bevel.clipped_grad(loss, l2_clip_norm=1.0)
 grads = grad_fn(w, batch)
 sharded = jax.device_put(grads, NamedSharding(mesh, P("data", "model")))
 
-# Independent noise. The key comes from the operating system, and nothing is communicated.
+# Independent noise. The key comes from the operating system, and devices do not communicate.
 noise_multiplier, steps = 1.1, 4
 stddev = noise_multiplier * grad_fn.sensitivity()
 privatizer = gaussian_privatizer(stddev=stddev, prng_key=keys.new_key("threefry2x32"))
@@ -40,11 +40,11 @@ for _ in range(steps):
     noised, state = update(sharded, state)
     released.append(noised)
 
-# The noise of step 2 again, as after a crash, and without a mesh.
-again, _ = privatizer.update(grads, privatizer.init(grads)._replace(step=jnp.uint32(2)))
-print("difference on another mesh:", f"{np.max(np.abs(again - released[2])):.0e}")
+# Draw the noise of step 2 again, as after a crash, but without a mesh.
+redrawn, _ = privatizer.update(grads, privatizer.init(grads)._replace(step=jnp.uint32(2)))
+print("difference on another mesh:", f"{np.max(np.abs(redrawn - released[2])):.0e}")
 
-# Correlated noise: each step takes back some of the noise before it.
+# Correlated noise: each step cancels some of the earlier noise.
 coefs = toeplitz.optimal_max_error_strategy_coefs(steps)
 column_norm = float(np.linalg.norm(coefs))  # one participation
 correlated = matrix_factorization_privatizer(
@@ -55,6 +55,6 @@ update, total = jax.jit(correlated.update, donate_argnums=1), jnp.zeros_like(sha
 for _ in range(steps):
     noised, state = update(zero, state)
     total = total + noised
-print("buffers lie as the gradient does:", state.buffers[0]["ring"].sharding.spec)
+print("noise buffers are sharded like the gradient:", state.buffers[0]["ring"].sharding.spec)
 independent = stddev * np.sqrt(steps)
-print(f"error of the sum after {steps} steps: {np.std(total):.2f}, independent {independent:.2f}")
+print(f"error of the sum after {steps} steps: {np.std(total):.2f}; independent: {independent:.2f}")

@@ -1,4 +1,4 @@
-"""From a budget to batches: a plan, a clip norm that adapts, and a ledger charged as planned.
+"""Train with a plan: a calibrated budget, an adaptive clip norm, and a ledger.
 
 python examples/plan.py
 """
@@ -19,7 +19,7 @@ config = bevel.DPSGDConfig.default(
     num_examples=N,
     expected_batch_size=BATCH,
     iterations=STEPS,
-    l2_clip_norm=10.0,  # ten times too large: it adapts
+    l2_clip_norm=10.0,  # ten times too large, but it adapts
     adaptive_clipping=bevel.AdaptiveClipping(),
 )
 plan = config.calibrate(epsilon=4, delta=1e-4).make()
@@ -56,9 +56,9 @@ with folder, Ledger.open(Path(folder.name) / "ledger.jsonl", **terms) as ledger:
         rows = sizes.pad(indices)
         batch = (inputs[rows], labels[rows])
         w, noise_state = step(w, noise_state, batch, rows == -1, key)
-        run.charge(*plan.charge(number, number + 1))  # before anything of it is released
+        run.charge(*plan.charge(number, number + 1))  # before anything from this step is released
     spent = ledger.spent()
 
 accuracy = np.mean((inputs @ np.asarray(w) > 0) == labels)
 print(f"accuracy {accuracy:.2f}, clip norm {float(plan.clip_norm(noise_state)):.2f}")
-print(f"{spent.epsilon:.3f} spent of {plan.budget}; programs compiled: {step._cache_size()}")
+print(f"epsilon {spent.epsilon:.3f} spent of {plan.budget}; {step._cache_size()} programs compiled")

@@ -1,4 +1,4 @@
-"""Try a private step on thousands of devices, on a laptop: compile it, never run it."""
+"""Estimate a private step on thousands of devices on a laptop, by compiling it only."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ adam = optax.adam(1e-3)
 
 
 def loss(params, x):
-    """A stack of residual layers, each split over `model` in its hidden dimension."""
+    """A stack of residual layers, each sharded over `model` in its hidden dimension."""
 
     def layer(x, weights):
         return x + jnp.tanh(x @ weights["up"]) @ weights["down"], None
@@ -45,7 +45,7 @@ def build_step(mesh, batch_size, *, layers=2, width=64):
         return optax.apply_updates(params, updates), adam_state, noise_state
 
     def like_params(tree):
-        """The same state, its copies of parameters placed as these are."""
+        """The state, with copies of parameters sharded like the parameters."""
 
         def placed(path, x):
             names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
@@ -69,6 +69,6 @@ if __name__ == "__main__":
             build_step,
             axes="data=-1,model=2",
             batch_size=32,
-            devices=(4, 8),  # by default 8, 64 and 512, and 4096 extrapolated from these
+            devices=(4, 8),  # by default 8, 64, 512 and, extrapolated from these, 4096
         )
     )

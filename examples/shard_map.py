@@ -1,7 +1,7 @@
-"""Inside `jax.shard_map`: each shard clips its own examples, and the sum is reduced once.
+"""Clip inside `jax.shard_map`: each shard clips its own examples, and the sum is reduced once.
 
-Plain autodiff would add the gradients of replicated parameters over the shards before any norm
-is taken, so every per-example norm would be wrong and nothing would say so.
+Plain autodiff would add the gradients of replicated parameters over the shards before any norm is
+computed, so every per-example norm would be wrong without an error.
 
     python examples/shard_map.py
 """
@@ -36,10 +36,10 @@ step = jax.shard_map(
     out_specs=(P(), P("data")),
 )
 grad, aux = jax.jit(step)(w, batch)
-whole, whole_aux = bevel.clipped_grad(loss, **options)(w, batch)
+expected, expected_aux = bevel.clipped_grad(loss, **options)(w, batch)
 
-print("largest difference from one device:", float(jnp.max(jnp.abs(grad - whole))))
+print("largest difference from one device:", float(jnp.max(jnp.abs(grad - expected))))
 print(
     "largest difference of the norms:",
-    float(jnp.max(jnp.abs(aux.grad_norms - whole_aux.grad_norms))),
+    float(jnp.max(jnp.abs(aux.grad_norms - expected_aux.grad_norms))),
 )

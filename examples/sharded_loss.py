@@ -1,4 +1,4 @@
-"""A loss with sharding constraints, clipped per example as it is, on 8 virtual devices.
+"""Clip a loss with sharding constraints per example, unchanged, on 8 virtual devices.
 
 python examples/sharded_loss.py
 """
@@ -46,4 +46,4 @@ grad, aux = grad_fn(params, batch)
 for name, g in grad.items():
     print(f"{name}: {g.shape} {g.dtype}, sharded {g.sharding.spec}")
 print(f"clipped {int(jnp.sum(aux.grad_norms > 3.0))} of {aux.grad_norms.size} examples")
-print(f"one example moves the result by at most {grad_fn.sensitivity():.6f} in L2 norm")
+print(f"one example changes the result by at most {grad_fn.sensitivity():.6f} in L2 norm")

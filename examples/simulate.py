@@ -1,7 +1,7 @@
-"""Debug a `shard_map` program on one device, and try it on a thousand.
+"""Debug a `shard_map` program on one device, and run it on a thousand simulated devices.
 
-A tensor-parallel layer forgets to sum over its shards. JAX's own check says so, without any mesh;
-the view of every device shows what went wrong; the same program then runs on 1024 devices.
+A tensor-parallel layer forgets to sum over its shards. JAX's own check reports that without a mesh,
+and the values on every device show what went wrong. The fixed program then runs on 1024 devices.
 
 python examples/simulate.py
 """
@@ -36,21 +36,21 @@ try:
 except ValueError as error:
     print("JAX says:", next(line for line in str(error).splitlines() if "out_specs" in line))
 
-look = simulate_shard_map(forgot_the_sum, mesh=mesh, in_specs=in_specs, per_device=True)
-views = look(x, up, down)
+per_device = simulate_shard_map(forgot_the_sum, mesh=mesh, in_specs=in_specs, per_device=True)
+views = per_device(x, up, down)
 print("what each device holds:", views.shape, "(data, model, rows, columns)")
 print(
     "largest difference between model shards:", float(jnp.max(jnp.abs(views[:, 0] - views[:, 1])))
 )
 print("their sum is right:", bool(jnp.allclose(views.sum(1).reshape(8, 4), expected, atol=1e-5)))
 
-found = jax.jit(simulate_shard_map(layer, mesh=mesh, **specs))(x, up, down)
-print("with the sum:", bool(jnp.allclose(found, expected, atol=1e-5)))
+result = jax.jit(simulate_shard_map(layer, mesh=mesh, **specs))(x, up, down)
+print("right with the sum:", bool(jnp.allclose(result, expected, atol=1e-5)))
 
-# A thousand devices, and a batch that they do not divide.
+# 1024 devices, and a batch size that they do not divide.
 batch = jax.random.normal(keys[0], (1000, 16))
 many = jax.jit(simulate_shard_map(layer, mesh={"data": 512, "model": 2}, **specs, pad=True))
 print("1024 devices, 1000 rows:", many(batch, up, down).shape)
 gradient = jax.grad(lambda up: jnp.sum(many(batch, up, down) ** 2))(up)
-alone = jax.grad(lambda up: jnp.sum((jnp.tanh(batch @ up) @ down) ** 2))(up)
-print("gradient as on one device:", bool(jnp.allclose(gradient, alone, rtol=1e-3, atol=1e-3)))
+expected = jax.grad(lambda up: jnp.sum((jnp.tanh(batch @ up) @ down) ** 2))(up)
+print("gradient of one device:", bool(jnp.allclose(gradient, expected, rtol=1e-3, atol=1e-3)))

@@ -1,7 +1,7 @@
-"""One private step in JAX's three ways: automatic, with constraints in the loss, and manual.
+"""Write one private step in three ways: automatic, with constraints in the loss, and manual.
 
-Clip per example, sum, add noise, update: on 4 x 2 virtual devices, batch by model. The parameters
-after five steps are the same, noise included, and the same as on one device.
+The step clips per example, sums, adds noise and updates, on a mesh of 4 x 2 virtual devices. After
+five steps, the parameters of all three ways, noise included, equal those of one device.
 
     python examples/three_ways.py
 """
@@ -21,7 +21,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 SIZES, BATCH, CLIP, NOISE = (16, 32, 8), 32, 1.0, 0.5
-# The first weight is split by columns, the second by rows: one sum over "model" for the pair.
+# The first weight is split by columns, the second by rows, so the pair needs one sum over "model".
 RULES = [
     ("0/w", P(None, "model")),
     ("0/b", P("model")),
@@ -45,13 +45,13 @@ def loss_of(after_product):
 
 
 def constrain(mesh):
-    """Hints for the compiler. `place` inside a loss is a sharding constraint."""
+    """Constrains activations. Inside a loss, `place` is a sharding constraint."""
     specs = {0: P("data", "model"), 1: P("data")}
     return lambda layer, y: place(y, mesh, specs[layer])
 
 
 def collect(layer, y):
-    """Inside shard_map, the product with rows of a weight is a part of a sum."""
+    """Inside shard_map, the product with some rows of a weight is only part of the sum."""
     return jax.lax.psum(y, "model") if layer == 1 else y
 
 
@@ -91,8 +91,8 @@ def main() -> None:
     print(describe({"params": placed, "batch": data}))
     print(visualize(placed[0]["w"]))
 
-    # A fixed key, so that the example prints the same each time. Leave it out in earnest.
-    # Only a shard_map needs the specs: a shard does not know where it lies in the whole.
+    # The key is fixed so that the example always prints the same. Leave it out in real training.
+    # Only shard_map needs the specs, because a shard does not know its position in the array.
     privatizer = bevel.noise_addition.gaussian_privatizer(
         stddev=NOISE * CLIP / BATCH, prng_key=jax.random.key(1), specs=plan.specs
     )
@@ -104,16 +104,16 @@ def main() -> None:
     step = private_step(loss_of(constrain(mesh)), privatizer)
     results["constraints"] = after_five_steps(step, placed, state, data)
     step = private_step(loss_of(collect), privatizer, reduce_axes="data", batch_axes="data")
-    by_hand = jax.shard_map(
+    manual_step = jax.shard_map(
         step,
         mesh=mesh,
         in_specs=(plan.specs, P(), P("data")),
         out_specs=(plan.specs, P()),
     )
-    results["manual"] = after_five_steps(by_hand, placed, state, data)
+    results["manual"] = after_five_steps(manual_step, placed, state, data)
 
-    for name, found in results.items():
-        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(results["one device"]), strict=True)
+    for name, result in results.items():
+        pairs = zip(jax.tree.leaves(result), jax.tree.leaves(results["one device"]), strict=True)
         error = max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)))) for a, b in pairs)
         print(f"{name:12} largest difference from one device: {error:.1e}")
         assert error < 1e-6

@@ -1,4 +1,4 @@
-"""A private run, stopped on the way and taken up again on another mesh: the same model, one budget.
+"""Stop a private run and resume it on another mesh, with the same model and one budget.
 
 python examples/train.py
 """
@@ -21,7 +21,7 @@ from bevel.report import write_report  # noqa: E402
 from bevel.sharding import make_mesh  # noqa: E402
 from bevel.training import RunOptions, Trainer  # noqa: E402
 
-# Two clouds of points, and as many again that nobody trains on.
+# Two clouds of points: one half to train on, the other half held out.
 rng = np.random.default_rng(0)
 labels = rng.integers(0, 2, 4_000)
 points = rng.normal(size=(4_000, 8)).astype(np.float32) + labels[:, None] - 0.5
@@ -35,7 +35,7 @@ def loss_fn(params, data, prng):
     return loss, {"accuracy": (logits.argmax(-1) == data["y"]).mean()}
 
 
-def evaluate(params):  # on data that is not the training data, so it may be released
+def evaluate(params):  # on held-out data, so the result may be released
     return {"held_out_accuracy": float(loss_fn(params, held_out, None)[1]["accuracy"])}
 
 
@@ -56,12 +56,12 @@ def fit(mesh, callback=None):
 
 
 fit("data=8", callback=lambda state, metrics: metrics["step"] == 20)
-print("-- stopped; taken up again on another mesh")
+print("-- stopped; resuming on another mesh")
 state = fit("data=4,model=2")
 
 last = json.loads((folder / "released" / "metrics.jsonl").read_text().splitlines()[-1])
 print(f"held-out accuracy {last['held_out_accuracy']:.3f} after {int(state.step)} steps")
 print(Ledger.read(folder / "released" / "ledger.jsonl").spent().describe())
 write_report(folder)
-shown = ", ".join(sorted(path.name for path in (folder / "released").iterdir()))
-print(f"what may be shown to anyone: {shown}")
+released = ", ".join(sorted(path.name for path in (folder / "released").iterdir()))
+print(f"files that may be shown to anyone: {released}")

@@ -1,4 +1,4 @@
-"""Settings that have to be in place before any test touches a jax array."""
+"""Settings that must be in place before any test touches a jax array."""
 
 import signal
 import sys
@@ -7,12 +7,17 @@ import hypothesis
 import jax
 import pytest
 
+# The options --fast and --rest.
+from selection import pytest_addoption as pytest_addoption
+from selection import pytest_collection_modifyitems as pytest_collection_modifyitems
+from selection import pytest_configure as pytest_configure
+
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# A shell that starts tests in the background lets them, and what they start, ignore interrupts.
+# Tests started in the background of a shell inherit ignored interrupts; so would their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("bevel", derandomize=True, deadline=None)
@@ -21,7 +26,7 @@ hypothesis.settings.load_profile("bevel")
 
 @pytest.fixture(autouse=True)
 def keys_of_this_test_alone():
-    """Tests take the same few keys, and a process refuses a key that it has seen in another use."""
+    """Forgets the noise keys of this test: a process refuses a key that is already in use."""
     yield
     keys = sys.modules.get("bevel.noise_addition.keys")
     if keys is not None:

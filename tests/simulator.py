@@ -6,6 +6,8 @@ is one whose noise is what was recorded and whose gradients are zeros. What both
 """
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
 from pathlib import Path
 from unittest import mock
@@ -18,12 +20,13 @@ from bevel.execution_plan import PlanSecrets
 from bevel.noise_addition import gaussian_noise
 from bevel.training import Trainer
 from bevel.training.metrics_files import read_lines
+from bevel.training.private_step import PrivateStep
 
 
-class Recording(Trainer):
-    """Adds the noised sums to the measures of a step, which are private."""
+class RecordingStep(PrivateStep):
+    """Adds the noised sums to the raw metrics of a step, which are private."""
 
-    def _measured_step(self, *args):
+    def measured(self, *args):
         noised = []
         original = gaussian_noise.noised_step
 
@@ -33,18 +36,18 @@ class Recording(Trainer):
             return found, state
 
         with mock.patch.object(gaussian_noise, "noised_step", recorded):
-            new, seen = super()._measured_step(*args)
+            new, seen = super().measured(*args)
         return new, seen | {f"noised/{k}": leaf for k, leaf in enumerate(noised)}
 
 
-class Simulating(Trainer):
+class SimulatingStep(PrivateStep):
     """Takes the noised sums of each step as they were recorded: `released_sums`, (steps, ...)."""
 
-    def _clip(self, *args):
-        shapes = jax.eval_shape(super()._clip, *args)
+    def clip(self, *args):
+        shapes = jax.eval_shape(super().clip, *args)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def _measured_step(self, *args):
+    def measured(self, *args):
         def replayed(noise, specs, key, grads, state):
             found = [
                 jnp.asarray(leaf)[state.step].astype(g.dtype)
@@ -54,7 +57,25 @@ class Simulating(Trainer):
             return found, gaussian_noise.NoiseState(state.step + np.uint32(1), buffers)
 
         with mock.patch.object(gaussian_noise, "noised_step", replayed):
-            return super()._measured_step(*args)
+            return super().measured(*args)
+
+
+def trainer_with(step_class):
+    """A trainer class whose steps are of another class."""
+
+    class Trained(Trainer):
+        @functools.cached_property
+        def step(self):
+            step = super().step
+            fields = {f.name: getattr(step, f.name) for f in dataclasses.fields(step)}
+            made = step_class(**fields)
+            object.__setattr__(made, "released_sums", getattr(self, "released_sums", None))
+            return made
+
+    return Trained
+
+
+Recording, Simulating = trainer_with(RecordingStep), trainer_with(SimulatingStep)
 
 
 def recorded_sums(folder):
@@ -75,7 +96,7 @@ def commitments_of(folder):
     with (
         mock.patch.object(PlanSecrets, "commitment", known),
         mock.patch(
-            "bevel.training.folder_run.content", lambda release, key: contents[release.stop]
+            "bevel.training.folder_run.content_digest", lambda release, key: contents[release.stop]
         ),
     ):
         yield

@@ -1,4 +1,4 @@
-"""Numbers that make no sense are refused where they come in."""
+"""Argument checks accept valid numbers and raise for all others."""
 
 import math
 
@@ -15,8 +15,8 @@ def test_whole_numbers(value):
     assert type(whole_number("steps", value, 1)) is int
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.0, True, None, "3", math.nan, np.float64(2)])
-def test_what_is_no_whole_number_of_that_size_is_refused(value):
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, np.True_, None, "3", math.nan, np.float64(2)])
+def test_other_values_and_smaller_numbers_are_refused(value):
     with pytest.raises(FixArgumentsError, match=r"steps=.*at least 1"):
         whole_number("steps", value, 1)
 
@@ -27,6 +27,6 @@ def test_probabilities(value):
 
 
 @pytest.mark.parametrize("value", [-1e-9, 1 + 1e-9, math.nan, math.inf, "0.5", None, True])
-def test_what_is_no_probability_is_refused(value):
+def test_values_outside_zero_to_one_are_refused(value):
     with pytest.raises(FixArgumentsError, match=r"p=.*between 0 and 1"):
         probability("p", value)

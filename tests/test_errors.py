@@ -1,4 +1,4 @@
-"""Errors are ValueErrors with a name that says what to do."""
+"""Every error is a ValueError, and its name says what to do."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Names and modules that are imported when they are first used."""
+"""Names and modules are imported when they are first used."""
 
 import subprocess
 import sys

@@ -90,7 +90,7 @@ def die_at(moment, count, delay):
         count = 2 * count - 1
         hook(checkpoint, "replace_folder", after=die)
     elif moment == "before the records":
-        hook(MetricsFiles, "release", before=lambda *_: die())
+        hook(MetricsFiles, "write_metrics", before=lambda *_: die())
     else:
         threading.Timer(20 * delay, die).start()
 

@@ -1,13 +1,13 @@
-"""Which accountant takes which event, and what it takes the noise to be relative to.
+"""Chooses an accountant for an event, and converts the noise multiplier to its convention.
 
-An event's noise multiplier is relative to the bound of one record's contribution. Under
-add-or-remove and replace-special that is the sensitivity. Under replace-one the sensitivity is
-twice the bound, and dp-accounting's accountants differ:
+An event's noise multiplier is relative to the bound on one record's contribution. Under
+add-or-remove and replace-special, that bound is the sensitivity. Under replace-one the sensitivity
+is twice the bound, and dp-accounting's accountants use different conventions:
 
-| accountant | takes the noise relative to            | so under replace-one bevel gives it |
-| ---------- | -------------------------------------- | ----------------------------------- |
-| PLD        | the bound of one record, doubled inside | the event as it is                  |
-| RDP        | the sensitivity under the relation      | the event with half the noise       |
+| accountant | noise multiplier is relative to               | under replace-one bevel passes |
+| ---------- | --------------------------------------------- | ------------------------------ |
+| PLD        | the bound for one record, doubled internally  | the event unchanged            |
+| RDP        | the sensitivity under the relation            | the event with half the noise  |
 """
 
 import functools
@@ -26,29 +26,30 @@ AccountantFn = Callable[..., PrivacyAccountant]
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
-# Rounding of privacy losses: dp-accounting's default. It always rounds up, so it is never unsafe.
+# Rounding of privacy losses: dp-accounting's default. It never understates epsilon.
 INTERVAL = 1e-4
-# dp-accounting takes the exponential of it.
+# dp-accounting computes exp(interval), which must not overflow.
 LARGEST_INTERVAL = 500.0
-# Orders that need no infinite series: enough to find roughly what an epsilon will be.
+# Integer orders need no infinite series. They are enough for a rough estimate of epsilon.
 FEW_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256, 512)
 
 
 def composed_accountant(
     event: DpEvent, relation: NeighboringRelation, accountant_fn: AccountantFn | None = None
 ) -> PrivacyAccountant:
-    """An accountant that has composed `event`: the given one, or the tightest that takes it.
+    """Returns an accountant that has composed `event`.
 
-    The last few are kept, so asking for several epsilons of one event composes it once.
+    Uses `accountant_fn` if it is given, and otherwise the tightest accountant that supports the
+    event. Recent results are cached, so several queries about one event compose it once.
     """
     if isinstance(event, MixtureDpEvent):
         raise FixArgumentsError(
-            f"{type(event).__name__} has no closed form and no accountant: it is bounded by "
-            "sampling. Leave accountant_fn out."
+            f"no accountant supports {type(event).__name__}, because it has no closed form. bevel "
+            "bounds it by sampling: leave out accountant_fn."
         )
     try:
         return _cached(event, relation, accountant_fn)
-    except TypeError as error:  # events with lists have no hash
+    except TypeError as error:  # events that contain lists are not hashable
         if "unhashable" not in str(error):
             raise
         return _composed(event, relation, accountant_fn)
@@ -61,32 +62,32 @@ def _composed(
         accountant = default_accountant(event, relation)
     else:
         accountant = accountant_fn(neighboring_relation=relation)
-    return accountant.compose(_as_taken(event, accountant))
+    return accountant.compose(_converted_for(event, accountant))
 
 
 _cached = functools.lru_cache(maxsize=8)(_composed)
 
 
-def _as_taken(event: DpEvent, accountant: PrivacyAccountant) -> DpEvent:
-    """`event`, in the terms of `accountant` under its relation. Raises if it cannot be taken."""
+def _converted_for(event: DpEvent, accountant: PrivacyAccountant) -> DpEvent:
+    """Converts `event` to the noise convention of `accountant`. Raises if it is not supported."""
     if accountant.neighboring_relation is REPLACE_ONE and not isinstance(accountant, PLDAccountant):
         if not isinstance(accountant, RdpAccountant):
             raise FixArgumentsError(
-                f"{type(accountant).__name__} under REPLACE_ONE: it is not known whether it takes "
-                "noise relative to the bound of one record or to twice that. Use "
-                "dp_accounting.pld.PLDAccountant or dp_accounting.rdp.RdpAccountant."
+                f"{type(accountant).__name__} under REPLACE_ONE: bevel does not know whether its "
+                "noise multiplier is relative to the bound for one record or to twice that bound. "
+                "Use dp_accounting.pld.PLDAccountant or dp_accounting.rdp.RdpAccountant."
             )
         event = with_half_the_noise(event)
     if not accountant.supports(event):
         raise FixArgumentsError(
             f"{type(accountant).__name__} has no bound for {event} under "
-            f"{accountant.neighboring_relation.name}: take another accountant, relation or sampler."
+            f"{accountant.neighboring_relation.name}. Use another accountant, relation or sampler."
         )
     return event
 
 
 def with_half_the_noise(event: DpEvent) -> DpEvent:
-    """The same mechanism, with noise relative to a sensitivity of twice the bound of one record."""
+    """Restates the noise relative to a sensitivity of twice the bound for one record."""
     match event:
         case dp_accounting.NoOpDpEvent() | dp_accounting.NonPrivateDpEvent():
             return event
@@ -98,25 +99,25 @@ def with_half_the_noise(event: DpEvent) -> DpEvent:
             return dp_accounting.SelfComposedDpEvent(with_half_the_noise(inner), count)
         case dp_accounting.ComposedDpEvent(events=inners):
             return dp_accounting.ComposedDpEvent([with_half_the_noise(e) for e in inners])
-        case dp_accounting.PoissonSampledDpEvent(sampling_probability=chance, event=inner):
-            return dp_accounting.PoissonSampledDpEvent(chance, with_half_the_noise(inner))
+        case dp_accounting.PoissonSampledDpEvent(sampling_probability=prob, event=inner):
+            return dp_accounting.PoissonSampledDpEvent(prob, with_half_the_noise(inner))
         case dp_accounting.SampledWithoutReplacementDpEvent(
             source_dataset_size=size, sample_size=sample, event=inner
         ):
             half = with_half_the_noise(inner)
             return dp_accounting.SampledWithoutReplacementDpEvent(size, sample, half)
         case dp_accounting.SampledWithReplacementDpEvent():
-            return event  # no accountant takes it
+            return event  # no accountant supports it
         case dp_accounting.TruncatedSubsampledGaussianDpEvent():
-            return event  # only PLD takes it
+            return event  # only PLD supports it
     raise FixArgumentsError(
-        f"{event} under REPLACE_ONE with the RDP accountant: it is not known what its noise is "
-        "relative to. Use the PLD accountant."
+        f"{event} under REPLACE_ONE: bevel does not know what its noise is relative to, so the RDP "
+        "accountant cannot be used. Use the PLD accountant."
     )
 
 
 def default_accountant(event: DpEvent, relation: NeighboringRelation) -> PrivacyAccountant:
-    """PLD where it takes the event, since it is the tighter one; otherwise RDP."""
+    """Returns a PLD accountant if it supports the event, because PLD is tighter; otherwise RDP."""
     pld = PLDAccountant(relation, interval_for(event, relation))
     if pld.supports(event):
         return pld
@@ -124,28 +125,29 @@ def default_accountant(event: DpEvent, relation: NeighboringRelation) -> Privacy
     if rdp.supports(event):
         return rdp
     raise FixArgumentsError(
-        f"no accountant has a bound for {event} under {relation.name}: take another relation or "
+        f"no accountant has a bound for {event} under {relation.name}. Use another relation or "
         "another sampler."
     )
 
 
 def interval_for(event: DpEvent, relation: NeighboringRelation) -> float:
-    """The rounding of privacy losses: coarser where losses are so large that no one would see it.
+    """Returns the rounding of privacy losses: coarser where losses are so large it hardly matters.
 
-    PLD takes time and memory in (range of losses) / interval: with next to no noise, minutes.
+    PLD needs time and memory in proportion to (range of losses) / interval, which would be minutes
+    for events with almost no noise.
     """
     noise, loss = _noise_and_loss(event, relation)
-    wanted = INTERVAL * max(1.0, (0.5 / noise) ** 2 if noise > 0 else 1.0, loss / 50)
-    return min(wanted, LARGEST_INTERVAL)
+    interval = INTERVAL * max(1.0, (0.5 / noise) ** 2 if noise > 0 else 1.0, loss / 50)
+    return min(interval, LARGEST_INTERVAL)
 
 
 def _noise_and_loss(event: DpEvent, relation: NeighboringRelation) -> tuple[float, float]:
-    """The least noise that a step of `event` has, and roughly the privacy loss of all of it."""
-    alike = like_for_rdp(event, relation)
+    """Returns the least noise of any step of `event`, and a rough total privacy loss."""
+    approximation = rdp_approximation(event, relation)
     rdp = RdpAccountant(orders=(2.0,))
-    loss = float(rdp.compose(alike).rdp[0]) if rdp.supports(alike) else 0.0
-    # A part without privacy makes all of it infinite, however the other parts are rounded.
-    return _least_noise(alike), loss if math.isfinite(loss) else 0.0
+    loss = float(rdp.compose(approximation).rdp[0]) if rdp.supports(approximation) else 0.0
+    # An infinite loss makes epsilon infinite at any rounding, so it does not need a coarser one.
+    return _least_noise(approximation), loss if math.isfinite(loss) else 0.0
 
 
 def _least_noise(event: DpEvent, count: int = 1) -> float:
@@ -161,34 +163,35 @@ def _least_noise(event: DpEvent, count: int = 1) -> float:
     return 1.0
 
 
-def like_for_rdp(event: DpEvent, relation: NeighboringRelation) -> DpEvent:
-    """An event that RDP takes under add-or-remove, of roughly the same privacy.
+def rdp_approximation(event: DpEvent, relation: NeighboringRelation) -> DpEvent:
+    """Returns an event of roughly the same privacy that RDP supports under add-or-remove.
 
-    For first guesses only: no bound is ever taken from it.
+    Use it for initial guesses only. It is not a bound.
     """
     match event:
         case dp_accounting.SelfComposedDpEvent(event=inner, count=count):
-            return dp_accounting.SelfComposedDpEvent(like_for_rdp(inner, relation), count)
+            return dp_accounting.SelfComposedDpEvent(rdp_approximation(inner, relation), count)
         case dp_accounting.ComposedDpEvent(events=inners):
-            return dp_accounting.ComposedDpEvent([like_for_rdp(e, relation) for e in inners])
+            return dp_accounting.ComposedDpEvent([rdp_approximation(e, relation) for e in inners])
         case dp_accounting.TruncatedSubsampledGaussianDpEvent(
-            sampling_probability=chance, noise_multiplier=noise
+            sampling_probability=prob, noise_multiplier=noise
         ):
-            alike = dp_accounting.PoissonSampledDpEvent(
-                chance, dp_accounting.GaussianDpEvent(noise)
+            poisson = dp_accounting.PoissonSampledDpEvent(
+                prob, dp_accounting.GaussianDpEvent(noise)
             )
-            return like_for_rdp(alike, relation)
+            return rdp_approximation(poisson, relation)
         case dp_accounting.SampledWithoutReplacementDpEvent(
             source_dataset_size=size, sample_size=sample, event=inner
         ):
-            return like_for_rdp(dp_accounting.PoissonSampledDpEvent(sample / size, inner), relation)
+            poisson = dp_accounting.PoissonSampledDpEvent(sample / size, inner)
+            return rdp_approximation(poisson, relation)
     return with_half_the_noise(event) if relation is REPLACE_ONE else event
 
 
 def cheaper_accountants(
     event: DpEvent, relation: NeighboringRelation, accountant_fn: AccountantFn | None
 ) -> Sequence[AccountantFn]:
-    """Accountants to search with before the given one has the last word, the cheapest first."""
+    """Returns accountants for the first stages of a search, the cheapest first."""
     kind = accountant_fn
     if accountant_fn is None:
         kind = type(default_accountant(event, relation))
@@ -198,7 +201,7 @@ def cheaper_accountants(
     return [rdp_with_few_orders] if kind is RdpAccountant else []
 
 
-@functools.cache  # so that results kept by accountant are found again
+@functools.cache  # epsilons are cached by accountant_fn, so it must be the same object each time
 def _pld_with(interval: float) -> AccountantFn:
     return functools.partial(PLDAccountant, value_discretization_interval=interval)
 

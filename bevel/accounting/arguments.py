@@ -1,4 +1,4 @@
-"""Budgets, relations and numbers as a user writes them, checked where they come in."""
+"""Checks budgets, neighbouring relations and noise multipliers that users pass."""
 
 import math
 import warnings
@@ -17,8 +17,8 @@ def check_budget(
 ) -> None:
     """Raises unless epsilon > 0 and 0 < delta < 1; warns if delta exceeds 1 / num_examples.
 
-    `num_examples` counts the units of privacy: users, if users are protected. With delta above one
-    in that many, releasing a random unit's data in the clear would be within the budget.
+    `num_examples` is the number of privacy units: the number of users, if users are protected. With
+    a larger delta, publishing one random unit's data in the clear would be within the budget.
     """
     if epsilon is not None and not (is_real(epsilon) and math.isfinite(epsilon) and epsilon > 0):
         raise FixArgumentsError(
@@ -38,7 +38,7 @@ def check_budget(
 
 
 def relation_of(relation: Relation) -> NeighboringRelation:
-    """A relation, or its name, as dp-accounting's."""
+    """Converts a relation or its name to dp-accounting's enum."""
     if isinstance(relation, NeighboringRelation):
         return relation
     if isinstance(relation, str) and relation in NeighboringRelation.__members__:
@@ -50,12 +50,12 @@ def relation_of(relation: Relation) -> NeighboringRelation:
 
 
 def checked_noise(noise_multiplier: float) -> float:
-    """A noise multiplier: at least 0, which stands for no privacy at all."""
+    """Returns the noise multiplier as a float. It may be 0, which means no privacy."""
     if not (
         is_real(noise_multiplier) and math.isfinite(noise_multiplier) and noise_multiplier >= 0
     ):
         raise FixArgumentsError(
-            f"noise_multiplier={noise_multiplier!r}: give a number of at least 0: the standard "
-            "deviation of the noise over the bound of one example's contribution."
+            f"noise_multiplier={noise_multiplier!r}: give a number of at least 0, the standard "
+            "deviation of the noise divided by the bound on one example's contribution."
         )
     return float(noise_multiplier)

@@ -1,8 +1,8 @@
-"""From a budget to a noise multiplier, a batch size or a number of steps.
+"""Finds the noise multiplier, batch size or number of steps that fits a budget.
 
-One evaluation with PLD takes up to a second, and minutes where there is next to no noise. So a
-search begins where RDP, which is fast everywhere, puts the answer; goes on with PLD at a coarse
-rounding; and only what is returned is checked with the accountant that has the last word.
+One evaluation with PLD takes up to a second, and minutes if there is almost no noise. A search
+therefore starts from the answer of RDP, which is always fast, continues with coarsely rounded PLD,
+and uses the final accountant only to check the last candidates.
 """
 
 import bisect
@@ -16,7 +16,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 from bevel.accounting.accountants import (
     AccountantFn,
     cheaper_accountants,
-    like_for_rdp,
+    rdp_approximation,
     rdp_with_few_orders,
 )
 from bevel.accounting.arguments import Relation, check_budget, relation_of
@@ -30,7 +30,7 @@ from bevel.errors import FixArgumentsError
 
 @dataclasses.dataclass(frozen=True)
 class _CalibrationTarget:
-    """What may be spent, and how it is counted."""
+    """The budget, and how epsilon is computed."""
 
     epsilon: float
     delta: float
@@ -55,12 +55,12 @@ class _CalibrationTarget:
         )
 
     def guess(self, event: DpEvent) -> float:
-        """Roughly the epsilon of an event, by RDP, in milliseconds. Never a bound."""
-        alike = like_for_rdp(event, self.relation)
+        """Estimates the epsilon of an event by RDP, in milliseconds. It is not a bound."""
+        approximation = rdp_approximation(event, self.relation)
         accountant = rdp_with_few_orders(NeighboringRelation.ADD_OR_REMOVE_ONE)
-        if not accountant.supports(alike):
+        if not accountant.supports(approximation):
             return math.nan
-        return float(accountant.compose(alike).get_epsilon(self.delta))
+        return float(accountant.compose(approximation).get_epsilon(self.delta))
 
 
 def calibrate_noise_multiplier(
@@ -73,13 +73,13 @@ def calibrate_noise_multiplier(
     monte_carlo: MonteCarlo | None = None,
     tolerance: float = 1e-3,
 ) -> float:
-    """The least noise multiplier with which `make_event(noise_multiplier)` is within the budget.
+    """Returns the least noise multiplier with which `make_event(noise_multiplier)` fits the budget.
 
-    Its epsilon is at most `epsilon`, and less by at most `tolerance` (a hundredth of epsilon, if
-    that is smaller). Events bounded by sampling come within three percent, and are searched with
-    one set of samples and checked with another, for the noise was chosen by the first.
+    Its epsilon is at most `epsilon`, and less by at most `tolerance` (or by a hundredth of epsilon,
+    if that is smaller). For events bounded by sampling, the search comes within three percent. The
+    result is then checked with fresh samples, because the first ones influenced the choice.
 
-    Takes about a second for ten thousand steps of DP-SGD, and next to nothing when repeated.
+    Takes about a second for ten thousand steps of DP-SGD, and almost no time when repeated.
     """
     budget = _CalibrationTarget.checked(epsilon, delta, neighboring_relation, accountant_fn)
     if isinstance(make_event(1.0), MixtureDpEvent):
@@ -99,7 +99,7 @@ def calibrate_noise_multiplier(
 
 
 def _guessed_noise(make_event: Callable[[float], DpEvent], budget: _CalibrationTarget) -> float:
-    """The noise multiplier that RDP would take."""
+    """Returns the noise multiplier that fits the budget according to RDP."""
 
     def excess(log_noise: float) -> float:
         guess = budget.guess(make_event(math.exp(log_noise)))
@@ -107,13 +107,13 @@ def _guessed_noise(make_event: Callable[[float], DpEvent], budget: _CalibrationT
 
     if math.isnan(budget.guess(make_event(1.0))):
         return 1.0
-    # In strides from 1: far from the answer, RDP loses its digits.
+    # Approach the answer in strides from 1, because RDP loses precision far away from it.
     noise, stride = 1.0, 4.0 if excess(0.0) > 0 else 0.25
     while LEAST_NOISE < noise < MOST_NOISE:
-        before, noise = noise, noise * stride
+        previous, noise = noise, noise * stride
         if (excess(math.log(noise)) > 0) == (stride < 1):
-            between = sorted([math.log(before), math.log(noise)])
-            return math.exp(scipy.optimize.brentq(excess, *between, xtol=1e-2))
+            bracket = sorted([math.log(previous), math.log(noise)])
+            return math.exp(scipy.optimize.brentq(excess, *bracket, xtol=1e-2))
     return min(max(noise, LEAST_NOISE), MOST_NOISE)
 
 
@@ -123,29 +123,29 @@ def _calibrate_by_sampling(
     monte_carlo: MonteCarlo | None,
 ) -> float:
     settings = monte_carlo or MonteCarlo.for_delta(budget.delta)
-    # With one seed all noise multipliers see the same draws, so the cost falls with the noise.
-    searched = dataclasses.replace(budget, monte_carlo=settings)
+    # With one seed all noise multipliers see the same draws, so more noise always costs less.
+    search_target = dataclasses.replace(budget, monte_carlo=settings)
     noise = NoiseSearch(goal=0.985 * budget.epsilon).within(
-        lambda noise: searched.cost(make_event(noise), None),
+        lambda noise: search_target.cost(make_event(noise), None),
         1.0,
         0.97 * budget.epsilon,
         budget.epsilon,
     )
-    # Each check may fail with half the probability of the one before; all of them together with
-    # no more than `failure_probability`, which is taken off delta.
+    # Each check has half the failure probability of the one before. Together they fail with at
+    # most `failure_probability`, which is subtracted from delta.
     failure = settings.failure_probability
     for _ in range(50):
         failure /= 2
         fresh = MonteCarlo(settings.num_samples, failure)
-        checked = dataclasses.replace(
+        check_target = dataclasses.replace(
             budget, delta=budget.delta - settings.failure_probability, monte_carlo=fresh
         )
-        if checked.cost(make_event(noise), None) <= budget.epsilon:
+        if check_target.cost(make_event(noise), None) <= budget.epsilon:
             return noise
         noise *= 1.01
     raise FixArgumentsError(
-        f"{settings.num_samples} samples do not show epsilon={budget.epsilon} at "
-        f"delta={budget.delta}: take more samples."
+        f"{settings.num_samples} samples are too few to show epsilon={budget.epsilon} at "
+        f"delta={budget.delta}. Use a larger num_samples."
     )
 
 
@@ -158,7 +158,7 @@ def calibrate_batch_size(
     neighboring_relation: Relation,
     accountant_fn: AccountantFn | None = None,
 ) -> int:
-    """The largest (expected) batch size, up to `num_examples`, that is within the budget."""
+    """Returns the largest (expected) batch size, up to `num_examples`, that fits the budget."""
     budget = _CalibrationTarget.checked(epsilon, delta, neighboring_relation, accountant_fn)
     most = whole_number("num_examples", num_examples)
     return _largest_within("batch of one example", make_event, budget, most)
@@ -173,7 +173,7 @@ def calibrate_iterations(
     accountant_fn: AccountantFn | None = None,
     most: int = 10**8,
 ) -> int:
-    """The largest number of steps, up to `most`, that is within the budget."""
+    """Returns the largest number of steps, up to `most`, that fits the budget."""
     budget = _CalibrationTarget.checked(epsilon, delta, neighboring_relation, accountant_fn)
     return _largest_within("single step", make_event, budget, whole_number("most", most))
 
@@ -181,40 +181,41 @@ def calibrate_iterations(
 def _largest_within(
     least: str, make_event: Callable[[int], DpEvent], budget: _CalibrationTarget, most: int
 ) -> int:
-    """The largest number whose event is within the budget: by RDP, by coarse PLD, then exactly."""
+    """Returns the largest number whose event fits the budget: by RDP, coarse PLD, then exactly."""
     if isinstance(make_event(1), MixtureDpEvent):
         raise FixArgumentsError(
-            "an event that is bounded by sampling: calibrate its noise multiplier instead."
+            f"{type(make_event(1)).__name__} is bounded by sampling, so only its noise multiplier "
+            "can be calibrated: use calibrate_noise_multiplier."
         )
-    found = 1
+    largest = 1
     if not math.isnan(budget.guess(make_event(1))):
-        found = last_true(lambda k: budget.guess(make_event(k)) <= budget.epsilon, found, most)
-    stages = cheaper_accountants(make_event(max(1, found)), budget.relation, budget.accountant_fn)
+        largest = largest_that_fits(lambda k: budget.guess(make_event(k)) <= budget.epsilon, most)
+    stages = cheaper_accountants(make_event(max(1, largest)), budget.relation, budget.accountant_fn)
     for accountant in (*stages, budget.accountant_fn):
-        found = last_true(
+        largest = largest_that_fits(
             lambda k, a=accountant: budget.cost(make_event(k), a) <= budget.epsilon,  # type: ignore[misc]
-            found,
             most,
+            largest,
         )
-    if found == 0:
+    if largest == 0:
         raise FixArgumentsError(
-            f"not even a {least} is within epsilon={budget.epsilon}, delta={budget.delta}: more "
-            "noise or a larger budget is needed."
+            f"not even a {least} fits epsilon={budget.epsilon}, delta={budget.delta}. Use more "
+            "noise or a larger budget."
         )
-    return found
+    return largest
 
 
-def last_true(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """The largest k from 1 to `most` with `fits(k)`, or 0: from `guess` in growing strides."""
+def largest_that_fits(fits: Callable[[int], bool], most: int, guess: int = 1) -> int:
+    """Returns the largest k from 1 to `most` with `fits(k)`, or 0. The search starts at `guess`."""
     low, high, stride = 0, most + 1, 1
-    at = min(max(guess, 1), most)
+    k = min(max(guess, 1), most)
     while low + 1 < high:
-        if fits(at):
-            low, at = at, at + stride
+        if fits(k):
+            low, k = k, k + stride
         else:
-            high, at = at, at - stride
-        if not low < at < high:
+            high, k = k, k - stride
+        if not low < k < high:
             break
         stride *= 2
-    between = range(low + 1, high)
-    return low + bisect.bisect_left(between, True, key=lambda k: not fits(k))
+    untested = range(low + 1, high)
+    return low + bisect.bisect_left(untested, True, key=lambda k: not fits(k))

@@ -1,11 +1,11 @@
-"""What a run releases, as events of dp-accounting.
+"""Describes what a run releases as a dp-accounting event.
 
-In all of them the noise multiplier is the standard deviation of the noise over the bound of *one
-record's* contribution (the clip norm, times the largest column norm of C for correlated noise),
-whatever the neighbouring relation. `bevel.accounting.epsilon` and the like turn it into what each
-accountant takes: see accountants.py.
+In every event the noise multiplier is the standard deviation of the noise divided by the bound on
+*one record's* contribution (the clip norm, times the largest column norm of C for correlated
+noise), under any neighbouring relation. `bevel.accounting.epsilon` and related functions convert it
+to the convention of each accountant: see accountants.py.
 
-To get the event that belongs to a sampler, use `event_of`.
+Use `event_of` to get the event of a sampler.
 """
 
 import math
@@ -28,9 +28,9 @@ def composed(event: DpEvent, count: int) -> DpEvent:
 def gaussian_event(noise_multiplier: float, participations: int = 1) -> DpEvent:
     """Gaussian noise without amplification, for a record that is used `participations` times.
 
-    The uses must not share noise: with correlated noise they are at least as many steps apart as
-    there are bands. With noise that is scaled to the sensitivity of a whole run, whatever its
-    correlation, `participations` is 1.
+    The uses must not share noise: with correlated noise they must be at least as many steps apart
+    as C has bands. If the noise is scaled to the sensitivity of the whole run, however it is
+    correlated, `participations` is 1.
     """
     event = dp_accounting.GaussianDpEvent(checked_noise(noise_multiplier))
     return composed(event, whole_number("participations", participations))
@@ -39,7 +39,7 @@ def gaussian_event(noise_multiplier: float, participations: int = 1) -> DpEvent:
 def zcdp_event(noise_multiplier: float, participations: int) -> DpEvent:
     """Zero-concentrated DP, rho = participations / (2 noise_multiplier^2), without amplification.
 
-    Holds for Gaussian and for discrete Gaussian noise; only the RDP accountant takes it.
+    Holds for Gaussian and discrete Gaussian noise. Only the RDP accountant supports it.
     """
     noise, count = checked_noise(noise_multiplier), whole_number("participations", participations)
     if noise == 0:
@@ -52,16 +52,16 @@ def dpsgd_event(
 ) -> DpEvent:
     """DP-SGD: a Poisson-sampled Gaussian mechanism at every step.
 
-    `use_zcdp=True` states the zCDP of the same run, which leaves the sampling out of account.
+    `use_zcdp=True` gives the zCDP of the same run, without amplification by sampling.
     """
     count = whole_number("iterations", iterations)
-    chance = probability("sampling_prob", sampling_prob)
+    prob = probability("sampling_prob", sampling_prob)
     if use_zcdp:
         return zcdp_event(noise_multiplier, count)
-    if chance == 1:
+    if prob == 1:
         return gaussian_event(noise_multiplier, count)
     event = dp_accounting.GaussianDpEvent(checked_noise(noise_multiplier))
-    return composed(dp_accounting.PoissonSampledDpEvent(chance, event), count)
+    return composed(dp_accounting.PoissonSampledDpEvent(prob, event), count)
 
 
 def fixed_dpsgd_event(
@@ -73,22 +73,22 @@ def fixed_dpsgd_event(
     replace: bool = False,
     use_zcdp: bool = False,
 ) -> DpEvent:
-    """Batches of one size. Without replacement: RDP, under replace-one.
+    """DP-SGD with batches of a fixed size. Without replacement, RDP bounds it under replace-one.
 
-    With `replace=True` there is an event but no accountant for it, and no zCDP: a record that is in
-    a batch several times exceeds its bound.
+    With `replace=True` you get an event, but no accountant supports it. It has no zCDP either,
+    because a record that is in a batch several times exceeds the bound for one record.
     """
     size = whole_number("dataset_size", dataset_size)
     count = whole_number("iterations", iterations)
     if whole_number("batch_size", batch_size) > size and not replace:
         raise FixArgumentsError(
-            f"batch_size={batch_size} of {size} examples: a batch cannot hold more than there are."
+            f"batch_size={batch_size} of {size} examples: give a batch_size of at most {size}."
         )
     if use_zcdp:
         if replace:
             raise FixArgumentsError(
-                "use_zcdp with replace=True: a record may be in a batch several times, so its "
-                "contribution is not bounded by that of one. Use replace=False."
+                "use_zcdp with replace=True: a record may be in a batch several times, so the "
+                "bound for one record does not hold. Use replace=False."
             )
         return zcdp_event(noise_multiplier, count)
     kind = (
@@ -119,7 +119,7 @@ def truncated_dpsgd_event(
 
 
 def _rounds(iterations: int, num_bands: int) -> int:
-    """How often an example can be used at most, once in `num_bands` steps."""
+    """Returns how often an example can be used at most, once in `num_bands` steps."""
     bands = whole_number("num_bands", num_bands)
     return math.ceil(whole_number("iterations", iterations) / bands)
 
@@ -129,7 +129,7 @@ def amplified_bandmf_event(
 ) -> DpEvent:
     """BandMF with cyclic Poisson sampling: one sampled Gaussian mechanism per round of the cycle.
 
-    `num_bands` is the length of the cycle: at least the number of bands of C.
+    `num_bands` is the length of the cycle, which must be at least the number of bands of C.
     """
     return dpsgd_event(
         noise_multiplier, _rounds(iterations, num_bands), sampling_prob=sampling_prob
@@ -145,10 +145,10 @@ def truncated_amplified_bandmf_event(
     largest_group_size: int,
     truncated_batch_size: int,
 ) -> DpEvent:
-    """The same with a cap on the batch size.
+    """BandMF with cyclic Poisson sampling and a cap on the batch size.
 
-    All groups must have `largest_group_size` examples, as in an equal split: the event is not
-    monotone in the size of a group, so the largest does not stand for the others.
+    All groups must have `largest_group_size` examples, as in an equal split. The event is not
+    monotone in the group size, so the event of the largest group does not bound the others.
     """
     return truncated_dpsgd_event(
         noise_multiplier,
@@ -168,19 +168,20 @@ def balls_in_bins_event(
 ) -> DpEvent:
     """Balls-in-bins batches with noise C^-1 z: bounded by sampling (see monte_carlo.py).
 
-    `strategy` is C: its first column if it is Toeplitz (the default is the identity), or all of it.
+    `strategy` is the matrix C, or its first column if C is Toeplitz. The default is the identity.
     """
     count = whole_number("iterations", iterations)
     matrix = np.asarray(strategy, float)
-    sound = matrix.ndim in (1, 2) and matrix.size and np.isfinite(matrix).all() and matrix.any()
-    if not sound or (matrix.ndim == 2 and matrix.shape != (count, count)):
+    valid = matrix.ndim in (1, 2) and matrix.size and np.isfinite(matrix).all() and matrix.any()
+    if not valid or (matrix.ndim == 2 and matrix.shape != (count, count)):
         raise FixArgumentsError(
             f"strategy has shape {matrix.shape}: give the coefficients of a Toeplitz matrix, or a "
-            f"matrix ({count}, {count}), finite and not all zero."
+            f"matrix of shape ({count}, {count}), with finite entries that are not all zero."
         )
     if matrix.ndim == 2 and np.triu(matrix, 1).any():
         raise FixArgumentsError(
-            "strategy is not lower triangular: noise would depend on later steps."
+            "strategy is not lower triangular, so noise would depend on later steps. Give a lower "
+            "triangular matrix."
         )
     entries = tuple(map(tuple, matrix.tolist())) if matrix.ndim == 2 else tuple(matrix.tolist())
     return BallsInBinsDpEvent(
@@ -191,11 +192,12 @@ def balls_in_bins_event(
 def random_allocation_event(
     noise_multiplier: float, iterations: int, *, total_participations: int
 ) -> DpEvent:
-    """Each example at exactly `total_participations` of the steps: bounded by sampling."""
+    """Each example takes part in exactly `total_participations` steps: bounded by sampling."""
     count = whole_number("iterations", iterations)
     uses = whole_number("total_participations", total_participations)
     if uses > count:
         raise FixArgumentsError(
-            f"total_participations={uses} of {count} iterations: an example joins a step once."
+            f"total_participations={uses} of {count} iterations: an example can join each step at "
+            f"most once, so give at most {count}."
         )
     return RandomAllocationDpEvent(checked_noise(noise_multiplier), count, uses)

@@ -1,7 +1,8 @@
-"""Events that dp-accounting has no accountant for: they are bounded by sampling.
+"""Events that no accountant of dp-accounting supports. bevel bounds them by sampling.
 
-Both are mixtures of Gaussians against one Gaussian (docs/accounting.md has the proof): an example
-that takes part at random steps shifts the outputs of the run by one of many vectors.
+An example that takes part in random steps shifts the outputs of the run by one of many vectors, so
+the privacy loss is that of a mixture of Gaussians against one Gaussian. docs/accounting.md has the
+proof.
 """
 
 import attr
@@ -11,15 +12,15 @@ import numpy as np
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class BallsInBinsDpEvent(dp_accounting.DpEvent):
-    """Each example at one random step of a cycle, the same in every cycle; noise C^-1 z.
+    """Each example takes part in one random step of a cycle, the same in every cycle; noise C^-1 z.
 
     Attributes:
-      noise_multiplier: standard deviation of z, over the bound of one example's contribution and
-        the largest column norm of C.
-      iterations: steps.
-      cycle_length: steps of a cycle.
-      strategy: C, as the first column of a Toeplitz matrix (zeros at its end may be left out), or
-        as its rows. Lower triangular; only the sizes of its entries count.
+      noise_multiplier: standard deviation of z, divided by the bound on one example's contribution
+        and by the largest column norm of C.
+      iterations: number of steps.
+      cycle_length: number of steps in a cycle.
+      strategy: C, as the first column of a Toeplitz matrix (trailing zeros may be left out), or as
+        its rows. It is lower triangular. Only the absolute values of its entries matter.
     """
 
     noise_multiplier: float
@@ -28,24 +29,24 @@ class BallsInBinsDpEvent(dp_accounting.DpEvent):
     strategy: tuple[float, ...] | tuple[tuple[float, ...], ...] = (1.0,)
 
     def shifts(self) -> np.ndarray:
-        """(bins, iterations): what an example in each bin adds to each output, at most.
+        """(bins, iterations): the most that an example in each bin adds to each output.
 
-        In units of its bound times the largest column norm of C.
+        The unit is the bound on its contribution times the largest column norm of C.
         """
         matrix = np.abs(np.asarray(self.strategy, float))
-        used = (
+        in_bin = (
             np.arange(self.iterations) % self.cycle_length == np.arange(self.cycle_length)[:, None]
         )
         if matrix.ndim == 1:
             column = matrix[: self.iterations]
-            added = [np.convolve(steps, column)[: self.iterations] for steps in used.astype(float)]
-            return np.asarray(added) / np.linalg.norm(column)
-        return used.astype(float) @ matrix.T / np.max(np.linalg.norm(matrix, axis=0))
+            rows = [np.convolve(steps, column)[: self.iterations] for steps in in_bin.astype(float)]
+            return np.asarray(rows) / np.linalg.norm(column)
+        return in_bin.astype(float) @ matrix.T / np.max(np.linalg.norm(matrix, axis=0))
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class RandomAllocationDpEvent(dp_accounting.DpEvent):
-    """Each example at exactly `total_participations` random steps; independent noise."""
+    """Each example takes part in exactly `total_participations` random steps; independent noise."""
 
     noise_multiplier: float
     iterations: int

@@ -1,11 +1,13 @@
-"""Accounting by sampling: an upper confidence bound on delta, whose own failure counts in delta.
+"""Bounds delta by sampling privacy losses.
 
-For a pair of neighbours with output laws P and Q, delta(epsilon) is the mean over P of
-`max(0, 1 - exp(epsilon - loss))`, loss = log(P / Q): a number in [0, 1] per sample. Its mean is
-bounded by Hoeffding's inequality in its sharp form: if the mean of n samples is m, the true mean is
-above the largest u with n KL(m, u) <= log(1 / f) with probability at most f. The bound is taken at
-all epsilons of a grid and in both directions (a record added, a record removed) at once, so an
-epsilon may be chosen after the samples were seen.
+The result is an upper confidence bound. The probability that the bound fails is added to delta.
+
+For neighbours whose outputs have the distributions P and Q, delta(epsilon) is the mean over P of
+`max(0, 1 - exp(epsilon - loss))` with loss = log(P / Q), a number in [0, 1] for each sample. The
+sharp form of Hoeffding's inequality bounds this mean: if n samples have the mean m, then with
+probability at most f the true mean exceeds the largest u with n KL(m, u) <= log(1 / f). The bound
+holds jointly for all epsilons of a grid and for both directions (a record added, a record removed),
+so you may choose an epsilon after seeing the samples.
 """
 
 import bisect
@@ -22,23 +24,24 @@ from bevel.accounting.mixture_events import BallsInBinsDpEvent, MixtureDpEvent
 from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
-# One percent apart: an epsilon in between takes the delta of the one below it.
+# One percent apart. An epsilon in between gets the delta of the grid point below it.
 EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 1390)])
-DIRECTIONS = (True, False)  # the record is there, or it is not
+DIRECTIONS = (True, False)  # whether samples are drawn with the record present
 CHUNK = 2**22  # numbers in memory at a time
 MOST_SAMPLES = 10**9
 
 
 @dataclasses.dataclass(frozen=True)
 class MonteCarlo:
-    """How to sample.
+    """Settings for events that are bounded by sampling.
 
     Attributes:
-      num_samples: in each direction. A delta below about 25 / num_samples cannot be shown; with
-        100 / delta samples the reported epsilon is a few percent above the true one.
-      failure_probability: that a reported bound is too small. It is part of the reported delta.
-      seed: of the samples. It does not touch the privacy of a run, but must not be chosen by what
-        it gives.
+      num_samples: number of samples in each direction. A delta below about 25 / num_samples cannot
+        be shown. With 100 / delta samples the reported epsilon is a few percent above the true one.
+      failure_probability: probability that a reported bound is too small. It is included in the
+        reported delta.
+      seed: seed of the samples. It does not affect the privacy of a run, but do not choose it by
+        the result it gives.
     """
 
     num_samples: int
@@ -54,55 +57,55 @@ class MonteCarlo:
             )
 
     @classmethod
-    @functools.lru_cache(maxsize=64)  # one seed per delta: repeated calls agree
+    @functools.lru_cache(maxsize=64)  # one seed per delta, so repeated calls agree
     def for_delta(cls, delta: float) -> "MonteCarlo":
-        """100 samples for each 1 / delta, and a hundredth of delta to be wrong."""
+        """Uses 100 / delta samples, and a hundredth of delta as the failure probability."""
         if not MOST_SAMPLES * delta >= 100:
             raise FixArgumentsError(
-                f"delta={delta} takes {100 / delta:.0e} samples: too many to draw. Use a larger "
-                "delta, a sampler with a closed form, or a MonteCarlo of your own."
+                f"delta={delta} needs {100 / delta:.0e} samples, which is too many. Use a larger "
+                "delta, a sampler with a closed form, or pass your own monte_carlo=MonteCarlo(...)."
             )
         return cls(math.ceil(100 / delta), delta / 100)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SampledLosses:
-    """Privacy losses of an event in both directions, positive ones only, sorted."""
+    """The positive privacy losses of an event, sorted, one array for each direction."""
 
     losses: tuple[np.ndarray, ...]
     settings: MonteCarlo
 
     def delta(self, epsilon: float) -> float:
-        """At most this, the chance that it is more included."""
+        """Returns an upper bound on delta that includes the failure probability."""
         epsilon = EPSILONS[max(0, int(np.searchsorted(EPSILONS, epsilon, "right")) - 1)]
         return self.bound(max(self.means(epsilon)))
 
     def bound(self, mean: float) -> float:
-        """What a mean over the samples allows for delta, the chance of an error included."""
+        """Returns the bound on delta for a sample mean, failure probability included."""
         failure = self.settings.failure_probability
         each = failure / (len(EPSILONS) * len(DIRECTIONS))
-        return min(1.0, upper_mean(mean, self.settings.num_samples, each) + failure)
+        return min(1.0, upper_confidence_bound(mean, self.settings.num_samples, each) + failure)
 
     def means(self, epsilon: float) -> list[float]:
-        """The plain estimates of delta, which are no bounds."""
+        """Returns the sample means that estimate delta. They are not bounds."""
         above = [losses[np.searchsorted(losses, epsilon, "right") :] for losses in self.losses]
         return [-float(np.expm1(epsilon - x).sum()) / self.settings.num_samples for x in above]
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon of the grid whose bound is at most `delta`, or infinity."""
+        """Returns the least epsilon of the grid whose bound is at most `delta`, or infinity."""
         if self.bound(0.0) > delta:
             raise FixArgumentsError(
-                f"{self.settings} cannot show delta={delta}: even if no sample exceeded epsilon, "
-                f"delta could be {self.bound(0.0):.2g}. Take more samples, or a smaller "
-                "failure_probability; MonteCarlo.for_delta(delta) has enough."
+                f"{self.settings} cannot show delta={delta}: even if no sample exceeds epsilon, "
+                f"delta may be {self.bound(0.0):.2g}. Use more samples or a smaller "
+                "failure_probability, or use MonteCarlo.for_delta(delta)."
             )
-        place = bisect.bisect_left(EPSILONS, True, key=lambda e: self.delta(e) <= delta)
-        return math.inf if place == len(EPSILONS) else float(EPSILONS[place])
+        index = bisect.bisect_left(EPSILONS, True, key=lambda e: self.delta(e) <= delta)
+        return math.inf if index == len(EPSILONS) else float(EPSILONS[index])
 
 
 @functools.lru_cache(maxsize=4)  # each holds up to two numbers per sample
 def sampled_losses(event: MixtureDpEvent, settings: MonteCarlo) -> SampledLosses:
-    """Draws the losses of an event: time and numbers drawn grow with samples times bins."""
+    """Samples the privacy losses of an event. The cost grows with samples times bins."""
     children = np.random.SeedSequence(settings.seed).spawn(len(DIRECTIONS))
     losses = tuple(
         np.sort(positive_losses(event, settings.num_samples, present, np.random.default_rng(child)))
@@ -114,44 +117,44 @@ def sampled_losses(event: MixtureDpEvent, settings: MonteCarlo) -> SampledLosses
 def positive_losses(
     event: MixtureDpEvent, count: int, present: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """`count` draws of the privacy loss; those above 0, for others never enter a delta."""
+    """Draws `count` privacy losses and returns the positive ones. Others do not affect delta."""
     if event.noise_multiplier == 0:
         return np.full(count, np.inf)
     mixtures = _independent_mixtures(event)
     rows = max(1, CHUNK // max(len(mixture.gram) for mixture in mixtures))
-    pieces = []
-    for at in range(0, count, rows):
-        size = min(rows, count - at)
+    chunks = []
+    for start in range(0, count, rows):
+        size = min(rows, count - start)
         ratio = np.sum([m.log_ratios(size, present, rng) for m in mixtures], axis=0)
         loss = ratio if present else -ratio
-        pieces.append(loss[loss > 0])
-    return np.concatenate(pieces)
+        chunks.append(loss[loss > 0])
+    return np.concatenate(chunks)
 
 
 def _independent_mixtures(event: MixtureDpEvent) -> "list[_Mixture]":
-    """Mixtures that an output is made of independently, so that their losses add up."""
+    """Returns the independent mixtures that make up the output, so that their losses add up."""
     if isinstance(event, BallsInBinsDpEvent):
         shifts = event.shifts() / event.noise_multiplier
         return [_Mixture(shifts @ shifts.T)]
-    # k random steps are one random step in each of k parts of a random partition of the steps.
+    # k random steps are one random step in each part of a random partition into k parts.
     parts = np.array_split(np.arange(event.iterations), event.total_participations)
     return [_Mixture(np.eye(len(part)) / event.noise_multiplier**2) for part in parts]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Mixture:
-    """N(shift_i, I) with equal weights, against N(0, I), by the products of the shifts.
+    """An equal mixture of N(shift_i, I) against N(0, I), given by the Gram matrix of the shifts.
 
-    The ratio of the two depends on an output only through its products with the shifts, which are
-    Gaussian with the Gram matrix as covariance: as many numbers per draw as there are shifts, not
-    as many as steps.
+    The density ratio depends on an output only through its inner products with the shifts. They are
+    Gaussian with the Gram matrix as covariance, so a draw needs one number for each shift instead
+    of one for each step.
     """
 
     gram: np.ndarray
 
     @functools.cached_property
     def root(self) -> np.ndarray:
-        """A matrix (or vector, for a diagonal one) whose product with its transpose is `gram`."""
+        """A square root R with R R^T = `gram`; only its diagonal, if `gram` is diagonal."""
         squares = np.diagonal(self.gram)
         if np.array_equal(self.gram, np.diag(squares)):
             return np.sqrt(squares)
@@ -159,25 +162,26 @@ class _Mixture:
         return vectors * np.sqrt(np.maximum(values, 0))
 
     def log_ratios(self, count: int, present: bool, rng: np.random.Generator) -> np.ndarray:
-        """log(mixture / N(0, I)) at `count` draws from the first, or from the second."""
+        """log(mixture / N(0, I)) at `count` draws from the mixture if `present`, else N(0, I)."""
         size = len(self.gram)
         normal = rng.standard_normal((count, size))
         exponents = normal * self.root if self.root.ndim == 1 else normal @ self.root.T
         if present:
             exponents += self.gram[rng.integers(size, size=count)]
         exponents -= np.diagonal(self.gram) / 2
-        # scipy's logsumexp copies these many numbers ten times.
+        # Not scipy's logsumexp, which copies this large array ten times.
         largest = exponents.max(axis=1)
         exponents -= largest[:, None]
         return np.log(np.exp(exponents, out=exponents).sum(axis=1)) + largest - math.log(size)
 
 
-def upper_mean(mean: float, count: int, failure: float) -> float:
-    """Above this is the true mean of numbers in [0, 1] with probability at most `failure`."""
-    room = -math.log(failure) / count
+def upper_confidence_bound(mean: float, count: int, failure: float) -> float:
+    """The true mean of numbers in [0, 1] exceeds this with probability at most `failure`."""
+    largest_kl = -math.log(failure) / count
 
     def excess(upper: float) -> float:
-        return float(scipy.special.rel_entr([mean, 1 - mean], [upper, 1 - upper]).sum()) - room
+        kl = float(scipy.special.rel_entr([mean, 1 - mean], [upper, 1 - upper]).sum())
+        return kl - largest_kl
 
     almost_one = 1 - 1e-15
     if mean >= almost_one or excess(almost_one) <= 0:

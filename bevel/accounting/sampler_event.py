@@ -1,4 +1,4 @@
-"""From a sampler to its event: the one way that cannot put a wrong pair together."""
+"""Builds the event that is proven for a sampler, so that the two cannot be mismatched."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -12,7 +12,7 @@ from bevel.errors import FixArgumentsError
 
 
 class _Claim(Protocol):
-    """What a sampler may claim: `bevel.batch_selection.ProvenEvent`, or the like."""
+    """What a sampler claims: `bevel.batch_selection.ProvenEvent`, or an equivalent class."""
 
     @property
     def function(self) -> str: ...
@@ -25,7 +25,7 @@ class _Claim(Protocol):
 
 
 class _Sampler(Protocol):
-    """A sampler that says which event is proven for it."""
+    """A sampler that states which event is proven for it."""
 
     def proven_event(self, num_examples: int, num_bands: int = 1, /) -> _Claim: ...
     def unamplified_event(self) -> _Claim: ...
@@ -54,54 +54,54 @@ def event_of(
     neighboring_relation: Relation,
     strategy: Sequence[float] | np.ndarray = (1.0,),
 ) -> DpEvent:
-    """The event of a run whose batches `sampler` selects, if it is proven under the relation.
+    """Returns the event of a run whose batches come from `sampler`. Raises if none is proven.
 
     Args:
-      noise_multiplier: standard deviation of the noise (of z, for noise C^-1 z), over the bound of
-        one record's contribution and the largest column norm of C.
-      num_examples: how many there are; of users or owners, if the sampler selects those.
+      noise_multiplier: standard deviation of the noise (of z, for noise C^-1 z), divided by the
+        bound on one record's contribution and by the largest column norm of C.
+      num_examples: number of examples, or of users or owners if the sampler selects those.
       strategy: C, as the coefficients of a Toeplitz matrix or as a matrix. The default is the
-        identity: independent noise.
+        identity, which means independent noise.
     """
     claim = sampler.proven_event(num_examples, num_bands(strategy))
     arguments = dict(claim.arguments)
     if claim.takes_strategy:
         arguments["strategy"] = strategy
-    return _claimed(sampler, claim, noise_multiplier, arguments, neighboring_relation)
+    return _checked_event(sampler, claim, noise_multiplier, arguments, neighboring_relation)
 
 
 def unamplified_event_of(
     sampler: _Sampler, noise_multiplier: float, *, neighboring_relation: Relation
 ) -> DpEvent:
-    """The event of a run with noise of any correlation, if selection is alike under the relation.
+    """Returns the event of a run without amplification, for noise of any correlation.
 
-    `noise_multiplier` is relative to the sensitivity of the whole run to one record's bound, over
-    all patterns of use that `sampler.participation()` allows.
+    `noise_multiplier` is relative to the sensitivity of the whole run for one record's bound, over
+    all participation patterns that `sampler.participation()` allows.
     """
     claim = sampler.unamplified_event()
-    arguments = dict(claim.arguments)
-    return _claimed(sampler, claim, noise_multiplier, arguments, neighboring_relation)
+    return _checked_event(sampler, claim, noise_multiplier, claim.arguments, neighboring_relation)
 
 
-def _claimed(
+def _checked_event(
     sampler: _Sampler,
     claim: _Claim,
     noise_multiplier: float,
     arguments: Mapping[str, object],
     neighboring_relation: Relation,
 ) -> DpEvent:
+    """Builds the claimed event. Raises unless it is proven under the relation."""
     relation = relation_of(neighboring_relation)
     if relation.name not in claim.relations:
         proven = ", ".join(claim.relations) or "none"
         raise FixArgumentsError(
-            f"{type(sampler).__name__} under {relation.name}: no guarantee is proven for that. "
-            f"Relations with a proof: {proven}. Take one of them, or another sampler."
+            f"{type(sampler).__name__} under {relation.name}: no guarantee is proven for this "
+            f"combination. Relations with a proof: {proven}. Use one of them, or another sampler."
         )
     return EVENTS[claim.function](noise_multiplier, **arguments)
 
 
 def num_bands(strategy: Sequence[float] | np.ndarray) -> int:
-    """Steps over which noise C^-1 z is correlated through C: its lowest diagonal that is not 0."""
+    """Returns the number of bands of C: its diagonals down to the lowest one that is not zero."""
     matrix = np.asarray(strategy, float)
     if matrix.ndim == 2:
         rows, columns = np.nonzero(matrix)

@@ -1,4 +1,4 @@
-"""What an event costs: epsilon at a delta, delta at an epsilon, and epsilon after each step."""
+"""Computes the privacy cost of an event: epsilon, delta, and epsilon after each step."""
 
 import functools
 from collections.abc import Callable
@@ -23,16 +23,17 @@ def epsilon(
     accountant_fn: AccountantFn | None = None,
     monte_carlo: MonteCarlo | None = None,
 ) -> float:
-    """The epsilon that `event` costs at `delta`; infinite if it is not private.
+    """Returns the epsilon of `event` at `delta`, or infinity if the event is not private.
+
+    Results are cached.
 
     Args:
-      neighboring_relation: there is no default: the same event costs more under replace-one.
-      accountant_fn: makes an accountant from `neighboring_relation=`, as `PLDAccountant` and
-        `RdpAccountant` of dp-accounting do. By default the tightest one that takes the event. In
-        either case the event's noise is relative to the bound of one record (accountants.py).
-      monte_carlo: how to sample, for events that are bounded by sampling.
-
-    Repeated calls are answered from memory.
+      neighboring_relation: has no default, because the same event costs more under replace-one.
+      accountant_fn: called with `neighboring_relation=...` to create an accountant, such as
+        `PLDAccountant` or `RdpAccountant` of dp-accounting. The default is the tightest accountant
+        that supports the event. The event's noise is always relative to the bound for one record
+        (see accountants.py).
+      monte_carlo: settings for events that are bounded by sampling.
     """
     check_budget(delta=delta)
     relation = relation_of(neighboring_relation)
@@ -41,7 +42,7 @@ def epsilon(
         return sampled_losses(event, monte_carlo or MonteCarlo.for_delta(delta)).epsilon(delta)
     try:
         return _cached_epsilon(event, delta, relation, accountant_fn)
-    except TypeError as error:  # events with lists have no hash
+    except TypeError as error:  # events that contain lists are not hashable
         if "unhashable" not in str(error):
             raise
         return _epsilon(event, delta, relation, accountant_fn)
@@ -54,7 +55,7 @@ def _epsilon(
     accountant_fn: AccountantFn | None,
 ) -> float:
     accountant = composed_accountant(event, relation, accountant_fn)
-    _check_digits(accountant)
+    _check_rdp_precision(accountant)
     return float(accountant.get_epsilon(delta))
 
 
@@ -69,7 +70,7 @@ def delta(
     accountant_fn: AccountantFn | None = None,
     monte_carlo: MonteCarlo | None = None,
 ) -> float:
-    """The delta that `event` costs at `epsilon`. Events bounded by sampling need `monte_carlo`."""
+    """Returns the delta of `event` at `epsilon`. Events bounded by sampling need `monte_carlo`."""
     if epsilon != 0:
         check_budget(epsilon=epsilon)
     relation = relation_of(neighboring_relation)
@@ -77,35 +78,35 @@ def delta(
         _check_sampling(event, relation, accountant_fn)
         if monte_carlo is None:
             raise FixArgumentsError(
-                f"{type(event).__name__} is bounded by sampling, and how many samples are needed "
-                "depends on delta: pass monte_carlo=MonteCarlo.for_delta(the delta you expect)."
+                f"{type(event).__name__} is bounded by sampling, and the number of samples depends "
+                "on delta: pass monte_carlo=MonteCarlo.for_delta(...) with the delta you expect."
             )
         return sampled_losses(event, monte_carlo).delta(epsilon)
     accountant = composed_accountant(event, relation, accountant_fn)
-    _check_digits(accountant)
+    _check_rdp_precision(accountant)
     return float(accountant.get_delta(epsilon))
 
 
-def _check_digits(accountant: PrivacyAccountant) -> None:
-    """Raises where RDP has lost its digits: dp-accounting would then report an epsilon of 0."""
+def _check_rdp_precision(accountant: PrivacyAccountant) -> None:
+    """Raises if rounding made RDP values negative: dp-accounting would report epsilon = 0."""
     if isinstance(accountant, RdpAccountant) and (accountant.rdp < 0).any():
         raise FixArgumentsError(
-            "the Rényi divergences are so small that their rounding makes them negative, and the "
-            "RDP accountant would report epsilon = 0. Use the PLD accountant, or less noise."
+            "the Rényi divergences are so small that rounding makes them negative, and the RDP "
+            "accountant would report epsilon = 0. Use the PLD accountant, or less noise."
         )
 
 
 def _check_sampling(
     event: DpEvent, relation: NeighboringRelation, accountant_fn: AccountantFn | None
 ) -> None:
-    """Raises unless an event that is bounded by sampling is proven under the relation."""
+    """Raises unless the sampling bound of an event is proven under the relation."""
     if relation is NeighboringRelation.REPLACE_ONE:
         raise FixArgumentsError(
-            f"{type(event).__name__} under REPLACE_ONE: its bound compares with the absence of a "
-            "record. Use ADD_OR_REMOVE_ONE or REPLACE_SPECIAL."
+            f"{type(event).__name__} under REPLACE_ONE: its bound is proven only against the "
+            "absence of a record. Use ADD_OR_REMOVE_ONE or REPLACE_SPECIAL."
         )
     if accountant_fn is not None:
-        composed_accountant(event, relation, accountant_fn)  # raises: there is no accountant
+        composed_accountant(event, relation, accountant_fn)  # raises, with the reason
 
 
 def epsilon_after_each_step(
@@ -118,11 +119,11 @@ def epsilon_after_each_step(
     monte_carlo: MonteCarlo | None = None,
     points: int = 32,
 ) -> np.ndarray:
-    """Epsilon after 1, 2, ..., `iterations` steps, `make_event(t)` being the event of t steps.
+    """Returns epsilon after 1, 2, ..., `iterations` steps; `make_event(t)` is the event of t steps.
 
-    Exact at up to `points` steps, the last among them. A step in between takes the epsilon of the
-    next such step: above its own by about epsilon / points, never below. Before the last step, a
-    coarser rounding is used.
+    Epsilon is computed at up to `points` steps, including the last one. A step in between gets the
+    epsilon of the next computed step, which is higher than its own by about epsilon / points and
+    never lower. By default, steps before the last one use a coarser rounding.
     """
     total = whole_number("iterations", iterations)
     relation = relation_of(neighboring_relation)
@@ -140,10 +141,10 @@ def epsilon_after_each_step(
     coarse = accountant_fn
     if accountant_fn is None and not isinstance(last, MixtureDpEvent):
         coarse = cheaper_accountants(last, relation, None)[0]
-    # Epsilon grows about as the root of the steps, so these are about equally far apart in it.
-    parts = np.arange(1, whole_number("points", points) + 1) / points
-    grid = np.unique(np.append(np.ceil(total * parts**2), total)).astype(int)
+    # Epsilon grows roughly as the square root of the steps, so this grid is about even in epsilon.
+    fractions = np.arange(1, whole_number("points", points) + 1) / points
+    grid = np.unique(np.append(np.ceil(total * fractions**2), total)).astype(int)
     costs = [cost(int(step), coarse) for step in grid[:-1]] + [cost(total, accountant_fn)]
-    # A step costs no more than all of them, so a later bound is one for it, too.
+    # Fewer steps never cost more, so a bound for a later step also holds for an earlier one.
     bounds = np.minimum.accumulate(costs[::-1])[::-1]
     return bounds[np.searchsorted(grid, np.arange(1, total + 1))]

@@ -1,4 +1,4 @@
-"""What an attacker can do: the true-positive rate at each false-positive rate."""
+"""The trade-off curve: an attacker's highest true-positive rate at each false-positive rate."""
 
 import numpy as np
 from dp_accounting import DpEvent
@@ -11,7 +11,7 @@ from bevel.accounting.spending import delta, epsilon
 from bevel.errors import FixArgumentsError
 
 POINTS = 120
-LARGEST = 500.0  # an epsilon beyond which nothing is hidden, and exp(epsilon) is still a number
+LARGEST_EPSILON = 500.0  # there is no privacy beyond this, and exp(epsilon) does not overflow
 
 
 def trade_off_curve(
@@ -22,50 +22,50 @@ def trade_off_curve(
     accountant_fn: AccountantFn | None = None,
     monte_carlo: MonteCarlo | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(FPR, TPR): no test for the presence of a record has a higher TPR at that FPR.
+    """Returns (FPR, TPR): no test for the presence of a record has a higher TPR at that FPR.
 
-    From the deltas of many epsilons, each of which implies `TPR <= exp(epsilon) FPR + delta` and
-    `1 - FPR <= exp(epsilon) (1 - TPR) + delta`. The least of these bounds is above the true curve,
-    and closer to it the more epsilons are taken.
+    The curve is computed from the deltas of many epsilons. Each pair implies
+    `TPR <= exp(epsilon) FPR + delta` and `1 - FPR <= exp(epsilon) (1 - TPR) + delta`. The least of
+    these bounds lies above the true curve.
     """
     if fpr is None:
         fpr = np.concatenate([[0.0], np.geomspace(1e-6, 1, 121)])
     fpr = np.asarray(fpr, float)
     if not (fpr.ndim == 1 and fpr.size and (fpr >= 0).all() and (fpr <= 1).all()):
-        raise FixArgumentsError("fpr: give an array of rates between 0 and 1.")
+        raise FixArgumentsError(
+            f"fpr has shape {fpr.shape}: give a one-dimensional array of rates between 0 and 1."
+        )
     bounds = [np.ones_like(fpr)]
-    for value, excess in _epsilons_and_deltas(
-        event, neighboring_relation, accountant_fn, monte_carlo
-    ):
-        bounds.append(np.exp(value) * fpr + excess)
-        bounds.append(1 - np.exp(-value) * (1 - fpr - excess))
+    for eps, delta_ in _privacy_profile(event, neighboring_relation, accountant_fn, monte_carlo):
+        bounds.append(np.exp(eps) * fpr + delta_)
+        bounds.append(1 - np.exp(-eps) * (1 - fpr - delta_))
     return fpr, np.min(bounds, axis=0)
 
 
-def _epsilons_and_deltas(
+def _privacy_profile(
     event: DpEvent,
     relation: Relation,
     accountant_fn: AccountantFn | None,
     monte_carlo: MonteCarlo | None,
 ) -> list[tuple[float, float]]:
-    """Points of the privacy profile, from epsilon = 0 to where delta is next to nothing."""
+    """Returns pairs (epsilon, delta), from epsilon = 0 to where delta is negligible."""
     if isinstance(event, MixtureDpEvent):
         epsilons = EPSILONS[EPSILONS <= 50]
     else:
         most = epsilon(
             event, delta=1e-9, neighboring_relation=relation, accountant_fn=accountant_fn
         )
-        epsilons = np.linspace(0, min(most, LARGEST), POINTS)
+        epsilons = np.linspace(0, min(most, LARGEST_EPSILON), POINTS)
     return [
         (
-            float(value),
+            float(eps),
             delta(
                 event,
-                epsilon=float(value),
+                epsilon=float(eps),
                 neighboring_relation=relation,
                 accountant_fn=accountant_fn,
                 monte_carlo=monte_carlo,
             ),
         )
-        for value in epsilons
+        for eps in epsilons
     ]

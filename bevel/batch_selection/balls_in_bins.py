@@ -1,4 +1,4 @@
-"""Balls in bins: every example has one random place in a cycle, and keeps it."""
+"""Balls-in-bins sampling: each example is assigned once to a random step of the cycle."""
 
 import dataclasses
 import math
@@ -13,15 +13,16 @@ from bevel.checks import whole_number
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBinsSampling(RandomAccessSampler):
-    """Example i joins steps b, b + cycle_length, b + 2 cycle_length, ..., for one random b.
+    """Each example joins steps b, b + cycle_length, b + 2 cycle_length, ... for a random bin b.
 
-    Every example is in exactly one batch of each cycle: as practical as shuffling, and amplified
-    nearly as much as Poisson sampling. Batch sizes are binomial with mean n / cycle_length.
+    Every example is in exactly one batch of each cycle. This is as practical as shuffling, and
+    amplifies privacy nearly as much as Poisson sampling. Batch sizes are binomial with mean
+    num_examples / cycle_length.
 
-    Cost: the bins take one index per example, drawn once; a batch is a part of that array.
+    Cost: the bins are drawn once and take one index per example; a batch is a slice of that array.
 
-    Proven under add-or-remove and replace-special, for noise of any correlation. The privacy loss
-    has no closed form: `bevel.accounting` bounds it by sampling (docs/accounting.md).
+    Proven under add-or-remove and replace-special, for noise with any correlation. The privacy loss
+    has no closed form, so `bevel.accounting` bounds it by sampling (docs/accounting.md).
     """
 
     iterations: int
@@ -48,7 +49,7 @@ class BallsInBinsSampling(RandomAccessSampler):
         return ALL_RELATIONS
 
     def proven_event(self, num_examples: int, num_bands: int = 1) -> ProvenEvent:
-        """`balls_in_bins_event`, which also takes the matrix: any number of bands is allowed."""
+        """The `balls_in_bins_event`, which takes the strategy matrix and allows any `num_bands`."""
         whole_number("num_bands", num_bands, 1)
         arguments = {"iterations": self.iterations, "cycle_length": self.cycle_length}
         return ProvenEvent("balls_in_bins_event", arguments, ABSENCE, takes_strategy=True)

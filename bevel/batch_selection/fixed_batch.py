@@ -1,4 +1,4 @@
-"""Batches of one size, drawn afresh at every step."""
+"""Fixed-size batches, drawn independently at each step."""
 
 import dataclasses
 
@@ -14,16 +14,16 @@ from bevel.errors import FixArgumentsError
 
 @dataclasses.dataclass(frozen=True)
 class FixedBatchSampling(RandomAccessSampler):
-    """`batch_size` examples at every step, independently of the other steps.
+    """Draws `batch_size` examples at each step, independently of the other steps.
 
-    With `replace=False` all subsets of that size are equally likely; with `replace=True` every
-    row is any example, and an example may be in a batch several times.
+    With `replace=False` all subsets of that size are equally likely. With `replace=True` each row
+    is drawn from all examples, so an example may be in a batch several times.
 
-    Cost: a batch takes time in its own size.
+    Cost: drawing a batch takes time proportional to the batch size.
 
-    Proven under replace-one, without replacement. With replacement dp-accounting has an event but
-    no accountant for it, so the list of relations is empty; an example may be in a batch several
-    times, so the sensitivity of one batch is not that of one example either.
+    Proven under replace-one, without replacement. With replacement the list of relations is empty:
+    dp-accounting has an event but no accountant for it, and the sensitivity of a batch is not that
+    of one contribution, because an example may be in it several times.
     """
 
     batch_size: int
@@ -37,27 +37,28 @@ class FixedBatchSampling(RandomAccessSampler):
     def _size(self, step: int, num_examples: int, seed: int) -> int:
         if num_examples == 0 or (not self.replace and self.batch_size > num_examples):
             raise FixArgumentsError(
-                f"batch_size={self.batch_size} of {num_examples} examples: there are not enough. "
-                "Use a smaller batch" + ("." if num_examples == 0 else ", or replace=True.")
+                f"batch_size={self.batch_size}, but there are only {num_examples} examples, which "
+                "is not enough. "
+                + ("Add data." if num_examples == 0 else "Use a smaller batch, or replace=True.")
             )
         return self.batch_size
 
     def _rows(self, step: int, num_examples: int, seed: int, start: int, stop: int) -> np.ndarray:
-        def part(number: int) -> np.random.Generator:
-            return stream(seed, SamplingPurpose.MEMBERS, step, number)
+        def part_stream(part: int) -> np.random.Generator:
+            return stream(seed, SamplingPurpose.MEMBERS, step, part)
 
         if not self.replace:
-            return subset_rows(num_examples, self.batch_size, start, stop, part)
+            return subset_rows(num_examples, self.batch_size, start, stop, part_stream)
         first, last = start // LEAF, -(-stop // LEAF)
-        blocks = [part(k).integers(num_examples, size=LEAF) for k in range(first, last)]
+        blocks = [part_stream(k).integers(num_examples, size=LEAF) for k in range(first, last)]
         rows = np.concatenate([np.empty(0, np.int64), *blocks])
         return rows[start - first * LEAF : stop - first * LEAF]
 
     def participation(self) -> Participation:
         if self.replace:
             raise FixArgumentsError(
-                "with replace=True an example may be in one batch several times, so no sensitivity "
-                "can be stated: use replace=False."
+                "replace=True: an example may be in one batch several times, so no sensitivity can "
+                "be stated. Use replace=False."
             )
         return Participation(1, self.iterations)
 

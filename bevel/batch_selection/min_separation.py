@@ -1,4 +1,4 @@
-"""Poisson sampling in which an example rests after it was used."""
+"""Poisson sampling with a minimum separation between two uses of an example."""
 
 import dataclasses
 import itertools
@@ -16,11 +16,11 @@ from bevel.checks import probability, whole_number
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MinSepState:
-    """All that the next batch depends on, beside the seed: keep it, and carry on from there.
+    """What the next batch depends on, besides the seed. Save it to resume a run.
 
-    `resting` holds the examples that were used in the last `min_sep - 1` steps, oldest first: as
-    many indices as those batches have, whatever the number of steps and of examples. It says who
-    was sampled, so it belongs with the seed, not into a checkpoint that leaves the trainer.
+    `resting` holds the batches of the last `min_sep - 1` steps, oldest first, so its size does not
+    grow with the number of steps or examples. It reveals who was sampled: store it with the seed,
+    never in a checkpoint that leaves the trainer.
     """
 
     step: int
@@ -29,22 +29,23 @@ class MinSepState:
 
 @dataclasses.dataclass(frozen=True)
 class BMinSepSampling(BatchSelectionStrategy):
-    """Each example that is not resting joins with probability `sampling_prob`, then rests.
+    """Poisson sampling where an example rests for `min_sep - 1` steps after each use.
 
-    Two uses of an example are at least `min_sep` steps apart. In the long run an example is used
+    At each step, every example that is not resting joins with probability `sampling_prob`. Two uses
+    of an example are therefore at least `min_sep` steps apart. In the long run an example is used
     every `1 / sampling_prob + min_sep - 1` steps on average.
 
-    | option                 | what happens                                                     |
-    | ---------------------- | ---------------------------------------------------------------- |
-    | `warm_start=True`      | as if it had run forever: all batches have one expected size     |
-    | `warm_start=False`     | nobody rests at first: the first batches are larger              |
-    | `truncated_batch_size` | a larger batch keeps a random subset; those left out do not rest |
+    | option                 | effect                                                            |
+    | ---------------------- | ----------------------------------------------------------------- |
+    | `warm_start=True`      | starts in the stationary state: equal expected size for all steps |
+    | `warm_start=False`     | no example rests at the start, so the first batches are larger    |
+    | `truncated_batch_size` | larger batches keep a random subset; dropped examples do not rest |
 
-    Step k depends on the steps before it, so there is no random access to it. `initial_state` and
-    `next_batch` carry a small state from step to step; `batch` replays the steps before.
+    Step k depends on the earlier steps, so there is no cheap random access. `initial_state` and
+    `next_batch` carry a small state from step to step; `batch` replays the earlier steps.
 
-    Proven under all relations (truncated: the replace relations), as Gaussian mechanisms without
-    amplification by sampling, one for each of at most `ceil(iterations / min_sep)` uses.
+    Proven under all relations (with truncation: the replace relations), as Gaussian mechanisms
+    without amplification by sampling, one for each of at most `ceil(iterations / min_sep)` uses.
     """
 
     sampling_prob: float
@@ -61,13 +62,13 @@ class BMinSepSampling(BatchSelectionStrategy):
             whole_number("truncated_batch_size", self.truncated_batch_size, 1)
 
     def initial_state(self, num_examples: int, rng: int) -> MinSepState:
-        """The state before step 0."""
+        """Returns the state before step 0."""
         seed, size = fixed_seed(rng), whole_number("num_examples", num_examples, 0)
         slots = self.min_sep - 1
         if not (self.warm_start and slots):
             return MinSepState(0, ())
-        # In the long run an example is used at a step with probability `rate`, so it rests since
-        # any one of the last `slots` steps with that probability.
+        # In the stationary state an example is used at any given step with probability `rate`, so
+        # it has been resting since each of the last `slots` steps with that probability.
         rate = self.sampling_prob / (1 + self.sampling_prob * slots)
         warm = stream(seed, SamplingPurpose.WARM_START)
         count = int(warm.binomial(size, min(1.0, rate * slots)))
@@ -80,14 +81,14 @@ class BMinSepSampling(BatchSelectionStrategy):
     def next_batch(
         self, state: MinSepState, num_examples: int, rng: int
     ) -> tuple[np.ndarray, MinSepState]:
-        """The batch of step `state.step`, and the state after it."""
+        """Returns the batch of step `state.step` and the next state."""
         seed, step = fixed_seed(rng), checked_step(state.step, self.iterations)
         sizes = stream(seed, SamplingPurpose.SIZE, step)
         count = int(
             sizes.binomial(whole_number("num_examples", num_examples, 0), self.sampling_prob)
         )
-        # Sampled from all examples, then those at rest removed: each of the others is in the batch
-        # with the same probability, independently, and nobody goes through all examples.
+        # Sample from all examples, then remove the resting ones. Each remaining example joins
+        # independently with probability `sampling_prob`, without a pass over the data set.
         sampled = subset_rows(
             num_examples,
             count,
@@ -106,9 +107,11 @@ class BMinSepSampling(BatchSelectionStrategy):
     def batch_iterator(self, num_examples: int, rng: RngType = None) -> Iterator[np.ndarray]:
         seed = seed_of(rng)
         state = self.initial_state(num_examples, seed)
-        return self._from(state, num_examples, seed)
+        return self._iterate_from(state, num_examples, seed)
 
-    def _from(self, state: MinSepState, num_examples: int, seed: int) -> Iterator[np.ndarray]:
+    def _iterate_from(
+        self, state: MinSepState, num_examples: int, seed: int
+    ) -> Iterator[np.ndarray]:
         while state.step < self.iterations:
             batch, state = self.next_batch(state, num_examples, seed)
             yield batch
@@ -122,10 +125,10 @@ class BMinSepSampling(BatchSelectionStrategy):
         process_index: int = 0,
         process_count: int = 1,
     ) -> np.ndarray:
-        """The indices of step `step`, by replaying the steps before it.
+        """Returns the indices of step `step` by replaying the earlier steps.
 
-        Takes time in `step`: carry the state instead (`next_batch`). Every process replays the
-        whole draw and takes its share of the rows.
+        The time grows with `step`; use `next_batch` to carry the state instead. Every process
+        replays the full draw and takes its share of the rows.
         """
         replayed = self.batch_iterator(num_examples, fixed_seed(rng))
         batch = next(itertools.islice(replayed, checked_step(step, self.iterations), None))

@@ -1,4 +1,4 @@
-"""Examples that belong to several owners (a message to its sender and its receivers)."""
+"""Examples with several owners, such as a message with a sender and receivers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,47 +12,47 @@ from bevel.errors import FixArgumentsError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MultiOwnerGraph:
-    """Which owners each example has. Owners are numbered 0, 1, ... in the order of their ids.
+    """The owners of each example. Owners are numbered 0, 1, ... in the order of their ids.
 
-    The unit of privacy is the owner, and the graph is taken to be public: neighbouring data sets
-    differ in what the examples of one owner hold, not in whose they are (fixed-graph privacy,
-    Ganesh et al. 2025, arXiv:2503.03622). Who owns what is *not* protected.
+    The unit of privacy is the owner, and the graph is public: neighbouring data sets differ in the
+    contents of one owner's examples, not in who owns them (fixed-graph privacy, Ganesh et al. 2025,
+    arXiv:2503.03622). Ownership itself is *not* protected.
     """
 
-    owner_ids: np.ndarray  # of the owners, sorted
-    owners: np.ndarray  # of the first example, then of the second, ...
+    owner_ids: np.ndarray  # the id of each owner, sorted
+    owners: np.ndarray  # owner numbers of all examples, concatenated
     bounds: np.ndarray  # example i has owners[bounds[i]:bounds[i + 1]]
 
     @classmethod
     def from_edges(
         cls, examples: np.ndarray, owner_ids: np.ndarray, num_examples: int
     ) -> "MultiOwnerGraph":
-        """From pairs (example, owner). Repeated pairs count once."""
+        """Builds the graph from (example, owner) pairs. Repeated pairs count once."""
         examples, owner_ids = np.asarray(examples), np.asarray(owner_ids)
         if examples.ndim != 1 or examples.shape != owner_ids.shape:
             raise FixArgumentsError(
                 f"examples has shape {examples.shape} and owner_ids {owner_ids.shape}: give two "
-                "arrays of one length, a pair for each owner of each example."
+                "1-D arrays of the same length, one entry for each (example, owner) pair."
             )
         size = whole_number("num_examples", num_examples, 0)
         if examples.size and (examples.min() < 0 or examples.max() >= size):
-            raise FixArgumentsError(f"examples has an index outside 0 to {size - 1}.")
-        names, owners = np.unique(owner_ids, return_inverse=True)
+            raise FixArgumentsError(f"examples contains an index outside 0 to {size - 1}.")
+        ids, owners = np.unique(owner_ids, return_inverse=True)
         if examples.size:
             examples, owners = np.unique(np.stack([examples, owners]), axis=1)
         counts = np.bincount(examples.astype(np.int64), minlength=size)
         if not counts.all():
             raise FixArgumentsError(
-                f"example {int(np.argmin(counts))} has no owner, so no unit of privacy would "
-                "protect it: give it an owner of its own, or leave it out."
+                f"example {int(np.argmin(counts))} has no owner, so nothing protects it: "
+                "give it a separate owner, or leave it out."
             )
-        return cls(names, owners, np.cumsum([0, *counts]))
+        return cls(ids, owners, np.cumsum([0, *counts]))
 
     @classmethod
     def from_lists(cls, owners: Sequence[Sequence[int]]) -> "MultiOwnerGraph":
-        """From the owners of each example."""
-        examples = np.repeat(np.arange(len(owners)), [len(names) for names in owners])
-        flat = np.asarray([name for names in owners for name in names], dtype=np.int64)
+        """Builds the graph from a list of owner ids for each example."""
+        examples = np.repeat(np.arange(len(owners)), [len(ids) for ids in owners])
+        flat = np.asarray([owner for ids in owners for owner in ids], dtype=np.int64)
         return cls.from_edges(examples, flat, len(owners))
 
     @property
@@ -70,18 +70,19 @@ class MultiOwnerGraph:
 def greedy_contribution_bound(
     graph: MultiOwnerGraph, max_examples_per_owner: int, rng: RngType = None
 ) -> np.ndarray:
-    """Examples, sorted, of which no owner has more than `max_examples_per_owner`.
+    """Selects examples such that no owner has more than `max_examples_per_owner` of them.
 
-    Goes through the examples in random order and takes each one whose owners all have room. The
-    result is maximal: none of the others could be added. (The largest such set is hard to find.)
+    Visits the examples in random order and selects each one whose owners are all below the limit.
+    No further example could be added to the result, but it need not be the largest such set, which
+    is hard to find. Returns sorted indices.
     """
     limit = whole_number("max_examples_per_owner", max_examples_per_owner, 1)
     order = stream(seed_of(rng), SamplingPurpose.ORDER).permutation(graph.num_examples)
-    room = np.full(graph.num_owners, limit)
-    taken = []
+    remaining = np.full(graph.num_owners, limit)
+    selected = []
     for example in order.tolist():
         owners = graph.owners_of(example)
-        if room[owners].all():
-            room[owners] -= 1
-            taken.append(example)
-    return np.sort(np.asarray(taken, np.int64))
+        if remaining[owners].all():
+            remaining[owners] -= 1
+            selected.append(example)
+    return np.sort(np.asarray(selected, np.int64))

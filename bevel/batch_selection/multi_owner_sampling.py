@@ -1,4 +1,4 @@
-"""Batches in which no owner appears twice, nor again before a minimum separation."""
+"""Batches with at most one example per owner, and a minimum separation between its uses."""
 
 import dataclasses
 import functools
@@ -14,34 +14,34 @@ from bevel.batch_selection.randomness import RngType, SamplingPurpose, fixed_see
 from bevel.batch_selection.sampler import BatchSelectionStrategy, checked_step, share
 from bevel.checks import whole_number
 
-# Far enough in the past to be no separation from any step.
+# A step so far in the past that it is min_sep away from every step.
 NEVER = np.iinfo(np.int64).min // 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MultiOwnerState:
-    """All that the next batch depends on, beside the seed: two numbers per owner, and a place."""
+    """What the next batch depends on, besides the seed. It reveals who was sampled."""
 
     step: int
-    round: int  # how often the examples were gone through
-    position: int  # of the next example to consider in the order of this round
+    round: int  # completed passes over the examples
+    position: int  # of the next example to consider, in the order of this round
     last_used: np.ndarray  # step at which each owner was last in a batch
-    uses: np.ndarray  # how often each owner was in a batch
+    uses: np.ndarray  # number of batches that each owner has been in
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiOwnerMinSepSampling(BatchSelectionStrategy):
-    """Up to `batch_size` examples a step, each owner in at most one of them, then at rest.
+    """Selects up to `batch_size` examples per step, with at most one example per owner.
 
-    Between two batches with examples of one owner there are at least `min_sep` steps, and there
-    are at most `max_participations` such batches for each owner. Examples are gone through in a
-    random order, a fresh one each round, and those with an owner at rest are passed over until the
-    next round. A batch is smaller, or empty, when no example is left whose owners all may appear.
+    Two batches with examples of the same owner are at least `min_sep` steps apart, and each owner
+    is in at most `max_participations` batches. The sampler visits the examples in a random order
+    that changes each round, and skips those with a resting owner until the next round. A batch is
+    smaller, or empty, when the owners of all other examples are resting or used up.
 
-    Takes a `MultiOwnerGraph` in place of a count. Step k depends on the steps before it:
-    `initial_state` and `next_batch` carry a small state; `batch` replays the steps before.
+    The methods take a `MultiOwnerGraph` instead of `num_examples`. Step k depends on the earlier
+    steps: `initial_state` and `next_batch` carry a small state; `batch` replays the earlier steps.
 
-    Proven under the replace relations with an owner as unit, the graph being fixed, as Gaussian
+    Proven under the replace relations, with the owner as the unit and a fixed graph, as Gaussian
     mechanisms without amplification, one for each use.
     """
 
@@ -58,19 +58,19 @@ class MultiOwnerMinSepSampling(BatchSelectionStrategy):
             whole_number("max_participations", self.max_participations, 1)
 
     def initial_state(self, graph: MultiOwnerGraph) -> MultiOwnerState:
-        """The state before step 0."""
+        """Returns the state before step 0."""
         never = np.full(graph.num_owners, NEVER)
         return MultiOwnerState(0, 0, 0, never, np.zeros_like(never))
 
     def next_batch(
         self, state: MultiOwnerState, graph: MultiOwnerGraph, rng: int
     ) -> tuple[np.ndarray, MultiOwnerState]:
-        """The batch of step `state.step`, and the state after it."""
+        """Returns the batch of step `state.step` and the next state."""
         seed, step = fixed_seed(rng), checked_step(state.step, self.iterations)
         limit = self.participation().max_participations
-        free = (state.last_used <= step - self.min_sep) & (state.uses < limit)
+        available = (state.last_used <= step - self.min_sep) & (state.uses < limit)
         last_used, uses = state.last_used.copy(), state.uses.copy()
-        taken: list[int] = []
+        selected: list[int] = []
         round_, position = state.round, state.position
         order = _order_of_round(graph.num_examples, seed, round_)
         for _ in range(2 * graph.num_examples - position):  # to the end of the next round
@@ -78,23 +78,23 @@ class MultiOwnerMinSepSampling(BatchSelectionStrategy):
                 round_, position = round_ + 1, 0
                 order = _order_of_round(graph.num_examples, seed, round_)
             owners = graph.owners_of(order[position])
-            if free[owners].all():
-                taken.append(int(order[position]))
-                free[owners] = False
+            if available[owners].all():
+                selected.append(int(order[position]))
+                available[owners] = False
                 last_used[owners] = step
                 uses[owners] += 1
             position += 1
-            if len(taken) == self.batch_size:
+            if len(selected) == self.batch_size:
                 break
-        after = MultiOwnerState(step + 1, round_, position, last_used, uses)
-        return np.sort(np.asarray(taken, np.int64)), after
+        next_state = MultiOwnerState(step + 1, round_, position, last_used, uses)
+        return np.sort(np.asarray(selected, np.int64)), next_state
 
     def batch_iterator(  # type: ignore[override]
         self, graph: MultiOwnerGraph, rng: RngType = None
     ) -> Iterator[np.ndarray]:
-        return self._from(self.initial_state(graph), graph, seed_of(rng))
+        return self._iterate_from(self.initial_state(graph), graph, seed_of(rng))
 
-    def _from(
+    def _iterate_from(
         self, state: MultiOwnerState, graph: MultiOwnerGraph, seed: int
     ) -> Iterator[np.ndarray]:
         while state.step < self.iterations:
@@ -110,7 +110,7 @@ class MultiOwnerMinSepSampling(BatchSelectionStrategy):
         process_index: int = 0,
         process_count: int = 1,
     ) -> np.ndarray:
-        """The indices of step `step`, by replaying the steps before it."""
+        """Returns the indices of step `step` by replaying the earlier steps."""
         replayed = self.batch_iterator(graph, fixed_seed(rng))
         batch = next(itertools.islice(replayed, checked_step(step, self.iterations), None))
         return batch[slice(*share(len(batch), process_index, process_count))]
@@ -131,5 +131,5 @@ class MultiOwnerMinSepSampling(BatchSelectionStrategy):
 
 @functools.lru_cache(maxsize=2)
 def _order_of_round(num_examples: int, seed: int, round_: int) -> np.ndarray:
-    """The order in which a round goes through the examples."""
+    """The order in which a round visits the examples."""
     return stream(seed, SamplingPurpose.ORDER, round_).permutation(num_examples)

@@ -1,8 +1,7 @@
-"""Index batches in static shapes: padded with -1, to few sizes, so that JAX compiles few programs.
+"""Pads index batches with -1 to a few sizes, so that JAX compiles few programs.
 
-The size of a batch is chance, not an error: a batch that is larger than expected goes to the next
-padded size. Dropping examples, drawing again or failing would change the law that the event is
-proven for.
+A batch that is larger than expected is padded to the next size. Dropping examples, redrawing or
+failing because of the size would change the distribution that the event is proven for.
 """
 
 import bisect
@@ -19,12 +18,12 @@ PADDING = -1
 def pad_to_multiple_of(
     indices: np.ndarray, multiple: int, microbatch_size: int | None = None
 ) -> np.ndarray:
-    """`indices` followed by rows of -1, so that their number is a multiple of `multiple`.
+    """Appends rows of -1 to `indices` until their number is a multiple of `multiple`.
 
-    An empty batch becomes `multiple` rows of padding: its step still adds noise. Batches of users,
-    (users, examples), get rows of -1. With `microbatch_size`, the rows are put in an order in which
-    padding fills the last microbatches of `bevel.clipped_grad(..., microbatch_size=...)`: those
-    that are all padding are skipped. A row is padding where its (first) index is -1.
+    An empty batch becomes `multiple` rows of padding, because its step still adds noise. Batches of
+    users, of shape (users, examples), get rows of -1. With `microbatch_size`, the rows are ordered
+    so that padding fills the last microbatches of `bevel.clipped_grad(..., microbatch_size=...)`,
+    which skips microbatches that are all padding. A row is padding if its (first) index is -1.
     """
     indices = _checked_indices(indices)
     size = max(1, -(-len(indices) // whole_number("multiple", multiple, 1))) * multiple
@@ -32,28 +31,28 @@ def pad_to_multiple_of(
 
 
 def pad_to_size(indices: np.ndarray, size: int, microbatch_size: int | None = None) -> np.ndarray:
-    """`indices` followed by rows of -1 up to `size` rows; see `pad_to_multiple_of`."""
+    """Appends rows of -1 to `indices` up to `size` rows; see `pad_to_multiple_of`."""
     indices = _checked_indices(indices)
     if len(indices) > size:
         raise FixArgumentsError(
-            f"{len(indices)} rows do not fit into {size}: take the next padded size. Leaving rows "
-            "out would change the law of the batches."
+            f"{len(indices)} rows do not fit into {size}: use the next padded size. Dropping rows "
+            "would change the distribution of the batches."
         )
     padded = np.full((size, *indices.shape[1:]), PADDING, indices.dtype)
-    places = np.arange(size) if microbatch_size is None else filling_order(size, microbatch_size)
-    padded[places[: len(indices)]] = indices
+    order = np.arange(size) if microbatch_size is None else filling_order(size, microbatch_size)
+    padded[order[: len(indices)]] = indices
     return padded
 
 
 def filling_order(size: int, microbatch_size: int) -> np.ndarray:
-    """The places of a batch, those of the first microbatch first.
+    """The rows of a batch, with those of the first microbatch first.
 
-    Microbatch k of n takes the places k, k + n, k + 2n, ...: see `clipping/microbatches.py`.
+    Microbatch k of n takes rows k, k + n, k + 2n, ...: see `clipping/accumulate/microbatches.py`.
     """
     if size % whole_number("microbatch_size", microbatch_size, 1):
         raise FixArgumentsError(
             f"{size} rows are not a multiple of microbatch_size={microbatch_size}: pad to a "
-            "multiple of it."
+            "multiple of microbatch_size."
         )
     return np.arange(size).reshape(microbatch_size, size // microbatch_size).T.ravel()
 
@@ -61,22 +60,22 @@ def filling_order(size: int, microbatch_size: int) -> np.ndarray:
 def split_and_pad_global_batch(
     indices: np.ndarray, minibatch_size: int, microbatch_size: int | None = None
 ) -> list[np.ndarray]:
-    """Cuts a batch into minibatches of `minibatch_size` rows, the last one padded with -1.
+    """Splits a batch into minibatches of `minibatch_size` rows and pads the last one with -1.
 
     An empty batch gives one minibatch of padding.
     """
     indices = _checked_indices(indices)
     size = whole_number("minibatch_size", minibatch_size, 1)
     starts = range(0, max(1, len(indices)), size)
-    return [pad_to_size(indices[at : at + size], size, microbatch_size) for at in starts]
+    return [pad_to_size(indices[i : i + size], size, microbatch_size) for i in starts]
 
 
 @dataclasses.dataclass(frozen=True)
 class PaddedSizes:
-    """A few sizes that batches are padded to, all multiples of `multiple`, in rising order.
+    """The sizes that batches are padded to: multiples of `multiple`, in increasing order.
 
-    Beyond the last one they go on, each an eighth larger than the one before: every batch has a
-    size to be padded to.
+    Larger batches are padded to further sizes, each an eighth larger than the one before, so there
+    is a padded size for every batch.
     """
 
     sizes: tuple[int, ...]
@@ -84,52 +83,52 @@ class PaddedSizes:
 
     def size_for(self, batch_size: int) -> int:
         """The smallest padded size with room for `batch_size` rows."""
-        place = bisect.bisect_left(self.sizes, batch_size)
-        if place < len(self.sizes):
-            return self.sizes[place]
+        index = bisect.bisect_left(self.sizes, batch_size)
+        if index < len(self.sizes):
+            return self.sizes[index]
         size = self.sizes[-1]
         while size < batch_size:
             size += max(1, size // (8 * self.multiple)) * self.multiple
         return size
 
     def pad(self, indices: np.ndarray, microbatch_size: int | None = None) -> np.ndarray:
-        """`indices` padded with -1 to the smallest size that holds them."""
+        """Pads `indices` with -1 to the smallest size that holds them."""
         return pad_to_size(indices, self.size_for(len(indices)), microbatch_size)
 
 
 def padded_sizes(
     expected_batch_size: float, *, multiple: int = 1, count: int = 3, spread: float | None = None
 ) -> PaddedSizes:
-    """`count` sizes for batches around `expected_batch_size`, which waste little.
+    """Chooses up to `count` padded sizes for batches around `expected_batch_size`.
 
-    Steps of a few standard deviations: a binomial batch exceeds the last size less than once in a
-    hundred million steps, and even then is only padded further. `spread` is the standard deviation,
-    by default the largest that a Poisson batch has, the root of the expected size; 0 for batches of
-    one size.
+    The largest size is six standard deviations above the expected one. If you expect 200 examples
+    or more, a Poisson batch exceeds it less than once in a hundred million steps; it is then padded
+    further. `spread` is the standard deviation of the batch size: by default the square root of the
+    expected size, an upper bound for Poisson sampling. Use 0 for fixed-size batches.
 
-    The choice uses the law of the sizes, never a drawn batch. Make `multiple` a multiple of the
-    devices, and of the microbatch size.
+    The choice depends on the distribution of the sizes, never on drawn batches. Make `multiple` a
+    multiple of the number of devices and of the microbatch size.
     """
     whole_number("count", count, 1)
     whole_number("multiple", multiple, 1)
     if not (np.isfinite(expected_batch_size) and expected_batch_size >= 0):
         raise FixArgumentsError(
-            f"expected_batch_size={expected_batch_size}: give a number of at least 0."
+            f"expected_batch_size={expected_batch_size}: give a finite number of at least 0."
         )
     deviation = np.sqrt(expected_batch_size) if spread is None else spread
-    wanted = expected_batch_size + deviation * np.linspace(0, 6, count + 1)[1:]
-    blocks = np.maximum(1, np.ceil(wanted / multiple - 1e-9)).astype(int)
+    sizes = expected_batch_size + deviation * np.linspace(0, 6, count + 1)[1:]
+    blocks = np.maximum(1, np.ceil(sizes / multiple - 1e-9)).astype(int)
     return PaddedSizes(tuple(int(b) * multiple for b in np.unique(blocks)), multiple)
 
 
 def _checked_indices(indices: np.ndarray) -> np.ndarray:
-    """`indices` as an array of signed integers, examples or users along the first dimension."""
+    """Returns `indices` as an array of signed integers, examples or users along the first axis."""
     indices = np.asarray(indices)
     if indices.size == 0 and indices.dtype == np.float64:
-        indices = indices.astype(np.int64)  # np.array([]) is of floats
+        indices = indices.astype(np.int64)  # np.array([]) is float64
     if indices.ndim == 0 or not np.issubdtype(indices.dtype, np.signedinteger):
         raise FixArgumentsError(
-            f"indices of dtype {indices.dtype} and shape {indices.shape}: give an array of signed "
+            f"indices has dtype {indices.dtype} and shape {indices.shape}: give an array of signed "
             "integers with at least one dimension (padding is -1)."
         )
     return indices

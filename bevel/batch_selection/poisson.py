@@ -1,4 +1,4 @@
-"""Poisson sampling: plain, over cyclic groups, and with a cap on the batch size."""
+"""Poisson sampling, optionally over cyclic groups and with truncated batches."""
 
 import dataclasses
 import math
@@ -22,25 +22,26 @@ from bevel.errors import FixArgumentsError
 
 @dataclasses.dataclass(frozen=True)
 class CyclicPoissonSampling(RandomAccessSampler):
-    """Every example of a group joins the batch by itself, with probability `sampling_prob`.
+    """Each example of a group joins the batch independently, with probability `sampling_prob`.
 
-    With `cycle_length=1` all examples are one group: the Poisson sampling of DP-SGD. Otherwise they
-    are put into `cycle_length` groups once, and step t samples from group t % cycle_length.
+    With `cycle_length=1` all examples form one group: the Poisson sampling of DP-SGD. Otherwise the
+    examples are split once into `cycle_length` groups, and step t samples from group
+    t % cycle_length.
 
-    | option                 | what happens                                                     |
+    | option                 | effect                                                           |
     | ---------------------- | ---------------------------------------------------------------- |
     | `truncated_batch_size` | a larger batch keeps a uniformly random subset of this size      |
-    | `EQUAL_SPLIT`          | groups have one size; fewer than `cycle_length` examples unused  |
-    | `INDEPENDENT`          | groups have binomial sizes; every example has its chance         |
+    | `EQUAL_SPLIT`          | groups of equal size; fewer than `cycle_length` examples unused  |
+    | `INDEPENDENT`          | groups of binomial size; no example is left out                  |
 
-    Cost: a batch takes time in its own size, not in the number of examples (1e4 of 1e9 examples in
-    a few milliseconds). Groups take one index per example, drawn once. Without truncation, batch
-    sizes are binomial: pad them with `padded_sizes`, and never drop, redraw or skip a batch for its
-    size.
+    Cost: drawing a batch takes time proportional to the batch size, not to the number of examples
+    (1e4 of 1e9 examples in a few milliseconds). Groups are drawn once and take one index per
+    example. Without truncation, batch sizes are binomial: pad them with `padded_sizes`, and never
+    drop, redraw or skip a batch because of its size.
 
-    Proven under: add-or-remove, replace-special and replace-one; with truncation, where the number
-    of examples has a part in the selection, the two replace relations only; over groups of an equal
-    split replace-special only, the relation of the published proof.
+    Proven under add-or-remove, replace-special and replace-one. With truncation the selection
+    depends on the number of examples, so only the two replace relations hold. With EQUAL_SPLIT
+    groups only replace-special holds, the relation of the published proof.
     """
 
     sampling_prob: float
@@ -72,21 +73,21 @@ class CyclicPoissonSampling(RandomAccessSampler):
         truncated_batch_size: int | None = None,
         partition_type: PartitionType = PartitionType.EQUAL_SPLIT,
     ) -> "CyclicPoissonSampling":
-        """The sampler whose batches have `expected_batch_size` examples on average, untruncated."""
+        """Builds a sampler with `expected_batch_size` examples per batch before truncation."""
         whole_number("num_examples", num_examples, 1)
         whole_number("cycle_length", cycle_length, 1)
         if cycle_length > 1 and partition_type is PartitionType.EQUAL_SPLIT:
-            group: float = num_examples // cycle_length
+            group_size: float = num_examples // cycle_length
         else:
-            group = num_examples / cycle_length
-        if not 0 <= expected_batch_size <= group:
+            group_size = num_examples / cycle_length
+        if not 0 <= expected_batch_size <= group_size:
             raise FixArgumentsError(
-                f"expected_batch_size={expected_batch_size}: a batch is sampled from {group:g} "
-                f"examples ({num_examples} in {cycle_length} groups). Give at most that, or a "
-                "shorter cycle."
+                f"expected_batch_size={expected_batch_size}: each batch is sampled from a group of "
+                f"{group_size:g} examples ({num_examples} examples, cycle_length={cycle_length}). "
+                f"Give a number from 0 to {group_size:g}, or a smaller cycle_length."
             )
         return cls(
-            expected_batch_size / group,
+            expected_batch_size / group_size,
             iterations,
             truncated_batch_size,
             cycle_length,
@@ -94,13 +95,13 @@ class CyclicPoissonSampling(RandomAccessSampler):
         )
 
     def group_size(self, num_examples: int) -> int:
-        """The size of every group: known beforehand for one group or an equal split."""
+        """The size of every group. Groups of an INDEPENDENT partition have random sizes."""
         if self.cycle_length > 1 and self.partition_type is PartitionType.INDEPENDENT:
             raise FixArgumentsError("INDEPENDENT groups have random sizes: use EQUAL_SPLIT.")
         return num_examples // self.cycle_length
 
     def _group(self, step: int, num_examples: int, seed: int) -> np.ndarray | None:
-        """The members of a step's group; None stands for all examples."""
+        """The members of a step's group, or None if the group is all examples."""
         if self.cycle_length == 1:
             return None
         independent = self.partition_type is PartitionType.INDEPENDENT
@@ -111,7 +112,7 @@ class CyclicPoissonSampling(RandomAccessSampler):
         group = self._group(step, num_examples, seed)
         size = num_examples if group is None else len(group)
         sampled = int(stream(seed, SamplingPurpose.SIZE, step).binomial(size, self.sampling_prob))
-        # A random subset of a random subset is a random subset: only the size has to be capped.
+        # A random subset of a random subset is a random subset, so capping the size is enough.
         limit = self.truncated_batch_size
         return sampled if limit is None else min(sampled, limit)
 
@@ -119,10 +120,10 @@ class CyclicPoissonSampling(RandomAccessSampler):
         group = self._group(step, num_examples, seed)
         size = num_examples if group is None else len(group)
         count = self._size(step, num_examples, seed)
-        places = subset_rows(
+        rows = subset_rows(
             size, count, start, stop, lambda part: stream(seed, SamplingPurpose.MEMBERS, step, part)
         )
-        return places if group is None else group[places]
+        return rows if group is None else group[rows]
 
     def participation(self) -> Participation:
         return Participation(self.cycle_length, math.ceil(self.iterations / self.cycle_length))
@@ -132,10 +133,10 @@ class CyclicPoissonSampling(RandomAccessSampler):
         return SAME_SIZE if equal or self.truncated_batch_size is not None else ALL_RELATIONS
 
     def proven_event(self, num_examples: int, num_bands: int = 1) -> ProvenEvent:
-        """`dpsgd_event` or `amplified_bandmf_event`, or their truncated forms.
+        """The `dpsgd_event` or `amplified_bandmf_event`, or its truncated form.
 
-        A cycle of at least `num_bands` steps separates the uses of an example, so that a run is
-        `ceil(iterations / cycle_length)` Poisson-sampled Gaussian mechanisms.
+        The cycle must have at least `num_bands` steps. Uses of an example are then so far apart
+        that a run is `ceil(iterations / cycle_length)` Poisson-sampled Gaussian mechanisms.
         """
         self.check_bands(num_bands)
         arguments = {"iterations": self.iterations, "sampling_prob": self.sampling_prob}
@@ -150,9 +151,9 @@ class CyclicPoissonSampling(RandomAccessSampler):
             return ProvenEvent(function, arguments, relations)
         if cyclic and self.partition_type is PartitionType.INDEPENDENT:
             raise FixArgumentsError(
-                "truncated_batch_size with INDEPENDENT groups: the event of a truncated batch "
-                "depends on the size of the group, and is not monotone in it, so no size stands "
-                "for all of them. Use PartitionType.EQUAL_SPLIT."
+                "truncated_batch_size with INDEPENDENT groups: the privacy of a truncated batch "
+                "depends on the random group size, and is not monotone in it, so no single event "
+                "covers all groups. Use PartitionType.EQUAL_SPLIT."
             )
         arguments["truncated_batch_size"] = self.truncated_batch_size
         size = self.group_size(whole_number("num_examples", num_examples, 1))

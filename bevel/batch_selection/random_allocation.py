@@ -1,4 +1,4 @@
-"""Random allocation: every example takes part exactly k times, at random steps."""
+"""Random allocation: each example takes part in exactly k random steps."""
 
 import dataclasses
 import functools
@@ -15,12 +15,13 @@ from bevel.errors import FixArgumentsError
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocationSampling(RandomAccessSampler):
-    """Example i joins `total_participations` different steps, every such set equally likely.
+    """Each example joins `total_participations` different steps, all such sets equally likely.
 
-    Cost: the allocation takes `total_participations` indices per example, drawn once; a batch is a
-    part of that array. Drawing it takes n * total_participations**2 comparisons.
+    Cost: the allocation is drawn once and takes `total_participations` indices per example; a batch
+    is a slice of that array. Drawing it takes num_examples * total_participations**2 comparisons.
 
-    Proven under add-or-remove and replace-special, for independent noise; bounded by sampling.
+    Proven under add-or-remove and replace-special, for independent noise. `bevel.accounting` bounds
+    the privacy loss by sampling.
     """
 
     total_participations: int
@@ -30,8 +31,8 @@ class RandomAllocationSampling(RandomAccessSampler):
         whole_number("iterations", self.iterations, 1)
         if whole_number("total_participations", self.total_participations, 1) > self.iterations:
             raise FixArgumentsError(
-                f"total_participations={self.total_participations} of {self.iterations} "
-                "iterations: an example joins a step once at most."
+                f"total_participations={self.total_participations}: an example joins each step at "
+                f"most once, so give at most iterations={self.iterations}."
             )
 
     def _members(self, step: int, num_examples: int, seed: int) -> np.ndarray:
@@ -58,11 +59,11 @@ class RandomAllocationSampling(RandomAccessSampler):
         return ProvenEvent("random_allocation_event", arguments, ABSENCE)
 
 
-@functools.lru_cache(maxsize=2)  # each holds k indices per example
+@functools.lru_cache(maxsize=2)  # each entry holds `participations` indices per example
 def _allocation(
     num_examples: int, participations: int, iterations: int, seed: int
 ) -> ExampleGroups:
-    """The examples of every step."""
+    """The examples of each step."""
     steps = random_subsets(
         num_examples, participations, iterations, stream(seed, SamplingPurpose.ALLOCATION)
     )
@@ -72,10 +73,10 @@ def _allocation(
 
 
 def random_subsets(rows: int, count: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """In each row `count` different members of `range(size)`, all subsets equally likely.
+    """Draws `count` different members of `range(size)` per row, all subsets equally likely.
 
-    Floyd's algorithm, all rows at once: for j from size - count up, take a random member of
-    range(j + 1), or j itself if that one was taken before.
+    Floyd's algorithm on all rows at once: for j from size - count to size - 1, take a random member
+    of range(j + 1), or j itself if that member was taken before.
     """
     chosen = np.empty((rows, count), index_dtype(size))
     for column, last in enumerate(range(size - count, size)):

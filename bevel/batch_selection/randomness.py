@@ -1,9 +1,8 @@
-"""Where every random choice of a sampler comes from: one seed, a purpose, and a place.
+"""Random streams of the samplers, keyed by seed, purpose, step and part of the draw.
 
-A stream belongs to (seed, purpose, place), a place being a step and, within it, a part of the
-draw. So step k is drawn without drawing the steps before it, every process draws its part of the
-same batch, and nothing is ever seeded with `seed + step`, which would make the streams of adjacent
-seeds overlap.
+Every stream can be created directly from its key. A sampler can therefore draw step k without the
+steps before it, and each process can draw its part of the same batch. No stream is seeded with
+`seed + step`, because streams of adjacent seeds would then overlap.
 """
 
 import enum
@@ -20,22 +19,22 @@ SEED_BITS = 128
 
 
 class SamplingPurpose(enum.IntEnum):
-    """What a stream is for. A number, once used, keeps its meaning: it is part of the draw."""
+    """What a stream is used for. Never change a value: it would change every draw."""
 
-    SIZE = 0  # how many examples a batch has
-    MEMBERS = 1  # which ones
+    SIZE = 0  # the batch size
+    MEMBERS = 1  # the examples of a batch
     GROUPS = 2  # cyclic groups and bins, drawn once
     ALLOCATION = 3  # the steps of every example, drawn once
     WARM_START = 4
-    WITHIN_USER = 5  # which examples of a user
+    WITHIN_USER = 5  # the examples of a user
     ORDER = 6  # the order in which examples are considered
 
 
 def seed_of(rng: RngType) -> int:
-    """A seed of up to 128 bits: the given int, bits of the given Generator, or fresh entropy.
+    """Returns a seed of up to 128 bits: the int itself, bits of the Generator, or fresh entropy.
 
-    Amplification by sampling holds only while the batches stay secret, and so this seed: None
-    takes it from the operating system, and whoever guesses an int knows the batches.
+    Amplification by sampling holds only while the batches are secret, so the seed must be secret
+    too. None takes it from the operating system; anyone who guesses an int knows the batches.
     """
     if rng is None:
         return secrets.randbits(SEED_BITS)
@@ -45,22 +44,22 @@ def seed_of(rng: RngType) -> int:
 
 
 def fixed_seed(rng: RngType) -> int:
-    """`rng` as the seed of random access: it has to be the same at every call, so an int."""
+    """Checks that `rng` is an int: random access needs the same seed at every call."""
     if isinstance(rng, bool) or not isinstance(rng, numbers.Integral):
         raise FixArgumentsError(
-            f"rng={rng!r} would give another draw at every call, and the batches of a run belong "
-            "together: pass an int. `secrets.randbits(128)` makes one that nobody guesses."
+            f"rng={rng!r} would give another draw at every call, but the batches of a run must "
+            "come from one seed. Pass an int, such as secrets.randbits(128)."
         )
     if not 0 <= rng < 2**SEED_BITS:
-        raise FixArgumentsError(f"rng={rng}: a seed is a whole number from 0 to 2**128 - 1.")
+        raise FixArgumentsError(f"rng={rng}: give an int from 0 to 2**128 - 1.")
     return int(rng)
 
 
-def stream(seed: int, purpose: SamplingPurpose, *place: int) -> np.random.Generator:
-    """The generator of one place: independent of those of all other seeds, purposes and places."""
-    # Seed and places have a fixed number of 32-bit words, so no two of them share a key.
+def stream(seed: int, purpose: SamplingPurpose, *index: int) -> np.random.Generator:
+    """Returns the generator of one key, independent of all others; `index` is (step, part)."""
+    # Seed and indices have a fixed number of 32-bit words each, so no two streams share a key.
     words = [(seed >> shift) & 0xFFFFFFFF for shift in range(0, SEED_BITS, 32)]
     key = [int(purpose)]
-    for number in place:
+    for number in index:
         key += [number & 0xFFFFFFFF, number >> 32]
     return np.random.default_rng(np.random.SeedSequence(words, spawn_key=tuple(key)))

@@ -1,4 +1,4 @@
-"""A uniformly random subset of a range, of which any rows can be had without the others."""
+"""Uniformly random subsets of a range, drawn without a pass over the range."""
 
 from collections.abc import Callable
 
@@ -6,30 +6,30 @@ import numpy as np
 
 from bevel.errors import FixArgumentsError
 
-# A part with at most this many members is drawn in one go. Part of the draw: never change it.
+# A part with at most this many members is drawn at once. Changing this would change every draw.
 LEAF = 1024
-# numpy.random.Generator.hypergeometric takes numbers below 10**9, and a range is cut in halves.
+# numpy.random.Generator.hypergeometric takes arguments below 10**9, and each is half a range.
 LARGEST_RANGE = 2 * (10**9 - 1)
 
 
 def subset_rows(
     size: int, count: int, start: int, stop: int, stream: Callable[[int], np.random.Generator]
 ) -> np.ndarray:
-    """Rows `start` to `stop` of a sorted random subset of `range(size)` with `count` members.
+    """Returns rows `start` to `stop` of a sorted random subset of `range(size)`.
 
-    All subsets are equally likely. The range is cut in halves again and again: how many of the
-    members lie in the first half is hypergeometric, and where they lie is independent of where the
-    others do. Every part has a stream of its own, `stream(part)`, so the rows are the same whoever
-    asks for them, and parts without a wanted row are never visited: the cost is that of the rows
-    that are asked for, whatever `size` is. There is no pass over the range.
+    The subset has `count` members and all such subsets are equally likely. The range is halved
+    recursively: the number of members in the first half is hypergeometric, and given that number
+    the halves are independent. Each part has a separate stream, `stream(part)`, so the same rows
+    are drawn by every process. Parts outside the requested rows are never visited, so the cost
+    depends on the number of rows and not on `size`.
     """
     if size > LARGEST_RANGE:
         raise FixArgumentsError(
-            f"{size} examples: numpy draws subsets of up to {LARGEST_RANGE}. Sample groups of "
-            "examples, or cut the data set into several."
+            f"{size} examples: NumPy can draw subsets of at most {LARGEST_RANGE}. Sample groups of "
+            "examples, or split the data set."
         )
     pieces = [np.empty(0, np.int64)]
-    parts = [(1, 0, size, 0, count)]  # a part, where it begins, its size, rows before it, its rows
+    parts = [(1, 0, size, 0, count)]  # part, first element, length, rows before it, rows in it
     while parts:
         part, low, length, before, rows = parts.pop()
         if rows == 0 or before >= stop or before + rows <= start:

@@ -1,4 +1,4 @@
-"""Users in place of examples: a base sampler selects users, and each brings some examples."""
+"""User-level sampling: a base sampler selects users, and each contributes some examples."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -18,26 +18,26 @@ PADDING = -1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExamplesByUser:
-    """The examples of every user, in the order of the data set; users in the order of their ids.
+    """The examples of each user, in data set order. Users are ordered by id.
 
-    Made once from `user_ids`; `batch` takes it in their place, and then need not sort them again.
+    Build it once and pass it to `batch` instead of `user_ids`, which would be sorted at every call.
     """
 
-    user_ids: np.ndarray  # of the users, sorted
+    user_ids: np.ndarray  # one id per user, sorted
     examples: ExampleGroups
 
     @classmethod
     def of(cls, user_ids: "np.ndarray | ExamplesByUser") -> "ExamplesByUser":
-        """From the id of the user of each example."""
+        """Groups examples by user. `user_ids` holds the id of each example's user."""
         if isinstance(user_ids, ExamplesByUser):
             return user_ids
         ids = np.asarray(user_ids)
         if ids.ndim != 1:
             raise FixArgumentsError(
-                f"user_ids has shape {ids.shape}: give one id per example, in one dimension."
+                f"user_ids has shape {ids.shape}: give a 1-D array with one id per example."
             )
-        users, user = np.unique(ids, return_inverse=True)
-        return cls(users, grouped(user, len(users)))
+        users, labels = np.unique(ids, return_inverse=True)
+        return cls(users, grouped(labels, len(users)))
 
     def __len__(self) -> int:
         return len(self.user_ids)
@@ -45,15 +45,15 @@ class ExamplesByUser:
 
 @dataclasses.dataclass(frozen=True)
 class UserSelectionStrategy:
-    """Runs a base sampler over users; a batch is an array (users, examples per user).
+    """Runs a base sampler over users. A batch has shape (users, examples per user).
 
-    A row holds `examples_per_user_per_batch` different examples of one user, -1 where the user has
-    fewer. Which ones is drawn afresh for each step and user: a random set in random order with
-    `shuffle_per_user=True`, otherwise neighbours in the order of the data set, from a random place
-    on. Clip with `keep_batch_dim=False`, so that a row is one contribution.
+    A row holds `examples_per_user_per_batch` different examples of one user, padded with -1 if the
+    user has fewer. They are redrawn for each step and user: a random subset in random order with
+    `shuffle_per_user=True`, otherwise consecutive examples in data set order from a random start,
+    wrapping around. Clip with `keep_batch_dim=False`, so that a row is one contribution.
 
-    The event is that of the base sampler, and its unit is the user: `num_examples` in it is the
-    number of users.
+    The event is that of the base sampler with the user as the unit of privacy: its `num_examples`
+    is the number of users.
     """
 
     base_strategy: BatchSelectionStrategy
@@ -68,7 +68,7 @@ class UserSelectionStrategy:
         return self.base_strategy.iterations  # type: ignore[attr-defined]
 
     def batch_iterator(self, user_ids: np.ndarray, rng: RngType = None) -> Iterator[np.ndarray]:
-        """One array per step, from the id of the user of each example."""
+        """Yields one array per step. `user_ids` holds the id of each example's user."""
         users, seed = ExamplesByUser.of(user_ids), seed_of(rng)
         selected = self.base_strategy.batch_iterator(len(users), seed)
         return (self._examples(users, batch, step, seed) for step, batch in enumerate(selected))
@@ -76,7 +76,7 @@ class UserSelectionStrategy:
     def batch(
         self, step: int, user_ids: "np.ndarray | ExamplesByUser", rng: int, **process: int
     ) -> np.ndarray:
-        """The rows of step `step`, or of one process's share of them, as the base sampler's."""
+        """Returns the rows of step `step`; `process` takes the base sampler's process arguments."""
         users, seed = ExamplesByUser.of(user_ids), fixed_seed(rng)
         base: Any = self.base_strategy
         return self._examples(users, base.batch(step, len(users), seed, **process), step, seed)
@@ -84,18 +84,17 @@ class UserSelectionStrategy:
     def _examples(
         self, users: ExamplesByUser, selected: np.ndarray, step: int, seed: int
     ) -> np.ndarray:
-        wanted = self.examples_per_user_per_batch
-        rows = np.full((len(selected), wanted), PADDING, np.int64)
+        count = self.examples_per_user_per_batch
+        rows = np.full((len(selected), count), PADDING, np.int64)
         for row, user in zip(rows, selected.tolist(), strict=True):
             owned = users.examples.of(user)
-            if len(owned) > wanted:
+            if len(owned) > count:
                 rng = stream(seed, SamplingPurpose.WITHIN_USER, step, user)
                 if self.shuffle_per_user:
-                    owned = rng.choice(owned, wanted, replace=False)
+                    owned = rng.choice(owned, count, replace=False)
                 else:
-                    owned = np.take(
-                        owned, rng.integers(len(owned)) + np.arange(wanted), mode="wrap"
-                    )
+                    start = rng.integers(len(owned))
+                    owned = np.take(owned, start + np.arange(count), mode="wrap")
             row[: len(owned)] = owned
         return rows
 
@@ -104,7 +103,7 @@ class UserSelectionStrategy:
         return self.base_strategy.participation()
 
     def proven_event(self, num_users: int, num_bands: int = 1) -> ProvenEvent:
-        """The event of the base sampler over `num_users` users. Its unit is the user."""
+        """The event of the base sampler over `num_users` users, with the user as the unit."""
         return self.base_strategy.proven_event(num_users, num_bands)
 
     def unamplified_event(self) -> ProvenEvent:

@@ -1,4 +1,4 @@
-"""The `bevel` command. Commands are loaded when they are called."""
+"""The `bevel` command. Each command's module is imported only when the command is called."""
 
 from bevel.cli.dispatch import main
 

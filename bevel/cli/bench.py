@@ -1,4 +1,4 @@
-"""`bevel bench`: what clipping costs beside jax.grad, where the benchmarks are at hand."""
+"""`bevel bench`: measures what clipping costs relative to jax.grad, in a checkout of bevel."""
 
 import subprocess
 import sys
@@ -11,7 +11,8 @@ from bevel.errors import FixArgumentsError
 SCRIPT = Path("benchmarks") / "clipping.py"
 ABOUT = """usage: bevel bench [options of benchmarks/clipping.py]
 
-What clipping costs beside jax.grad, on this machine. Options go on to benchmarks/clipping.py.
+Measure what clipping costs relative to jax.grad on this machine. All options are passed on to
+benchmarks/clipping.py.
 
 examples:
   bevel bench
@@ -27,12 +28,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def script() -> Path:
-    """The benchmark, in the checkout that bevel is imported from, or in the present folder."""
-    places = [Path(bevel.__file__).resolve().parents[1], Path.cwd()]
-    for place in places:
-        if (place / SCRIPT).is_file():
-            return place / SCRIPT
+    """The benchmark in the checkout that bevel is imported from, or in the working directory."""
+    for root in (Path(bevel.__file__).resolve().parents[1], Path.cwd()):
+        if (root / SCRIPT).is_file():
+            return root / SCRIPT
     raise FixArgumentsError(
-        f"{SCRIPT} is in bevel's repository, not in the installed package: run this in a checkout "
-        "of it."
+        f"{SCRIPT} is in bevel's repository, not in the installed package: run this command in a "
+        "checkout."
     )

@@ -1,4 +1,4 @@
-"""The data of a config: scikit-learn's digits, or a file of arrays."""
+"""Loads the data set of a config: scikit-learn's digits, or an .npz file."""
 
 import dataclasses
 import zipfile
@@ -15,10 +15,10 @@ NAMES = ("x_train", "y_train", "x_test", "y_test")
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """Records to train on, and others, never trained on, to measure accuracy with.
+    """A training set, and a test set that is only used to measure accuracy.
 
-    x is (examples, ...) of float32, an image having a last axis of channels; y is (examples,) of
-    int32, from 0 to classes - 1.
+    x has shape (examples, ...) and is float32; images have a last axis of channels. y has shape
+    (examples,) and is int32, with values from 0 to classes - 1.
     """
 
     x_train: np.ndarray
@@ -29,12 +29,12 @@ class DataSet:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """The shape of one example."""
         return self.x_train.shape[1:]
 
 
 def data_set(config: DataTable) -> DataSet:
-    """The data that a config names; with `tune`, without a look at the test set."""
+    """The data that a config names. With `tune`, the real test set is not used at all."""
     arrays = _digits() if config.source == "digits" else _from_file(Path(config.source))
     if config.tune:
         cut = len(arrays["x_train"]) * 4 // 5
@@ -48,9 +48,9 @@ def data_set(config: DataTable) -> DataSet:
 
 
 def _digits() -> dict[str, np.ndarray]:
-    """1,797 images of digits, 8 x 8, in the package of scikit-learn. The last 360 are the test set.
+    """The 1,797 images of 8 x 8 digits that ship with scikit-learn. The last 360 are the test set.
 
-    They lie sorted by writer there, so they are shuffled first, always in the same way.
+    scikit-learn sorts them by writer, so they are shuffled first, always in the same order.
     """
     from sklearn.datasets import load_digits
 
@@ -61,29 +61,32 @@ def _digits() -> dict[str, np.ndarray]:
 
 
 def _from_file(path: Path) -> dict[str, np.ndarray]:
-    """The four arrays of an .npz file. Bytes become shares of 255; images get a channel axis."""
+    """The arrays of an .npz file. uint8 values are divided by 255; images get a channel axis."""
     if not path.exists():
-        near = nearest(str(path), ["_digits"])
-        raise FixDataError(f"there is no data at {path}{near} Write 'digits', or an .npz file.")
+        near = nearest(str(path), ["digits"])
+        raise FixDataError(
+            f"[data] source: there is no file {path}{near} Write 'digits', or the path of an .npz "
+            "file."
+        )
     try:
         with np.load(path) as file:
-            found = {name: file[name] for name in file.files if name in NAMES}
+            arrays = {name: file[name] for name in file.files if name in NAMES}
     except (ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
         raise FixDataError(f"{path} cannot be read as an .npz file: {error}.") from None
-    missing = [name for name in NAMES if name not in found]
+    missing = [name for name in NAMES if name not in arrays]
     if missing:
-        raise FixDataError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(NAMES)}.")
+        raise FixDataError(f"{path} has no {', '.join(missing)}: it needs {', '.join(NAMES)}.")
     for part in ("train", "test"):
-        x, y = found[f"x_{part}"], found[f"y_{part}"]
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if len(x) != len(y) or len(x) == 0 or y.ndim != 1:
             raise FixDataError(
-                f"{path}: x_{part} is {x.shape} and y_{part} is {y.shape}; give as many labels, "
-                "(examples,), as examples, and at least one."
+                f"{path}: x_{part} has shape {x.shape} and y_{part} has shape {y.shape}. Give one "
+                "label per example, in shape (examples,), and at least one example."
             )
         if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
-            raise FixDataError(f"{path}: y_{part} must hold classes, whole numbers from 0 on.")
+            raise FixDataError(f"{path}: y_{part} must hold class numbers, integers from 0 up.")
         if x.dtype == np.uint8:
             x = x.astype(np.float32) / 255
-        found[f"x_{part}"] = (x[..., None] if x.ndim == 3 else x).astype(np.float32)
-        found[f"y_{part}"] = y.astype(np.int32)
-    return found
+        arrays[f"x_{part}"] = (x[..., None] if x.ndim == 3 else x).astype(np.float32)
+        arrays[f"y_{part}"] = y.astype(np.int32)
+    return arrays

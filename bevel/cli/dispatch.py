@@ -1,11 +1,11 @@
-"""From the command line to a command, and from what it raises to a message and an exit code.
+"""Runs the command that a command line names, and turns its errors into messages and exit codes.
 
-    0    fine
-    1    a failure that says why
+    0    success
+    1    failure, with a message that says why
     2    wrong usage
-    130  interrupted (Ctrl-C), 143 terminated; a run has saved its state then
+    130  interrupted (Ctrl-C), 143 terminated; a run has saved its state
 
-A user's mistake is one message on the standard error. `BEVEL_DEBUG=1` shows the traceback too.
+A user error prints one message to standard error. `BEVEL_DEBUG=1` also shows the traceback.
 """
 
 import difflib
@@ -13,24 +13,25 @@ import importlib
 import io
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bevel.errors import BevelError
 
 COMMANDS = {
-    "demo": "train a private model on embedded data, in about a minute",
-    "train": "train by a config file, or go on where a run ended",
-    "plan": "what a budget buys: noise, batches and cost, as a table",
-    "spent": "what a ledger says was spent",
-    "explain": "how gradients are clipped, parameter by parameter, and what that costs",
-    "scale": "a step on thousands of devices, on paper",
+    "demo": "train a private model on bundled data, in about a minute",
+    "train": "train from a config file, or resume a run",
+    "plan": "show the noise, batches and cost of a privacy budget",
+    "spent": "show the privacy that a ledger says was spent",
+    "explain": "show how each parameter's gradients are clipped, and the cost",
+    "scale": "estimate a step on thousands of devices without running it",
     "launch": "run one program as several local processes",
-    "report": "a run as one HTML page",
-    "bench": "what clipping costs beside jax.grad, on this machine",
+    "report": "write an HTML report of a run",
+    "bench": "measure the cost of clipping relative to jax.grad",
 }
 USAGE = """usage: bevel COMMAND ...
 
@@ -44,45 +45,55 @@ examples:
   bevel train examples/digits.toml --plan.epsilon=2 --run.folder=runs/two
   bevel report runs/two
 
-`bevel COMMAND --help` says more. BEVEL_DEBUG=1 shows tracebacks."""
+`bevel COMMAND --help` describes a command. BEVEL_DEBUG=1 shows tracebacks."""
 OPTIONAL = {"tyro", "orbax", "sklearn", "matplotlib", "jinja2", "grain"}
 INTERRUPTED = 130
+# Arguments of the library whose config fields have other names.
+FIELDS = {
+    "expected_batch_size": "batch_size",
+    "iterations": "steps",
+    "l2_clip_norm": "clip_norm",
+    "target_quantile": "adapt_clip_norm_to",
+    "neighboring_relation": "relation",
+    "num_bands": "bands",
+    "num_examples": "examples",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command, and returns its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help", "help"):
+    """Runs a command and returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
         print(_usage())
-        return 0 if given else 2
-    if given[0] == "--version":
+        return 0 if words else 2
+    if words[0] == "--version":
         import bevel
 
         print(f"bevel {bevel.__version__}")
         return 0
-    name, *rest = given
+    name, *rest = words
     if name not in COMMANDS:
-        _say(f"there is no command {name!r}{nearest(name, COMMANDS)}\n\n{_usage()}")
+        _print_error(f"there is no command {name!r}{nearest(name, COMMANDS)}\n\n{_usage()}")
         return 2
     return _run(name, rest)
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    """Runs a command by name. What it raises becomes a message."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax's notes are for its own developers
+    """Runs a command by name. Its errors become messages."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # hides Orbax's internal notes
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # progress is seen in a pipe, too
+        sys.stdout.reconfigure(line_buffering=True)  # shows progress in a pipe too
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
             command: Any = importlib.import_module(f"bevel.cli.{name}")
             return command.main(arguments)
-        except SystemExit as end:  # of a parser
+        except SystemExit as end:  # raised by an argument parser
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         except KeyboardInterrupt as end:
             return _failed(end, str(end) or "interrupted.", getattr(end, "exit_code", INTERRUPTED))
         except (BevelError, OSError) as error:
-            return _failed(error, str(error), 1)
+            return _failed(error, in_cli_words(str(error)), 1)
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in OPTIONAL:
                 raise
@@ -93,17 +104,25 @@ def _run(name: str, arguments: list[str]) -> int:
 def _failed(error: BaseException, message: str, code: int) -> int:
     if os.environ.get("BEVEL_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
-    _say(message)
+    _print_error(message)
     return code
 
 
-def _say(message: str) -> None:
+def in_cli_words(message: str) -> str:
+    """Replaces the Python names in an error of the library by the names that the command uses."""
+    message = re.sub(r"^(\w+)=", lambda name: f"{FIELDS.get(name[1], name[1])} is ", message)
+    message = re.sub(r"RunOptions\(ledger=(['\"])(.*?)\1\)", r"--run.ledger=\2", message)
+    message = message.replace("NonPrivateConfig", "mechanism 'none'")
+    return message.replace("include_raw", "--include-raw")
+
+
+def _print_error(message: str) -> None:
     print(f"bevel: {message}", file=sys.stderr)
 
 
 def _show_warning(message: Any, *details: Any, **more: Any) -> None:
-    """A warning as one line: where in bevel it was raised helps nobody on a command line."""
-    _say(f"warning: {message}")
+    """Prints a warning as one line, without the source line that raised it."""
+    _print_error(f"warning: {message}")
 
 
 def _usage() -> str:
@@ -111,7 +130,7 @@ def _usage() -> str:
     return USAGE.format(commands="\n".join(lines))
 
 
-def nearest(name: str, known: Any) -> str:
-    """'. Did you mean ...?', if something is near, or a full stop."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f". Did you mean {found[0]!r}?" if found else "."
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: '. Did you mean ...?' if a known name is similar, else a full stop."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f". Did you mean {matches[0]!r}?" if matches else "."

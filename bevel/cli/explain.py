@@ -1,10 +1,10 @@
-"""`bevel explain CONFIG.toml`: how gradients are clipped, parameter by parameter."""
+"""`bevel explain CONFIG.toml`: shows how each parameter's gradients are clipped."""
 
 from collections.abc import Sequence
 
 from bevel.cli.parsing import config_and_overrides
 
-ABOUT = """How gradients are clipped, parameter by parameter, and what that costs. Nothing runs.
+ABOUT = """Show how each parameter's gradients are clipped and what that costs. Nothing is run.
 
 examples:
   bevel explain examples/digits.toml
@@ -20,10 +20,9 @@ def main(arguments: Sequence[str]) -> int:
     from bevel.clipping import clipped_grad, explain
 
     job = Job(config)
-    loss_fn = job.model.loss_fn
-    # Only shapes count here, so nothing is calibrated.
+    # The explanation depends on shapes only, so the noise need not be calibrated.
     gradient = clipped_grad(
-        loss_fn,
+        job.model.loss_fn,
         has_aux=True,
         batch_argnums=1,
         prng_argnum=2,
@@ -31,7 +30,6 @@ def main(arguments: Sequence[str]) -> int:
     )
     params = jax.eval_shape(job.init)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    rows = round(config.plan.batch_size)
-    batch = example_types(job.data, rows)
+    batch = example_types(job.data, round(config.plan.batch_size))
     print(explain(gradient, params, batch, key))
     return 0

@@ -1,4 +1,4 @@
-"""From a config to what it stands for: data, model, plan, mesh, and the trainer that joins them."""
+"""Builds the data, model, plan, mesh and trainer of a config."""
 
 import dataclasses
 import functools
@@ -26,10 +26,10 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A config, and all that follows from it, made when it is first asked for."""
+    """A config and the objects it describes, each built on first use."""
 
     config: Config
-    given_mesh: Any = None
+    mesh_override: jax.sharding.Mesh | None = None
 
     @functools.cached_property
     def data(self) -> DataSet:
@@ -47,7 +47,7 @@ class Job:
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
-        return self.given_mesh or sharding.make_mesh(self.config.mesh.axes or "data=-1")
+        return self.mesh_override or sharding.make_mesh(self.config.mesh.axes or "data=-1")
 
     @functools.cached_property
     def trainer(self) -> Trainer:
@@ -61,40 +61,40 @@ class Job:
         )
 
     def init(self) -> PyTree:
-        """The parameters to begin with."""
+        """The initial parameters."""
         return self.model.init(jax.random.key(self.config.model.init_seed))
 
     def evaluate(self, params: PyTree) -> dict[str, float]:
-        """Accuracy on the test set, which nothing is trained on."""
+        """Accuracy on the test set, which is never trained on."""
         return {"test_accuracy": float(self._accuracy(params))}
 
     def final_accuracy(self, state: TrainingState) -> float:
-        """That of the parameters a run ended with, or of their average."""
+        """Test accuracy of the final parameters, or of their moving average if there is one."""
         return self.evaluate(self.trainer.released(state).evaluated)["test_accuracy"]
 
     @functools.cached_property
     def _accuracy(self) -> Callable[[PyTree], jax.Array]:
         x, y = self.data.x_test, self.data.y_test
-        everywhere = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+        replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
         @jax.jit
         def accuracy(params: PyTree) -> jax.Array:
-            # Whole: the test set is not cut, and the compiler would cut and join its activations.
-            params = jax.lax.with_sharding_constraint(params, everywhere)
-            right = self.model.predict(params, jnp.asarray(x)).argmax(-1) == y
-            return right.astype(jnp.float32).mean()
+            # The test set is not sharded. Sharded parameters would only add communication.
+            params = jax.lax.with_sharding_constraint(params, replicated)
+            correct = self.model.predict(params, jnp.asarray(x)).argmax(-1) == y
+            return correct.astype(jnp.float32).mean()
 
         return accuracy
 
     def settings(self) -> dict[str, Any]:
-        """What a run records of its config: all but where it is kept."""
+        """What a run records of its config: every table except [run]."""
         tables = dataclasses.asdict(self.config)
         return {name: table for name, table in tables.items() if name != "run"}
 
     def fit(self, *, folder: str | Path | None = None, **options: Any) -> TrainingState:
-        """Trains: in a folder, or, for comparison, without leaving anything behind."""
+        """Trains in a run folder, or without one, in which case nothing is saved."""
         run, budget = self.config.run, self.plan.budget
-        kept = RunOptions(
+        run_options = RunOptions(
             checkpoint_every=run.checkpoint_every,
             keep=run.keep,
             ledger=run.ledger,
@@ -107,52 +107,52 @@ class Job:
         )
         records = {"x": self.data.x_train, "y": self.data.y_train}
         return self.trainer.fit(
-            records, self.init(), folder=folder, evaluate=self.evaluate, options=kept
+            records, self.init(), folder=folder, evaluate=self.evaluate, options=run_options
         )
 
 
-def optimizer(given: OptimizerTable, steps: int) -> Any:
-    """Of optax; for dp_adam a function of the plan, whose noise it corrects for."""
-    if given.warmup_steps >= steps:
+def optimizer(table: OptimizerTable, steps: int) -> Any:
+    """The optimizer of a config. For dp_adam, a function of the plan, which knows the noise."""
+    if table.warmup_steps >= steps:
         raise FixArgumentsError(
-            f"warmup_steps={given.warmup_steps} of {steps} steps: give fewer than all of them."
+            f"[optimizer] warmup_steps is {table.warmup_steps}, but there are only {steps} steps: "
+            "give fewer."
         )
-    rate: Any = given.learning_rate
-    if given.schedule == "cosine":
+    rate: Any = table.learning_rate
+    if table.schedule == "cosine":
         rate = optax.warmup_cosine_decay_schedule(
-            0.0 if given.warmup_steps else rate, rate, given.warmup_steps, steps
+            0.0 if table.warmup_steps else rate, rate, table.warmup_steps, steps
         )
-    elif given.warmup_steps:
-        rate = optax.linear_schedule(0.0, rate, given.warmup_steps)
-    match given.name:
+    elif table.warmup_steps:
+        rate = optax.linear_schedule(0.0, rate, table.warmup_steps)
+    match table.name:
         case "sgd":
-            return optax.sgd(rate, momentum=given.momentum or None)
+            return optax.sgd(rate, momentum=table.momentum or None)
         case "adam":
             return optax.adam(rate)
         case "dp_adam":
             return lambda plan: dp_adam(
                 rate, noise_stddev=plan.noise_stddev, row_norms=plan.noise_row_norms()
             )
-    raise FixArgumentsError(f"optimizer {given.name!r}: write sgd, adam or dp_adam.")
 
 
 def use_cpu_devices(count: int) -> None:
-    """Makes JAX use so many virtual CPU devices: before anything else uses a device."""
+    """Makes JAX use `count` virtual CPU devices. Call it before anything uses a device."""
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # JAX has its devices already; they may do
+    except RuntimeError:  # JAX is initialized already; its devices may still suffice
         pass
-    found = jax.devices()
-    if len(found) < count or found[0].platform != "cpu":
+    devices = jax.devices()
+    if len(devices) < count or devices[0].platform != "cpu":
         raise FixArgumentsError(
-            f"cpu_devices={count}, and JAX already runs with {len(found)} {found[0].platform} "
-            "devices: start a process that has used none."
+            f"[mesh] cpu_devices is {count}, but JAX already runs with {len(devices)} "
+            f"{devices[0].platform} devices: start a new process."
         )
 
 
 def example_types(data: DataSet, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch of so many rows, as types."""
+    """The types of a batch with this many rows."""
     return {
         "x": jax.ShapeDtypeStruct((rows, *data.shape), np.float32),
         "y": jax.ShapeDtypeStruct((rows,), np.int32),

@@ -1,13 +1,15 @@
-"""`bevel launch --processes 2 -- CMD`: one program as several local processes."""
+"""`bevel launch --processes 2 -- CMD`: runs one program as several local processes."""
 
 import argparse
 from collections.abc import Sequence
+
+from bevel.errors import FixArgumentsError
 
 EXAMPLES = """examples:
   bevel launch --processes 2 --devices-per-process 4 -- bevel train examples/digits.toml
   bevel launch --processes 2 -- python train.py
 
-A program of your own calls bevel.processes.join() first.
+Your own program must call bevel.processes.join() first.
 """
 
 
@@ -21,11 +23,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--devices-per-process", type=int, default=4)
-    given = list(arguments)
-    cut = given.index("--") if "--" in given else len(given)
-    options, command = parser.parse_args(given[:cut]), given[cut + 1 :]
+    words = list(arguments)
+    separator = words.index("--") if "--" in words else len(words)
+    options, command = parser.parse_args(words[:separator]), words[separator + 1 :]
     if not command:
-        parser.error("there is nothing to launch: write the program after --")
+        parser.error("there is no program to launch: write it after --")
+    if options.processes < 1 or options.devices_per_process < 1:
+        raise FixArgumentsError("--processes and --devices-per-process: give at least 1.")
     from bevel.processes import launch
 
     return launch(command, options.processes, options.devices_per_process)

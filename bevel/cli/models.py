@@ -1,4 +1,4 @@
-"""Models for a config: a small conv net, dense layers, or a function in a file of the user's."""
+"""The models that a config can name: conv, mlp, linear, or a function in a user's file."""
 
 import importlib.util
 import itertools
@@ -20,25 +20,25 @@ Shape = tuple[int, ...]
 
 
 def _cross_entropy(predict: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[..., Any]:
-    """The usual loss of a classifier, with its accuracy beside it."""
+    """Softmax cross entropy of a classifier, with its accuracy as auxiliary output."""
 
     def loss(params: PyTree, data: PyTree, prng: jax.Array) -> tuple[jax.Array, Any]:
         logits = predict(params, data["x"])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, data["y"])
-        right = (logits.argmax(-1) == data["y"]).astype(jnp.float32)
-        return losses.mean(), {"accuracy": right.mean()}
+        correct = (logits.argmax(-1) == data["y"]).astype(jnp.float32)
+        return losses.mean(), {"accuracy": correct.mean()}
 
     return loss
 
 
 class Model(NamedTuple):
-    """What a run trains.
+    """A model to train.
 
     Attributes:
       init: `key -> params`.
-      predict: `(params, x) -> logits`, on a batch.
-      loss: `(params, {"x": ..., "y": ...}, prng) -> (loss, aux)`; None takes cross entropy. It
-        sees one example at a time, with a leading axis of 1: nothing may mix examples.
+      predict: `(params, x) -> logits`, for a batch.
+      loss: `(params, {"x": ..., "y": ...}, prng) -> (loss, aux)`; None means cross entropy. It is
+        called with one example at a time, with a leading axis of 1, and must not mix examples.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -50,38 +50,37 @@ class Model(NamedTuple):
         return self.loss or _cross_entropy(self.predict)
 
 
-def model(given: config.ModelTable, shape: Shape, classes: int) -> Model:
-    """The model of a config, for examples of a shape."""
-    if given.module is not None:
-        made = loaded(given.module)(shape, classes)
-        if not isinstance(made, Model) or not (callable(made.init) and callable(made.predict)):
+def model(table: config.ModelTable, shape: Shape, classes: int) -> Model:
+    """The model of a config, for examples of this shape."""
+    if table.module is not None:
+        built = load_function(table.module)(shape, classes)
+        if not isinstance(built, Model) or not (callable(built.init) and callable(built.predict)):
             raise FixLossError(
-                f"{given.module} gave a {type(made).__name__}: return "
-                "bevel.cli.models.Model(init, predict), with a loss where it is another than "
-                "cross entropy."
+                f"[model] module: {table.module} returned {type(built).__name__}. Return "
+                "bevel.cli.models.Model(init, predict), and pass loss if it is not cross entropy."
             )
-        return made
-    if any(width < 1 for width in given.widths):
-        raise FixArgumentsError(f"widths={given.widths}: give whole numbers from 1 on.")
-    if given.kind == "conv":
-        return _conv(shape, given.widths, classes)
-    return _dense(shape, given.widths if given.kind == "mlp" else (), classes)
+        return built
+    if any(width < 1 for width in table.widths):
+        raise FixArgumentsError(f"[model] widths is {list(table.widths)}: use integers from 1 up.")
+    if table.kind == "conv":
+        return _conv(shape, table.widths, classes)
+    return _dense(shape, table.widths if table.kind == "mlp" else (), classes)
 
 
 def _dense(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
-    """Dense layers with tanh between them; none but the last for a linear model."""
+    """Dense layers with tanh between them. Without widths, a linear model."""
     sizes = (math.prod(shape), *widths, classes)
 
     def init(key: jax.Array) -> PyTree:
         layers = []
         for inputs, outputs in itertools.pairwise(sizes):
-            key, here = jax.random.split(key)
-            layers.append(_layer(here, (inputs, outputs), inputs))
-        return {"dense": layers[:-1], "out": _at_zero(layers[-1])}
+            key, layer_key = jax.random.split(key)
+            layers.append(_layer(layer_key, (inputs, outputs), inputs))
+        return {"dense": layers[:-1], "out": _zeros_like(layers[-1])}
 
     def predict(params: PyTree, x: jax.Array) -> jax.Array:
         h = x.reshape(len(x), -1)
-        for weights in params["_dense"]:
+        for weights in params["dense"]:
             h = jnp.tanh(_affine(weights, h))
         return _affine(params["out"], h)
 
@@ -89,14 +88,15 @@ def _dense(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
 
 
 def _conv(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
-    """3 x 3 convolutions with tanh, all but the first halving the image, and a dense layer.
+    """3 x 3 convolutions with tanh and a dense layer. All but the first halve the image.
 
-    tanh rather than ReLU: bounded activations keep gradients of all examples alike, and less is
-    lost by clipping them (Papernot et al. 2021, arXiv:2007.14191).
+    tanh rather than ReLU, because bounded activations keep the gradient norms of all examples
+    similar, so clipping loses less (Papernot et al. 2021, arXiv:2007.14191).
     """
     if len(shape) != 3:
         raise FixArgumentsError(
-            f"examples of shape {shape} are no images (height, width, channels): use kind='mlp'."
+            f"[model] kind is conv, but examples of shape {shape} are not images of shape (height, "
+            "width, channels): use mlp or linear."
         )
     strides = (1,) + (2,) * (len(widths) - 1)
     side = [math.ceil(size / math.prod(strides)) for size in shape[:2]]
@@ -105,14 +105,14 @@ def _conv(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
     def init(key: jax.Array) -> PyTree:
         layers = []
         for inputs, outputs in itertools.pairwise(channels):
-            key, here = jax.random.split(key)
-            layers.append(_layer(here, (3, 3, inputs, outputs), 9 * inputs))
+            key, layer_key = jax.random.split(key)
+            layers.append(_layer(layer_key, (3, 3, inputs, outputs), 9 * inputs))
         flat = math.prod(side) * channels[-1]
-        return {"conv": layers, "out": _at_zero(_layer(key, (flat, classes), flat))}
+        return {"conv": layers, "out": _zeros_like(_layer(key, (flat, classes), flat))}
 
     def predict(params: PyTree, x: jax.Array) -> jax.Array:
         h = x
-        for stride, weights in zip(strides, params["_conv"], strict=True):
+        for stride, weights in zip(strides, params["conv"], strict=True):
             h = jax.lax.conv_general_dilated(
                 h,
                 weights["w"],
@@ -121,7 +121,7 @@ def _conv(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
                 dimension_numbers=("NHWC", "HWIO", "NHWC"),
             )
             h = jnp.tanh(h + jnp.broadcast_to(weights["b"], h.shape))
-        # Scaled down, so that the last layer does not take all of the clip norm.
+        # Scaled down, so that the last layer's gradient does not dominate the norm.
         return _affine(params["out"], h.reshape(len(h), -1) / 4)
 
     return Model(init, predict)
@@ -132,8 +132,8 @@ def _layer(key: jax.Array, shape: Shape, inputs: int) -> PyTree:
     return {"w": w, "b": jnp.zeros(shape[-1], jnp.float32)}
 
 
-def _at_zero(layer: PyTree) -> PyTree:
-    """A last layer that begins without a guess."""
+def _zeros_like(layer: PyTree) -> PyTree:
+    """A zero-initialized last layer, so that all classes start out equally likely."""
     return jax.tree.map(jnp.zeros_like, layer)
 
 
@@ -142,19 +142,19 @@ def _affine(layer: PyTree, h: jax.Array) -> jax.Array:
     return product + jnp.broadcast_to(layer["b"], product.shape)
 
 
-def loaded(place: str) -> Callable[..., Any]:
-    """The function named by 'file.py:function'."""
-    file, _, name = place.rpartition(":")
-    path = Path(file)
+def load_function(location: str) -> Callable[..., Any]:
+    """Loads the function named by 'file.py:function'."""
+    file, _, name = location.rpartition(":")
+    path, field = Path(file), f"[model] module is {location!r}"
     if not file or not path.is_file():
-        raise FixArgumentsError(f"module={place!r}: write 'file.py:function', with a file there.")
+        raise FixArgumentsError(f"{field}: write 'file.py:function' with an existing file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise FixArgumentsError(f"module={place!r}: {path} is no Python file.")
+        raise FixArgumentsError(f"{field}: {path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise FixArgumentsError(f"module={place!r}: {path} has no function {name!r}.")
-    return found
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise FixArgumentsError(f"{field}: {path} has no function {name!r}.")
+    return function

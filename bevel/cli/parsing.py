@@ -1,4 +1,4 @@
-"""Command lines as dataclasses, by tyro: a field is an option, its docstring the help."""
+"""Parses command lines into dataclasses with tyro: fields are options, docstrings are help."""
 
 import sys
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from bevel.cli.config import Config, PlanTable, read_config
 T = TypeVar("T")
 
 
-def parsed(kind: type[T], command: str, about: str, arguments: Sequence[str]) -> T:
-    """The options of a command. Wrong usage ends the process with code 2."""
+def parse_options(kind: type[T], command: str, about: str, arguments: Sequence[str]) -> T:
+    """Parses the options of a command. Wrong usage exits with code 2."""
     import tyro
 
     return tyro.cli(
@@ -24,7 +24,7 @@ def parsed(kind: type[T], command: str, about: str, arguments: Sequence[str]) ->
 
 
 def config_and_overrides(command: str, about: str, arguments: Sequence[str]) -> Config:
-    """The config that is named first, with what `--table.key=value` changes in it."""
+    """Reads the config that is named first, with the overrides `--table.key=value` applied."""
     import tyro
 
     prog = f"bevel {command} CONFIG.toml"
@@ -32,14 +32,14 @@ def config_and_overrides(command: str, about: str, arguments: Sequence[str]) -> 
     if not wants_help and (not arguments or arguments[0].startswith("-")):
         print(f"bevel: usage: {prog} [--table.key=value ...]", file=sys.stderr)
         raise SystemExit(2)
-    named = bool(arguments) and not arguments[0].startswith("-")
+    has_path = bool(arguments) and not arguments[0].startswith("-")
     default: Any = Config(PlanTable(batch_size=256, steps=200))
-    if named and (not wants_help or Path(arguments[0]).is_file()):
+    if has_path and (not wants_help or Path(arguments[0]).is_file()):
         default = read_config(arguments[0])
     return tyro.cli(
         Config,
         prog=prog,
         description=about.strip(),
-        args=list(arguments[1:] if named else arguments),
+        args=list(arguments[1:] if has_path else arguments),
         default=default,
     )

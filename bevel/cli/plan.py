@@ -1,14 +1,14 @@
-"""`bevel plan`: from a budget to a table of what it buys."""
+"""`bevel plan`: shows the plan for a privacy budget as a table."""
 
 import dataclasses
 from collections.abc import Sequence
 
 from bevel.cli.config import PlanTable
-from bevel.cli.parsing import config_and_overrides, parsed
+from bevel.cli.parsing import config_and_overrides, parse_options
 
-ABOUT = """What a budget buys: noise, batches and cost, as a table. Nothing is trained.
+ABOUT = """Show the noise, batches and cost of a privacy budget. Nothing is trained.
 
-Name a config for its plan, or give the numbers.
+Give a config to show its plan, or give the numbers as options.
 
 examples:
   bevel plan --epsilon 3 --delta 1e-5 --examples 60000 --batch-size 1024 --steps 2000
@@ -19,12 +19,12 @@ examples:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
-    """The plan, and for how many."""
+class _Request:
+    """A plan and the size of its training set."""
 
     plan: PlanTable
     examples: int
-    """How many there are to train on."""
+    """Number of training examples."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,8 +33,8 @@ def main(arguments: Sequence[str]) -> int:
 
     if arguments and not arguments[0].startswith("-"):
         config = config_and_overrides("plan", ABOUT, arguments)
-        asked = _Asked(config.plan, len(data_set(config.data).x_train))
+        request = _Request(config.plan, len(data_set(config.data).x_train))
     else:
-        asked = parsed(_Asked, "plan", ABOUT, arguments)
-    plan_config(asked.plan, asked.examples).make().describe(asked.plan.delta)
+        request = parse_options(_Request, "plan", ABOUT, arguments)
+    plan_config(request.plan, request.examples).make().describe(request.plan.delta)
     return 0

@@ -1,4 +1,4 @@
-"""The plan of a config: a table of TOML in, a calibrated config out."""
+"""Turns the [plan] table of a config into a calibrated plan config."""
 
 from typing import Any
 
@@ -14,27 +14,25 @@ from bevel.execution_plan import (
 
 
 def plan_config(plan: PlanTable, examples: int) -> Any:
-    """What `Trainer(config=...)` takes: calibrated, unless the noise is given."""
+    """The config for `Trainer`, calibrated to epsilon unless the noise multiplier is given."""
     if plan.mechanism == "none":
         _refuse(plan, "epsilon", "noise_multiplier", "adapt_clip_norm_to")
         return NonPrivateConfig(plan.steps, round(plan.batch_size))
     if (plan.epsilon is None) == (plan.noise_multiplier is None):
-        raise FixArgumentsError(
-            "the plan needs either epsilon or noise_multiplier: give one of them "
-            f"(epsilon={plan.epsilon}, noise_multiplier={plan.noise_multiplier})."
-        )
+        found = "neither epsilon nor" if plan.epsilon is None else "both epsilon and"
+        raise FixArgumentsError(f"[plan] has {found} noise_multiplier: give exactly one of them.")
     if plan.delta is None:
         raise FixArgumentsError(
-            f"the plan has no delta: give one well below 1 / {examples}, such as "
+            f"[plan] has no delta: give a number well below 1 / {examples}, such as "
             f"{0.1 / examples:.0e}."
         )
-    uncalibrated = _private(plan, examples)
+    uncalibrated = _uncalibrated(plan, examples)
     if plan.epsilon is None:
         return uncalibrated
     return uncalibrated.calibrate(epsilon=plan.epsilon, delta=plan.delta)
 
 
-def _private(plan: PlanTable, examples: int) -> Any:
+def _uncalibrated(plan: PlanTable, examples: int) -> Any:
     options: dict[str, Any] = {
         "l2_clip_norm": plan.clip_norm,
         "noise_multiplier": plan.noise_multiplier,
@@ -65,14 +63,13 @@ def _private(plan: PlanTable, examples: int) -> Any:
                 max_buffers=plan.buffers,
                 **options,
             )
-    raise FixArgumentsError(f"mechanism={plan.mechanism!r}: write dpsgd, bandmf, blt or none.")
 
 
 def _refuse(plan: PlanTable, *names: str) -> None:
-    """Raises if the plan asks for privacy that it will not have."""
-    given = [name for name in names if getattr(plan, name) is not None]
-    if given:
+    """Raises if a plan without privacy sets any of these privacy fields."""
+    found = [name for name in names if getattr(plan, name) is not None]
+    if found:
         raise FixArgumentsError(
-            f"mechanism='none' with {', '.join(given)}: nothing is protected then. Leave them "
-            "out, or choose dpsgd, bandmf or blt."
+            f"[plan] mechanism is none, which protects nothing, but {', '.join(found)} is set. "
+            "Leave it out, or use dpsgd, bandmf or blt."
         )

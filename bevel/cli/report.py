@@ -1,4 +1,4 @@
-"""`bevel report RUN`: a run as one HTML page."""
+"""`bevel report RUN`: writes an HTML report of a run."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,23 +14,24 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="bevel report",
-        description="Write a run as one self-contained HTML page.",
+        description="Write a self-contained HTML report of a run.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", type=Path, help="the folder of a run, or a copy of its released/")
+    parser.add_argument("run", type=Path, help="a run folder, or a copy of its released/")
     parser.add_argument(
         "--output",
         type=Path,
-        help="by default RUN/released/report.html; with --include-raw, RUN/private/report.html",
+        help="by default RUN/released/report.html, or RUN/private/report.html with --include-raw",
     )
     parser.add_argument(
         "--include-raw",
         action="store_true",
-        help="the owner's page, with what is NOT private: times, training loss, norms, batch sizes",
+        help="write the owner's report, which is NOT private: it adds times, training loss, norms "
+        "and batch sizes",
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     from bevel.report import write_report
 
-    print(write_report(given.run, output=given.output, include_raw=given.include_raw))
+    print(write_report(options.run, output=options.output, include_raw=options.include_raw))
     return 0

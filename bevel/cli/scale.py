@@ -1,4 +1,4 @@
-"""`bevel scale`: a step on thousands of devices, on paper."""
+"""`bevel scale`: estimates a step on thousands of devices without running it."""
 
 import argparse
 import json
@@ -24,46 +24,46 @@ def main(arguments: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(
         prog="bevel scale",
-        description="What each device holds, computes and sends: compiled for virtual devices, "
-        "never run, and extrapolated beyond 512.",
+        description="Show what each device holds, computes and sends in one step. The step is "
+        "compiled for up to 512 virtual devices, never run, and extrapolated beyond that.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("step", metavar="CONFIG", help="a config, or file.py:build_step")
     parser.add_argument("--devices", type=_numbers, default=(8, 64, 512, 4096))
-    parser.add_argument("--axes", help="the mesh; -1 takes the rest. By default the config's")
-    parser.add_argument("--batch-size", type=int, help="on the fewest devices")
-    parser.add_argument("--spec", type=json.loads, help="JSON: what else build_step takes")
+    parser.add_argument("--axes", help="mesh axes, one of size -1; by default the config's")
+    parser.add_argument("--batch-size", type=int, help="batch size on the fewest devices")
+    parser.add_argument("--spec", type=json.loads, help="further arguments of build_step, as JSON")
     for name in ("flops", "memory", "link", "latency"):
         parser.add_argument(f"--{name}", type=float, default=getattr(Speeds, name))
-    parser.add_argument("--plot", type=Path, help="an SVG file to draw")
-    parser.add_argument("--json", type=Path, help="a file for the plain data")
-    given = parser.parse_args(arguments)
-    if ":" in given.step:
-        if given.batch_size is None:
-            parser.error("--batch-size is needed for a build_step")
-        build, spec = given.step, given.spec or {}
-        axes, batch_size = given.axes or "data=-1", given.batch_size
+    parser.add_argument("--plot", type=Path, help="write a plot to this SVG file")
+    parser.add_argument("--json", type=Path, help="write the data to this JSON file")
+    options = parser.parse_args(arguments)
+    if ":" in options.step:
+        if options.batch_size is None:
+            parser.error("give --batch-size with file.py:build_step")
+        build, spec = options.step, options.spec or {}
+        axes, batch_size = options.axes or "data=-1", options.batch_size
     else:
-        if given.spec:
-            parser.error("--spec is for file.py:build_step: change the config instead")
-        config = read_config(given.step)
-        build, spec = f"{__name__}:build_step", {"config": str(Path(given.step).resolve())}
-        axes = given.axes or _open_axes(config)
-        batch_size = given.batch_size or whole_batch(config, axes, min(given.devices))
+        if options.spec:
+            parser.error("--spec is only for file.py:build_step: change the config instead")
+        config = read_config(options.step)
+        build, spec = f"{__name__}:build_step", {"config": str(Path(options.step).resolve())}
+        axes = options.axes or _open_axes(config)
+        batch_size = options.batch_size or divisible_batch_size(config, axes, min(options.devices))
     report = scale(
         build,
         axes=axes,
         batch_size=batch_size,
-        devices=given.devices,
+        devices=options.devices,
         spec=spec,
-        speeds=Speeds(given.flops, given.memory, given.link, given.latency),
+        speeds=Speeds(options.flops, options.memory, options.link, options.latency),
     )
     print(report)
-    if given.plot:
-        report.plot(given.plot)
-    if given.json:
-        given.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n")
+    if options.plot:
+        report.plot(options.plot)
+    if options.json:
+        options.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n")
     return 0
 
 
@@ -72,19 +72,19 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _open_axes(config: Config) -> str:
-    """The config's mesh, with the axis that carries examples left open."""
+    """The config's mesh axes, with the size of the batch axis replaced by -1."""
     from bevel.sharding.mesh import pairs_of
     from bevel.training.batches import BATCH_AXES
 
     axes = dict(pairs_of(config.mesh.axes or "data=-1"))
-    carrier = next((name for name in axes if name in BATCH_AXES), None)
-    if carrier is None:
-        raise FixArgumentsError(f"no axis of {config.mesh.axes!r} carries examples: give --axes.")
-    return ",".join(f"{name}={-1 if name == carrier else size}" for name, size in axes.items())
+    batch_axis = next((name for name in axes if name in BATCH_AXES), None)
+    if batch_axis is None:
+        raise FixArgumentsError(f"[mesh] axes {config.mesh.axes!r} has no batch axis: give --axes.")
+    return ",".join(f"{name}={-1 if name == batch_axis else size}" for name, size in axes.items())
 
 
-def whole_batch(config: Config, axes: str, devices: int) -> int:
-    """The config's batch, rounded up to what the smallest mesh can split evenly."""
+def divisible_batch_size(config: Config, axes: str, devices: int) -> int:
+    """The config's batch size, rounded up to a multiple of the smallest mesh's batch shards."""
     from bevel.sharding import axis_sizes
     from bevel.training.batches import BATCH_AXES
 
@@ -94,7 +94,7 @@ def whole_batch(config: Config, axes: str, devices: int) -> int:
 
 
 def build_step(mesh: Any, batch_size: int, *, config: str) -> Any:
-    """The step of a config, with the types of its arguments on a mesh: nothing is allocated."""
+    """The step of a config with the sharded types of its arguments. Nothing is allocated."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -106,11 +106,13 @@ def build_step(mesh: Any, batch_size: int, *, config: str) -> Any:
     params = place(jax.eval_shape(job.init), mesh, trainer.rules)
 
     def on(spec: PartitionSpec) -> Any:
-        where = NamedSharding(mesh, spec)
-        return lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+        sharding = NamedSharding(mesh, spec)
+        return lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    optimizer = _like(jax.eval_shape(trainer._optimizer.init, params), params, mesh)
-    noise = _like(jax.eval_shape(trainer.plan.noise_addition_transform.init, params), params, mesh)
+    optimizer = _placed_like(jax.eval_shape(trainer._optimizer.init, params), params, mesh)
+    noise = _placed_like(
+        jax.eval_shape(trainer.plan.noise_addition_transform.init, params), params, mesh
+    )
     rows = on(PartitionSpec(trainer.layout.axes))
     batch = jax.tree.map(rows, example_types(job.data, batch_size))
     padding = rows(jax.ShapeDtypeStruct((batch_size,), bool))
@@ -124,32 +126,33 @@ def build_step(mesh: Any, batch_size: int, *, config: str) -> Any:
             step=number, params=params, opt_state=optimizer, noise_state=noise, average=average
         )
         words = {"loss": loss_words, "noise": noise_words}
-        return trainer._measured_step(state, (batch[0], None), batch[1], words)
+        return trainer.step.measured(state, (batch[0], None), batch[1], words)
 
-    whole = on(PartitionSpec())
+    replicated = on(PartitionSpec())
     noise_words = jax.random.key_data(trainer.plan.secrets.noise_key)
     other = (
-        whole(jax.ShapeDtypeStruct((), "int32")),
+        replicated(jax.ShapeDtypeStruct((), "int32")),
         average,
-        whole(jax.ShapeDtypeStruct((2,), "uint32")),
-        whole(noise_words),
+        replicated(jax.ShapeDtypeStruct((2,), "uint32")),
+        replicated(noise_words),
     )
     roles = {"params": params, "optimizer": optimizer, "noise": noise, "other": other}
     return PlacedStep(step, roles | {"batch": (batch, padding)})
 
 
-def _like(state: PyTree, params: PyTree, mesh: Any) -> PyTree:
-    """The types of a state on the mesh, its copies of parameters placed as these are."""
+def _placed_like(state: PyTree, params: PyTree, mesh: Any) -> PyTree:
+    """The types of a state on the mesh, with copies of parameters sharded as the parameters."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    known = {path: x for path, x in jax.tree_util.tree_leaves_with_path(params)}
-    whole = NamedSharding(mesh, PartitionSpec())
+    by_path = {path: x for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def placed(path: Any, x: Any) -> Any:
-        tails = (known.get(path[i:]) for i in range(len(path)))
-        twin = next((p for p in tails if p is not None and p.shape == x.shape), None)
-        where = whole if twin is None else twin.sharding
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+        # A copy of a parameter has its shape, and its path at the end of a longer one.
+        matches = (by_path.get(path[i:]) for i in range(len(path)))
+        param = next((p for p in matches if p is not None and p.shape == x.shape), None)
+        sharding = replicated if param is None else param.sharding
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(placed, state)

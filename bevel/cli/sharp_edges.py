@@ -1,8 +1,9 @@
-"""The sharp edges of per-example clipping on a mesh, live: `bevel demo --edges`.
+"""`bevel demo --edges`: measures the sharp edges of per-example clipping on a mesh.
 
-Each row is a loss with a sharding request somewhere in it, clipped per example on 8 virtual
-devices: by bevel, and by plain `jax.vmap(jax.grad(...))`. Errors are relative to a float64 oracle
-that takes one example at a time; FLOPs are per device and collectives per step, from the compiler.
+Each row is a loss with a sharding constraint in a different place. It is clipped per example on 8
+virtual devices, by bevel and by plain `jax.vmap(jax.grad(...))`. Errors are relative to a float64
+oracle that handles one example at a time. The compiler reports FLOPs per device and collectives per
+step.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ Loss = Callable[[Any, Any], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class _Edge:
-    """One row: a loss, where its parameters lie, and how the mesh is used."""
+    """One row of the table: a loss, the specs of its parameters, and the mode of the mesh."""
 
     name: str
     make: Callable[[Callable[..., Any], Mesh | None], Loss]
@@ -40,7 +41,7 @@ class _Edge:
 def _network(
     params: Any, batch: Any, on_x: Any = None, on_h: Any = None, on_out: Any = None
 ) -> Any:
-    """Two layers on sequences (B, T, D); the hooks are where a row puts its constraint."""
+    """Two layers on sequences (B, T, D). Each row passes its constraint as one of the hooks."""
     x, y = batch
     x = on_x(x) if on_x else x
     h = jnp.tanh(x @ params[0])
@@ -122,7 +123,7 @@ EDGES = (
 
 
 def _plain(loss: Loss) -> Callable[[Any, Any], Any]:
-    """Per-example clipping as one would write it by hand."""
+    """Per-example clipping as you would write it by hand."""
 
     def clipped(params: Any, batch: Any) -> Any:
         def one(x: Any, y: Any) -> Any:
@@ -135,12 +136,12 @@ def _plain(loss: Loss) -> Callable[[Any, Any], Any]:
     return clipped
 
 
-def _ours(loss: Loss) -> Callable[[Any, Any], Any]:
+def _bevel(loss: Loss) -> Callable[[Any, Any], Any]:
     return lambda p, b: list(bevel.clipped_grad(loss, l2_clip_norm=CLIP)(tuple(p), b))
 
 
 def _oracle(loss: Loss, params: Any, batch: Any) -> list[np.ndarray]:
-    """float64, one example at a time."""
+    """The clipped sum in float64, one example at a time."""
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: np.asarray(a, np.float64), (list(params), batch))
         gradient = jax.jit(jax.grad(loss))
@@ -154,44 +155,43 @@ def _oracle(loss: Loss, params: Any, batch: Any) -> list[np.ndarray]:
 
 
 def measure(step: Callable[..., Any], arguments: Any, truth: list[np.ndarray]) -> tuple[str, ...]:
-    """(relative error, FLOPs per device, collectives) of a step, or what it raised."""
+    """(relative error, FLOPs per device, collectives) of a step, or the name of its exception."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # JAX prints the line of some errors
+        with contextlib.redirect_stdout(io.StringIO()):  # JAX prints some errors
             compiled = jax.jit(step).lower(*arguments).compile()
         result = [np.asarray(g, np.float64) for g in compiled(*arguments)]
-    except Exception as finding:
-        return type(finding).__name__, "", ""
+    except Exception as error:
+        return type(error).__name__, "", ""
     distance = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(result, truth, strict=True)))
-    error = distance / np.sqrt(sum(np.sum(t**2) for t in truth))
-    report = inspect_step(compiled, branch=-1)  # the branch for numbers in the range of a float
+    relative_error = distance / np.sqrt(sum(np.sum(t**2) for t in truth))
+    report = inspect_step(compiled, branch=-1)  # the branch without overflow
     short = {"all-reduce": "reduce", "all-gather": "gather", "all-to-all": "to-all"}
-    named = [f"{total.count} {short.get(k, k)}" for k, total in sorted(report.totals.items())]
-    return f"{error:.0e}", f"{report.flops / 1e6:.1f}M", ", ".join(named)
+    counts = [f"{total.count} {short.get(k, k)}" for k, total in sorted(report.totals.items())]
+    return f"{relative_error:.0e}", f"{report.flops / 1e6:.1f}M", ", ".join(counts)
 
 
 def run_edge(edge: _Edge) -> tuple[str, ...]:
-    """One row of the table."""
+    """Measures one row of the table."""
     rng = np.random.default_rng(0)
     params = [rng.normal(size=s).astype(np.float32) / 8 for s in ((D, H), (H, D))]
     scale = np.geomspace(0.1, 10, B)[:, None, None]
     batch = tuple((scale * rng.normal(size=(B, T, D))).astype(np.float32) for _ in range(2))
     truth = _oracle(edge.make(lambda x, *spec: x, None), params, batch)
 
-    mesh = _make_mesh(edge.kind)
-    explicit = edge.kind == AxisType.Explicit
-    if explicit:
-        loss = edge.make(lambda x, *spec: jax.sharding.reshard(x, P(*spec)), mesh)
-    else:
-        loss = edge.make(
-            lambda x, *spec: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec))),
-            mesh,
-        )
+    mesh = jax.make_mesh((DEVICES // 2, 2), ("data", "model"), axis_types=(edge.kind,) * 2)
+
+    def constrain(x: jax.Array, *spec: str | None) -> jax.Array:
+        if edge.kind == AxisType.Explicit:
+            return jax.sharding.reshard(x, P(*spec))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+    loss = edge.make(constrain, mesh)
     placed = [
         jax.device_put(p, NamedSharding(mesh, spec))
         for p, spec in zip(params, edge.specs, strict=True)
     ]
     arguments = placed, jax.device_put(batch, NamedSharding(mesh, P("data")))
-    steps = [_ours(loss), _plain(loss)]
+    steps = [_bevel(loss), _plain(loss)]
     if edge.manual:
         steps = [_over_shards(step, mesh) for step in steps]
     with jax.set_mesh(mesh):
@@ -200,7 +200,7 @@ def run_edge(edge: _Edge) -> tuple[str, ...]:
 
 
 def _over_shards(step: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """Each shard clips its own examples; the sums are added afterwards."""
+    """Each shard clips its own examples, and the sums are added afterwards."""
 
     def local(params: Any, batch: Any) -> Any:
         return [g[None] for g in step(params, batch)]
@@ -209,34 +209,26 @@ def _over_shards(step: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     return lambda p, b: [jnp.sum(g, axis=0) for g in shards(p, b)]
 
 
-def _make_mesh(kind: AxisType) -> Mesh:
-    return jax.make_mesh((DEVICES // 2, 2), ("data", "model"), axis_types=(kind, kind))
-
-
 def main() -> None:
-    """Prints the table."""
+    """Measures and prints the table."""
     from rich.console import Console
     from rich.table import Table
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
     console = Console(width=None if sys.stdout.isatty() else 120)
-    title = f"Clipping per example on 8 virtual devices (data=4, model=2), jax {jax.__version__}"
+    title = f"Per-example clipping on 8 virtual devices (data=4, model=2), jax {jax.__version__}"
     caption = (
-        "error: against a float64 oracle; bevel's is the slack that keeps contributions below the\n"
-        "clip norm in spite of rounding. FLOPs are per device and step."
+        "Errors are relative to a float64 oracle. bevel's error is the slack that keeps each\n"
+        "contribution below the clip norm despite rounding. FLOPs are per device and step."
     )
     table = Table(title=title, caption=caption)
-    table.add_column("where the sharding request is", no_wrap=True)
-    for who in ("bevel", "plain vmap(grad)"):
-        table.add_column(f"{who}\nerror", justify="right")
+    table.add_column("where the sharding constraint is", no_wrap=True)
+    for name in ("bevel", "plain vmap(grad)"):
+        table.add_column(f"{name}\nerror", justify="right")
         table.add_column("\nFLOPs", justify="right")
         table.add_column("\ncollectives")
     with console.status("compiling"):
         for edge in EDGES:
             table.add_row(*run_edge(edge))
     console.print(table)
-
-
-if __name__ == "__main__":
-    main()

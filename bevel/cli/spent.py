@@ -1,4 +1,4 @@
-"""`bevel spent LEDGER`: what was spent on a data set, by all runs of its ledger."""
+"""`bevel spent LEDGER`: shows the privacy that all runs of a ledger spent."""
 
 import argparse
 import contextlib
@@ -18,27 +18,27 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="bevel spent",
-        description="What a ledger says was spent, over all its runs, and the hash of its last "
-        "line (its head). A head that is kept elsewhere shows later that no line is missing.",
+        description="Show the privacy that all runs of a ledger spent, and the hash of its last "
+        "line (its head). Store the head elsewhere to check later that no line is missing.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("ledger", type=Path, help="a ledger, or the folder of a run that has one")
-    parser.add_argument("--delta", type=float, help="by default that of the ledger's budget")
+    parser.add_argument("ledger", type=Path, help="a ledger file, or a run folder")
+    parser.add_argument("--delta", type=float, help="by default the delta of the ledger's budget")
     parser.add_argument("--head", metavar="HASH", help="fail unless a line has this hash")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     from bevel.accounting import Ledger
 
-    ledger = Ledger.read(_ledger_file(given.ledger))
-    if given.head is not None:
-        ledger.check_head(given.head)
-    print(ledger.spent(given.delta).describe())
+    ledger = Ledger.read(_ledger_file(options.ledger))
+    if options.head is not None:
+        ledger.check_head(options.head)
+    print(ledger.spent(options.delta).describe())
     print(f"head: {ledger.head} ({ledger.line_count} lines)")
     return 0
 
 
 def _ledger_file(path: Path) -> Path:
-    """The ledger of a run's folder, or of what it released; a file is its own."""
+    """The ledger of a run folder or of a copy of its released/. A file is returned as it is."""
     if not path.is_dir():
         return path
     released = path / RELEASED if (path / RELEASED).is_dir() else path

@@ -14,20 +14,21 @@ from bevel.clipping.clipped_grad import (
     clipped_fun,
     clipped_grad,
 )
-from bevel.clipping.explain import (
-    Explanation,
-    explain,
-)
+from bevel.clipping.explain import CompiledCost, Explanation, ParameterRow, explain
+from bevel.clipping.options import SpeedOptions
 
 __all__ = [
+    "clipped_grad",
+    "clipped_fun",
+    "SpeedOptions",
+    "BoundedSensitivityCallable",
     "Aux",
     "AuxiliaryOutput",
-    "BoundedSensitivityCallable",
+    "clip_pytree",
     "ClippedTreeAndNorm",
     "clip_and_round_to_grid",
-    "clip_pytree",
-    "clipped_fun",
-    "clipped_grad",
-    "Explanation",
     "explain",
+    "Explanation",
+    "ParameterRow",
+    "CompiledCost",
 ]

@@ -1,4 +1,4 @@
-"""Split a call into what is differentiated, what is batched, what is random, what is constant."""
+"""Splits the arguments of a call by role: differentiated, batched, random, or constant."""
 
 import dataclasses
 import enum
@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.clipping.options import Task
 from bevel.errors import FixArgumentsError
-
-PyTree = Any
 
 
 class Role(enum.Enum):
@@ -73,7 +72,7 @@ class Call:
 
 
 def _is_array(leaf: Any) -> bool:
-    """Whether a leaf is traced. Bools, strings and objects stay what they are, as in Python."""
+    """Whether a leaf is traced. Bools, strings and other objects stay Python values."""
     if isinstance(leaf, bool):
         return False
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex)
@@ -91,15 +90,9 @@ def _positions(argnums: int | Sequence[int], name: str, count: int) -> tuple[int
     return tuple(int(number) % count for number in numbers)
 
 
-def split_call(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    argnums: int | Sequence[int] | None,
-    batch_argnums: int | Sequence[int],
-    prng_argnum: int | None,
-) -> tuple[Call, Leaves]:
-    """Checks a call and splits it by role. `argnums=None` differentiates nothing (clipped_fun)."""
+def split_call(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Leaves]:
+    """Checks a call and splits it by role."""
+    argnums, batch_argnums, prng_argnum = task.argnums, task.batch_argnums, task.prng_argnum
     diff = _positions(argnums, "argnums", len(args)) if argnums is not None else ()
     batch = _positions(batch_argnums, "batch_argnums", len(args))
     prng = _positions(prng_argnum, "prng_argnum", len(args)) if prng_argnum is not None else ()
@@ -157,7 +150,7 @@ def _check_disjoint(**groups: tuple[int, ...]) -> None:
         if shared:
             raise FixArgumentsError(
                 f"{name} and {other} both name argument {shared[0]}: an argument is "
-                "differentiated, or cut into examples, or a random key. Give each its own number."
+                "differentiated, or split into examples, or a random key. Give each its own number."
             )
 
 
@@ -181,7 +174,7 @@ def _first_key(key: Any) -> jax.Array:
 
 
 def example_key_type(key: Any) -> jax.ShapeDtypeStruct:
-    """The type of the key that one example gets. One function, so that JAX traces it once."""
+    """The type of the key that one example gets."""
     return jax.eval_shape(_first_key, key)
 
 
@@ -191,7 +184,7 @@ def _check_key(leaf: Any, where: str) -> None:
         example_key_type(leaf)
     except (TypeError, ValueError) as error:
         raise FixArgumentsError(
-            f"{where} is named by prng_argnum, but is no random key: pass jax.random.key(seed)."
+            f"{where} is named by prng_argnum, but is not a random key: pass jax.random.key(seed)."
         ) from error
 
 
@@ -199,7 +192,7 @@ def _check_batch_leaf(leaf: Any, where: str) -> None:
     """Raises unless a batch leaf has a leading axis."""
     if not _is_array(leaf) or np.ndim(leaf) == 0:
         raise FixArgumentsError(
-            f"{where} is cut into examples, but {leaf!r:.60} has no leading axis. Pass an array "
+            f"{where} is split into examples, but {leaf!r:.60} has no leading axis. Pass an array "
             "with one row per example, or take this argument out of batch_argnums."
         )
 

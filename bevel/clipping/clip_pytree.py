@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
+from bevel.clipping.accumulate.clip_groups import group_by_clip_norm
 from bevel.clipping.accumulate.coefficients import coefficients, tree_norm
 from bevel.clipping.accumulate.integer_grid import on_grid, tightened
-from bevel.clipping.accumulate.sums import group_by_clip_norm
 from bevel.clipping.norms import materialised_norm
-from bevel.clipping.norms.weighting import chosen
+from bevel.clipping.norms.weighting import mask_examples
 from bevel.clipping.options import Clip
 from bevel.errors import FixArgumentsError
 
@@ -53,7 +53,7 @@ def clip_pytree(
         group = groups.of_leaf[position]
         members = [n for n, of in zip(norms, groups.of_leaf, strict=True) if of == group]
         factor = coefficients(tree_norm(members), groups.clip_norms[group], clip)[0]
-        wide = chosen(keep, x)[0].astype(precision.accumulation_dtype(x.dtype))
+        wide = mask_examples(keep, x)[0].astype(precision.accumulation_dtype(x.dtype))
         clipped.append(_rounded_down(wide * factor.astype(wide.dtype), x.dtype))
     return ClippedTreeAndNorm(jax.tree.unflatten(tree, clipped), whole.estimate[0])
 
@@ -98,6 +98,6 @@ def clip_and_round_to_grid(
     limit = tightened(clip.norms[0], grid_scale, dimension)
     factor = coefficients(norm, limit, clip)[0]
     integers = [
-        on_grid(chosen(keep, x)[0].astype(factor.dtype) * factor, grid_scale) for x in stacks
+        on_grid(mask_examples(keep, x)[0].astype(factor.dtype) * factor, grid_scale) for x in stacks
     ]
     return jax.tree.unflatten(tree, integers), norm.estimate[0]

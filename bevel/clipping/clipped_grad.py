@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bevel.clipping.arguments import ByIdentity, PyTree, split_call
+from bevel.clipping.arguments import ByIdentity, split_call
 from bevel.clipping.bounded import BoundedSensitivityCallable, TracedProgram
-from bevel.clipping.choose import WAYS
 from bevel.clipping.engine import clipped_sum
-from bevel.clipping.options import Clip, Task
+from bevel.clipping.options import Clip, PyTree, SpeedOptions, Task
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import ArgumentShardings
 
@@ -28,72 +27,82 @@ def clipped_grad(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
+    # These change the privacy guarantee.
     l2_clip_norm: float | PyTree,
     rescale_to_unit_norm: bool = False,
     normalize_by: float = 1.0,
-    batch_argnums: int | Sequence[int] = 1,
+    automatic_gamma: float | None = None,
+    pre_clipping_transform: Callable[[PyTree], PyTree] = _identity,
+    grid_scale: int | None = None,
+    nan_safe: bool = True,
     keep_batch_dim: bool = True,
+    # These change the arguments and outputs.
+    batch_argnums: int | Sequence[int] = 1,
+    prng_argnum: int | None = None,
     return_values: bool = False,
     return_grad_norms: bool = False,
-    pre_clipping_transform: Callable[[PyTree], PyTree] = _identity,
-    microbatch_size: int | None = None,
-    nan_safe: bool = True,
     dtype: jax.typing.DTypeLike | None = None,
-    prng_argnum: int | None = None,
-    spmd_axis_name: str | None = None,
-    grid_scale: int | None = None,
-    automatic_gamma: float | None = None,
+    # These change speed and memory only.
+    microbatch_size: int | None = None,
     engine: Literal["auto", "vmap"] = "auto",
     norms: str | Mapping[str, str] = "auto",
     memory: Literal["auto", "bookkeeping", "low"] = "auto",
+    speed: SpeedOptions | None = None,
+    # These say where the examples are on the mesh.
     batch_axes: Axes = None,
     reduce_axes: Axes = None,
+    spmd_axis_name: str | None = None,
 ) -> BoundedSensitivityCallable:
     """The gradient of a loss, clipped per example and summed over the batch.
 
     The result equals `sum_i clip(jax.grad(fun)(params, batch[i:i+1]))`, whatever `fun` computes for
-    a whole batch: a loss that couples examples (batch normalisation) is evaluated on one at a time.
-    Operations that would see the other examples when batched (callbacks, rules of `custom_vmap`,
-    primitives of your own) run one example at a time or are refused: docs/clipping.md lists them.
-    Clipped contributions are smaller by the slack that covers rounding (`bevel.precision`).
-    `fun` may hold sharding constraints, jit, scan, cond, remat and custom rules, on any mesh. As
+    a whole batch: a loss that couples examples (batch normalisation) is evaluated on one example at
+    a time. Operations that would see other examples when they are batched (callbacks, rules of
+    `custom_vmap`, primitives of your own) run one example at a time or are refused;
+    docs/clipping.md lists them. Clipped contributions are smaller by the slack that covers rounding
+    (`bevel.precision`).
+
+    `fun` may contain sharding constraints, jit, scan, cond, remat and custom rules, on any mesh. As
     with `jax.jit`, Python values that it closes over are read when it is traced, not at each call.
 
-    Changes the privacy guarantee:
-      l2_clip_norm: one number, or a tree of numbers that is a prefix of the parameters (each
-        subtree is then clipped by itself). May be traced with `rescale_to_unit_norm=True`.
+    These options change the privacy guarantee:
+      l2_clip_norm: one number, or a tree of numbers that is a prefix of the parameters, in which
+        case each subtree is clipped by itself. May be traced with `rescale_to_unit_norm=True`.
       rescale_to_unit_norm: divide by the clip norm, so that the bound is 1 (per group).
       normalize_by: divide the sum by this, usually the expected batch size.
       automatic_gamma: scale by `l2_clip_norm / (norm + gamma)` instead of clipping (AUTO-S).
       pre_clipping_transform: applied to each example's gradient; the norm is that of the result.
       grid_scale: round contributions to multiples of 1 / grid_scale and sum them as int64, exactly.
-      nan_safe: examples whose gradient is not finite contribute zero.
-      keep_batch_dim: True hands `fun` one example with a batch dimension of size 1. False removes
-        that dimension: with data of shape (users, examples, ...) this clips per user.
+      nan_safe: examples with a non-finite gradient contribute zero.
+      keep_batch_dim: True passes `fun` one example with a batch dimension of size 1. False removes
+        that dimension; with data of shape (users, examples, ...) this clips per user.
 
-    Changes outputs:
+    These change the arguments and outputs:
       argnums, has_aux: as in `jax.grad`.
-      batch_argnums: arguments that are cut into examples; trees of arrays with one leading size.
+      batch_argnums: arguments that are split into examples; trees of arrays with one leading size.
       prng_argnum: an argument that is a key; example i gets it folded with i.
-      return_values, return_grad_norms: give `(grad, Aux(values, grad_norms, aux))`.
-      dtype: of the result. The sum is taken in float32 or wider in any case.
+      return_values, return_grad_norms: return `(grad, Aux(values, grad_norms, aux))`.
+      dtype: of the result. The sum itself is always accumulated in float32 or wider.
 
-    Changes speed only:
-      microbatch_size: so many examples at a time; pieces that are all padding are skipped.
+    These change speed and memory only. `speed=SpeedOptions(...)` takes all of them together:
+      microbatch_size: process this many examples at a time, and skip pieces that are all padding.
       engine: 'auto', or 'vmap' for the plain `jax.vmap(jax.grad(fun))`, kept as a reference.
-      norms: how norms are taken: 'outer', 'gram', 'product', 'form' or 'keep' wherever that can be
-        done, or a dict from paths of parameters (or parts of them) to one of these.
-        `bevel.explain` shows what is chosen, what could be, and what each costs.
-      memory: 'bookkeeping' holds the values of a tap until the sum is taken, 'low' computes them
-        again in a second backward pass. 'auto' takes the second within a `jax.checkpoint`.
+      norms: how norms are computed: 'outer', 'gram', 'product', 'form' or 'keep' wherever that is
+        possible, or a dict from paths of parameters (or parts of them) to one of these.
+        `bevel.explain` shows what is chosen, what else is possible, and what each way costs.
+      memory: 'bookkeeping' holds the values of a tap until the sum is computed; 'low' computes them
+        again in a second backward pass. 'auto' uses 'low' inside a `jax.checkpoint`.
+
+    These say where the examples are on the mesh:
       batch_axes: mesh axes that carry the batch; found from the arguments and constraints if None.
+      reduce_axes: inside `jax.shard_map`, manual axes over which the sum is reduced, once.
       spmd_axis_name: accepted for compatibility; not needed.
 
-    Inside `jax.shard_map`: norms, values and aux are those of the shard's own examples, and the sum
-    is over the shard's own examples, typed as varying over the batch axes. `reduce_axes=('data',)`
-    gives the global sum instead, reduced once and the same on every shard. All manual axes that the
-    batch varies over are taken to carry examples: where one of them splits a sequence instead, name
-    the ones that do carry examples in `batch_axes`.
+    Inside `jax.shard_map`, the sum, norms, values and aux are those of the shard's own examples,
+    and the sum is typed as varying over the batch axes. `reduce_axes=('data',)` returns the global
+    sum instead, the same on every shard. All manual axes that the batch varies over are taken to
+    carry examples. If one of them splits a sequence instead, name those that carry examples in
+    `batch_axes`.
 
     Returns:
       A `BoundedSensitivityCallable`. Called with `is_padding_example=mask`, rows where the
@@ -118,11 +127,8 @@ def clipped_grad(
         prng_argnum=prng_argnum,
         keep_batch_dim=keep_batch_dim,
         transform=None if pre_clipping_transform is _identity else pre_clipping_transform,
-        microbatch_size=microbatch_size,
         dtype=_checked_dtype(dtype),
-        engine=_checked_engine(engine),
-        norms=_checked_norms(norms),
-        memory=_checked_memory(memory),
+        speed=SpeedOptions.merged(speed, SpeedOptions(microbatch_size, engine, norms, memory)),
         batch_axes=_axis_names(batch_axes),
         reduce_axes=_axis_names(reduce_axes) or (),
         return_values=return_values,
@@ -154,8 +160,8 @@ def clipped_fun(
 ) -> BoundedSensitivityCallable:
     """The output of a function, clipped per example and summed over the batch.
 
-    Options are those of `clipped_grad`; `return_norms=True` gives `(sum, Aux)` with `grad_norms`
-    holding the norms of the outputs.
+    The options are those of `clipped_grad`. `return_norms=True` returns `(sum, Aux)`, where
+    `grad_norms` holds the norms of the outputs.
     """
     del spmd_axis_name
     clip = Clip.checked(
@@ -174,9 +180,8 @@ def clipped_fun(
         has_aux=has_aux,
         prng_argnum=prng_argnum,
         keep_batch_dim=keep_batch_dim,
-        microbatch_size=microbatch_size,
         dtype=_checked_dtype(dtype),
-        engine=_checked_engine(engine),
+        speed=SpeedOptions(microbatch_size, engine),
         batch_axes=_axis_names(batch_axes),
         reduce_axes=_axis_names(reduce_axes) or (),
         return_norms=return_norms,
@@ -185,33 +190,27 @@ def clipped_fun(
 
 
 def _bounded(task: Task) -> BoundedSensitivityCallable:
-    """The callable of a task. Eager calls compile once per types, shardings and statics."""
+    """The callable of a task. Eager calls compile once per types, shardings and static values."""
 
     program = TracedProgram()
 
-    def traced(call: Any, leaves: Any, padding: Any, seen: ArgumentShardings) -> Any:
-        return clipped_sum(task, call, leaves, padding, seen, program)
+    def traced(call: Any, leaves: Any, padding: Any, shardings: ArgumentShardings) -> Any:
+        return clipped_sum(task, call, leaves, padding, shardings, program)
 
     compiled = jax.jit(traced, static_argnums=(0, 3))
 
     def run(*args: Any, is_padding_example: Any = None, **kwargs: Any) -> Any:
-        call, leaves = split_call(
-            args,
-            kwargs,
-            argnums=task.argnums,
-            batch_argnums=task.batch_argnums,
-            prng_argnum=task.prng_argnum,
-        )
-        seen = ArgumentShardings.on(leaves.params, leaves.batch)
+        call, leaves = split_call(task, args, kwargs)
+        shardings = ArgumentShardings.on(leaves.params, leaves.batch)
         if is_padding_example is not None and not isinstance(is_padding_example, jax.Array):
             is_padding_example = np.asarray(is_padding_example)
         arrays = jax.tree.leaves((leaves, is_padding_example))
         in_a_trace = task.clip.traced or any(isinstance(x, jax.core.Tracer) for x in arrays)
         step = traced if in_a_trace else compiled
         if step is compiled and any(isinstance(s, ByIdentity) for s in call.statics):
-            # A value without a hash may change in place: nothing may be remembered of this call.
+            # A value without a hash may change in place, so nothing of this call may be cached.
             step = jax.jit(lambda *a: traced(*a), static_argnums=(0, 3))
-        return step(call, leaves, is_padding_example, seen)
+        return step(call, leaves, is_padding_example, shardings)
 
     has_aux = task.has_aux or task.return_values or task.return_norms
     exact = task.clip.grid_scale is not None
@@ -219,30 +218,8 @@ def _bounded(task: Task) -> BoundedSensitivityCallable:
     return BoundedSensitivityCallable(run, bound, has_aux, task.dtype, exact, program, task)
 
 
-def _checked_engine(engine: str) -> str:
-    if engine not in ("auto", "vmap"):
-        raise FixArgumentsError(f"engine={engine!r}: write 'auto', or 'vmap' for the reference.")
-    return engine
-
-
-def _checked_norms(norms: str | Mapping[str, str]) -> str | Mapping[str, str]:
-    """A way for all parameters, or ways by path."""
-    for way in norms.values() if isinstance(norms, Mapping) else [norms]:
-        if way not in (*WAYS, "auto"):
-            raise FixArgumentsError(
-                f"norms has {way!r}: write 'auto', or one of {', '.join(map(repr, WAYS))}."
-            )
-    return norms
-
-
-def _checked_memory(memory: str) -> str:
-    if memory not in ("auto", "bookkeeping", "low"):
-        raise FixArgumentsError(f"memory={memory!r}: write 'auto', 'bookkeeping' or 'low'.")
-    return memory
-
-
 def _checked_dtype(dtype: Any) -> Any:
-    """The dtype of the result: one with the range of float32, so that no sum leaves it."""
+    """The dtype of the result, which must have the range of float32."""
     if dtype is None:
         return None
     wanted = jnp.dtype(dtype)

@@ -13,7 +13,9 @@ from bevel.errors import FixArgumentsError
 
 PyTree = Any
 
-# Of one contribution: leaves room for 2**23 examples in int64.
+# How norms may be computed: `norms/costs.py` describes each way.
+WAYS = ("outer", "gram", "product", "form", "keep")
+# The limit for one contribution leaves room for 2**23 examples in int64.
 LARGEST_ON_GRID = 2.0**40
 
 
@@ -123,6 +125,47 @@ def _checked_norm(norm: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
+class SpeedOptions:
+    """Options of `clipped_grad` that change its speed and memory, and nothing that it returns.
+
+    `bevel.clipped_grad` documents each of them.
+    """
+
+    microbatch_size: int | None = None
+    engine: str = "auto"
+    norms: str | Mapping[str, str] = "auto"
+    memory: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("auto", "vmap"):
+            raise FixArgumentsError(
+                f"engine={self.engine!r}: write 'auto', or 'vmap' for the reference."
+            )
+        if self.memory not in ("auto", "bookkeeping", "low"):
+            raise FixArgumentsError(
+                f"memory={self.memory!r}: write 'auto', 'bookkeeping' or 'low'."
+            )
+        ways = self.norms.values() if isinstance(self.norms, Mapping) else [self.norms]
+        for way in ways:
+            if way not in (*WAYS, "auto"):
+                raise FixArgumentsError(
+                    f"norms has {way!r}: write 'auto', or one of {', '.join(map(repr, WAYS))}."
+                )
+
+    @classmethod
+    def merged(cls, together: "SpeedOptions | None", single: "SpeedOptions") -> "SpeedOptions":
+        """The options that were passed together, or one by one. Both at once are an error."""
+        if together is None:
+            return single
+        if single != cls():
+            raise FixArgumentsError(
+                "speed= was given beside microbatch_size, engine, norms or memory: put all of them "
+                "into SpeedOptions(...)."
+            )
+        return together
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """What a clipped function was asked to do."""
 
@@ -134,11 +177,8 @@ class Task:
     prng_argnum: int | None = None
     keep_batch_dim: bool = True
     transform: Callable[[PyTree], PyTree] | None = None
-    microbatch_size: int | None = None
     dtype: Any = None
-    engine: str = "auto"
-    norms: str | Mapping[str, str] = "auto"
-    memory: str = "auto"
+    speed: SpeedOptions = SpeedOptions()
     batch_axes: tuple[str, ...] | None = None
     reduce_axes: tuple[str, ...] = ()
     return_values: bool = False

@@ -1,16 +1,16 @@
-"""A clip norm that follows the data, through a noised count alone (Andrew et al. 2021).
+"""Adaptive clipping: the clip norm follows a quantile of gradient norms (Andrew et al. 2021).
 
-Beside the sum of clipped gradients, a step counts the records that needed no clipping. Record i
-adds `b_i - 1/2` to the count, b_i being 1 if its gradient was within the clip norm: half a unit at
-most, whatever the record holds. Gradients are divided by the clip norm, so they add at most 1, and
-the two together, the count times `scale`, are one vector of norm at most hypot(1, scale / 2).
+Each step also counts the records that need no clipping. Record i adds `b_i - 1/2` to the count,
+where b_i is 1 if its gradient is within the clip norm and 0 otherwise, so it changes the count by
+at most 1/2. Gradients are divided by the clip norm, so each contributes a norm of at most 1. A
+record's gradient and its count times `scale` form one vector of norm at most hypot(1, scale / 2).
 
-That vector gets Gaussian noise of one standard deviation, noise multiplier times that norm. So the
-event is that of the noise multiplier, whatever becomes of the clip norm, and the doubling of
-replace-one is that of any other sum. With z_g the noise beside the gradients' bound and sigma the
-noise of the count, 1 / z^2 = 1 / z_g^2 + 1 / (2 sigma)^2, the formula of the paper.
+The sum of these vectors gets Gaussian noise of one standard deviation, the noise multiplier z times
+that norm. The event is therefore that of z for every clip norm, and replace-one doubles the
+sensitivity as for any other sum. With z_g the noise multiplier of the gradients alone and sigma the
+standard deviation of the count, 1 / z^2 = 1 / z_g^2 + 1 / (2 sigma)^2, as in the paper.
 
-The clip norm is moved by the noised count, and by nothing else.
+The update of the clip norm uses the noised count and no other data.
 """
 
 import dataclasses
@@ -20,27 +20,29 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bevel.checks import positive_number
 from bevel.clipping import Aux, BoundedSensitivityCallable
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition.privatizer import Privatizer
 
 PyTree = Any
-# Clip norms stay within these, so that a long run of noise cannot make them 0 or infinite.
-LEAST_NORM, MOST_NORM = 2.0**-60, 2.0**60
+# Bounds of the clip norm, so that noise cannot drive it to 0 or infinity in a long run.
+MIN_NORM, MAX_NORM = 2.0**-60, 2.0**60
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping:
-    """Moves the clip norm towards a quantile of the norms of gradients.
+    """Moves the clip norm towards a quantile of the gradient norms, privately.
 
-    The config's `l2_clip_norm` is where it begins.
+    The config's `l2_clip_norm` is the initial clip norm.
 
     Attributes:
-      target_quantile: share of records that should need no clipping.
-      learning_rate: the clip norm is multiplied by exp(-learning_rate * (share - target)).
-      count_stddev: standard deviation of the noise of the count, in records. None takes a 20th of
-        the expected batch size, as the paper does, so that the gradients' noise hardly grows; in
-        small batches no less than the noise multiplier, with which it grows by 15%.
+      target_quantile: the fraction of records that should need no clipping.
+      learning_rate: each step multiplies the clip norm by
+        exp(-learning_rate * (fraction - target_quantile)).
+      count_stddev: the standard deviation of the noise of the count, in records. None takes a 20th
+        of the expected batch size, as in the paper, so that the noise of the gradients hardly
+        grows, but at least the noise multiplier, with which it grows by 15%.
     """
 
     target_quantile: float = 0.5
@@ -53,29 +55,23 @@ class AdaptiveClipping:
             object.__setattr__(self, field.name, None if value is None else float(value))
         if not 0 <= self.target_quantile <= 1:
             raise FixArgumentsError(
-                f"target_quantile={self.target_quantile}: give a share of the records, from 0 to 1."
+                f"target_quantile={self.target_quantile}: give a fraction of the records, from 0 "
+                "to 1."
             )
-        if not 0 < self.learning_rate < math.inf:
-            raise FixArgumentsError(
-                f"learning_rate={self.learning_rate} of the clip norm: give a positive number, "
-                "such as 0.2."
-            )
-        if self.count_stddev is not None and not 0 < self.count_stddev < math.inf:
-            raise FixArgumentsError(
-                f"count_stddev={self.count_stddev}: the count must have noise, a positive number "
-                "of records. None takes a 20th of the expected batch size."
-            )
+        positive_number("learning_rate", self.learning_rate, "such as 0.2")
+        if self.count_stddev is not None:
+            positive_number("count_stddev", self.count_stddev, "because the count must have noise")
 
 
 class CountedGradient(NamedTuple):
-    """A sum of clipped gradients, and the scaled and centred count of the unclipped."""
+    """A sum of clipped gradients, and the scaled and centred count of unclipped records."""
 
     gradient: PyTree
     unclipped: jax.Array
 
 
 class AdaptiveNoiseState(NamedTuple):
-    """The state of the noise, and the clip norm of the next step. Both may be released."""
+    """The noise state, which is private, and the next clip norm, which may be released."""
 
     noise: Any
     clip_norm: jax.Array
@@ -83,7 +79,7 @@ class AdaptiveNoiseState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """Adaptive clipping with numbers: how the count is scaled, and read again after the noise."""
+    """Adaptive clipping in one plan: scales the count, and updates the clip norm from it."""
 
     options: AdaptiveClipping
     noise_multiplier: float
@@ -94,57 +90,56 @@ class Counting:
 
     @property
     def count_stddev(self) -> float:
-        """Noise of the count, in records (before it is correlated over steps)."""
-        given = self.options.count_stddev
-        usual = max(self.expected_batch_size / 20, self.noise_multiplier)
-        return usual if given is None else given
+        """The noise of the count, in records, before it is correlated over steps."""
+        if self.options.count_stddev is not None:
+            return self.options.count_stddev
+        return max(self.expected_batch_size / 20, self.noise_multiplier)
 
     @property
     def gradient_noise_multiplier(self) -> float:
-        """Noise of the gradients beside their own bound: a little more than the multiplier."""
-        rest = 1 / self.noise_multiplier**2 - 1 / (2 * self.count_stddev) ** 2
-        if rest <= 0:
+        """The noise multiplier of the gradients alone: a little more than that of the plan."""
+        remainder = 1 / self.noise_multiplier**2 - 1 / (2 * self.count_stddev) ** 2
+        if remainder <= 0:
             raise FixArgumentsError(
-                f"the count of unclipped records has noise of standard deviation "
-                f"{self.count_stddev:g}, and with noise multiplier {self.noise_multiplier:g} that "
-                f"alone costs the budget: give count_stddev above {self.noise_multiplier / 2:g}, "
-                "or larger batches."
+                f"count_stddev={self.count_stddev:g} with noise multiplier "
+                f"{self.noise_multiplier:g}: the count of unclipped records alone would use up the "
+                f"budget. Give count_stddev above {self.noise_multiplier / 2:g}, or larger batches."
             )
-        return rest**-0.5
+        return remainder**-0.5
 
     @property
     def scale(self) -> float:
-        """By what the count is multiplied, so that one standard deviation serves both."""
+        """The factor of the count, so that count and gradients need the same noise."""
         return self.gradient_noise_multiplier / self.count_stddev
 
     @property
     def l2_norm_bound(self) -> float:
-        """Of one record's contribution, gradient and count together."""
+        """The bound of one record's contribution, gradient and count together."""
         return math.hypot(1, self.scale / 2) / self.normalize_by
 
-    def counted(
+    def add_count(
         self,
         clipped: BoundedSensitivityCallable,
         clip_norm: Any,
         keep_norms: bool,
         has_aux: bool,
     ) -> BoundedSensitivityCallable:
-        """`clipped`, which gives norms, with the count beside its sum."""
+        """Wraps `clipped`, which must return norms, to return a `CountedGradient`."""
         scale = self.scale / self.normalize_by
 
         def run(*args: Any, is_padding_example: Any = None, **kwargs: Any) -> Any:
             gradient, aux = clipped(*args, is_padding_example=is_padding_example, **kwargs)
             norms = aux.grad_norms
-            # Each record adds exactly +1/2 or -1/2, however its norm was rounded; NaN is above.
-            adds = jnp.where(norms <= jnp.asarray(clip_norm, norms.dtype), 0.5, -0.5)
+            # Each record adds exactly 1/2 or -1/2, however its norm is rounded. NaN adds -1/2.
+            votes = jnp.where(norms <= jnp.asarray(clip_norm, norms.dtype), 0.5, -0.5)
             if is_padding_example is not None:
-                adds = jnp.where(is_padding_example, 0.0, adds)
-            count = jnp.sum(adds.astype(jnp.float32))
+                votes = jnp.where(is_padding_example, 0.0, votes)
+            count = jnp.sum(votes.astype(jnp.float32))
             if clipped.task.reduce_axes:
                 count = jax.lax.psum(count, clipped.task.reduce_axes)
             result = CountedGradient(gradient, count * jnp.float32(scale))
-            kept = Aux(aux.values, norms if keep_norms else None, aux.aux)
-            return (result, kept) if has_aux else result
+            returned = Aux(aux.values, norms if keep_norms else None, aux.aux)
+            return (result, returned) if has_aux else result
 
         return BoundedSensitivityCallable(
             run,
@@ -155,7 +150,7 @@ class Counting:
         )
 
     def transform(self, noise: Privatizer, dtype: Any) -> Privatizer:
-        """Noise for counted gradients, which moves the clip norm by what comes out."""
+        """Wraps `noise` to take a `CountedGradient` and to update the clip norm."""
 
         def init(params: PyTree) -> AdaptiveNoiseState:
             counted = CountedGradient(params, jnp.zeros((), jnp.float32))
@@ -170,8 +165,8 @@ class Counting:
             del params
             if not isinstance(sum_of_clipped_grads, CountedGradient):
                 raise FixArgumentsError(
-                    "this plan's clip norm adapts to a count: pass the result of its own "
-                    "`clipped_grad`, a CountedGradient."
+                    "this plan adapts its clip norm: pass the CountedGradient that its own "
+                    "`clipped_grad` returns."
                 )
             noised, inner = noise.update(sum_of_clipped_grads, noise_state.noise, **extra_args)
             clip_norm = noise_state.clip_norm
@@ -181,14 +176,14 @@ class Counting:
                 return scaled if dtype is None else scaled.astype(dtype)
 
             gradient = jax.tree.map(released, noised.gradient)
-            return gradient, AdaptiveNoiseState(inner, self.moved(clip_norm, noised.unclipped))
+            next_norm = self.next_clip_norm(clip_norm, noised.unclipped)
+            return gradient, AdaptiveNoiseState(inner, next_norm)
 
         return Privatizer(init, update, noise.record)
 
-    def moved(self, clip_norm: jax.Array, noised_count: jax.Array) -> jax.Array:
-        """The clip norm of the next step."""
+    def next_clip_norm(self, clip_norm: jax.Array, noised_count: jax.Array) -> jax.Array:
         count = noised_count * jnp.float32(self.normalize_by / self.scale)
-        share = jnp.clip(count / jnp.float32(self.expected_batch_size) + 0.5, 0.0, 1.0)
-        error = share - jnp.float32(self.options.target_quantile)
+        fraction = jnp.clip(count / jnp.float32(self.expected_batch_size) + 0.5, 0.0, 1.0)
+        error = fraction - jnp.float32(self.options.target_quantile)
         factor = jnp.exp(jnp.float32(-self.options.learning_rate) * error)
-        return jnp.clip(clip_norm * factor, LEAST_NORM, MOST_NORM)
+        return jnp.clip(clip_norm * factor, MIN_NORM, MAX_NORM)

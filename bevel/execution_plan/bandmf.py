@@ -1,4 +1,4 @@
-"""BandMF: noise that is correlated over a few steps, with amplification by cyclic sampling."""
+"""BandMF: noise that is correlated over a few steps, with amplification by sampling."""
 
 import dataclasses
 from typing import Any, Literal, Self
@@ -23,30 +23,31 @@ from bevel.matrix_factorization import toeplitz
 
 @dataclasses.dataclass(frozen=True)
 class BandMFConfig(PrivateConfig):
-    """BandMF (Choquette-Choo et al. 2023): noise C^-1 z, C banded and Toeplitz.
+    """BandMF (Choquette-Choo et al. 2023): noise C^-1 z for a banded Toeplitz matrix C.
 
-    Units are put into as many groups as there are bands, and step t samples from group t % bands:
-    two uses of a unit are then at least `bands` steps apart, share no noise, and are amplified by
-    sampling. One band is DP-SGD.
+    The units are split into as many groups as C has bands, and step t samples from group t % bands.
+    Two uses of a unit are then at least `bands` steps apart, so they share no noise, and sampling
+    amplifies their privacy. With one band this is DP-SGD.
 
-    | sampling         | batches                                     | proven under               |
-    | ---------------- | ------------------------------------------- | -------------------------- |
-    | `cyclic_poisson` | Poisson, from a group of an equal split     | replace-special            |
-    | the same         | from groups of random sizes (`INDEPENDENT`) | all three                  |
-    | `balls_in_bins`  | every unit once per epoch, at its own place | add-or-remove and -special |
+    | sampling         | batches                                | proven under                   |
+    | ---------------- | -------------------------------------- | ------------------------------ |
+    | `cyclic_poisson` | Poisson, from groups of equal size     | replace-special                |
+    | the same         | groups of random size (`INDEPENDENT`)  | all three relations            |
+    | `balls_in_bins`  | each unit at a random step of an epoch | add-or-remove, replace-special |
 
-    The last one is accounted for by sampling, which takes minutes for small deltas.
+    Balls in bins are accounted for by Monte Carlo sampling, which takes minutes for small deltas.
 
     Attributes:
-      iterations: steps.
-      expected_participations: steps that a unit joins on average: the epochs.
+      iterations: the number of steps.
+      expected_participations: the mean number of steps that use a unit, i.e. the epochs.
       strategy: the first column of C, one number per band. It is rounded to float32.
-      normalize_by: what the sum is divided by: usually the expected batch size.
-      truncated_batch_size: a cap on the batch size; needs `num_examples`.
-      num_examples: how many units there are: users, if users are protected.
-      column_normalize: scale every column of C to norm 1, the last ones too.
-      partition_type: how units are put into groups.
-      others: see `PrivateConfig`. The relation is replace-special by default.
+      normalize_by: the divisor of the sum, usually the expected batch size.
+      truncated_batch_size: the largest batch size; needs `num_examples`.
+      num_examples: the number of units: users, if the unit is the user.
+      column_normalize: scale every column of C to norm 1, including the last, shorter ones.
+      sampling: see the table.
+      partition_type: how units are split into groups.
+      others: see `PrivateConfig`. The default relation is replace-special.
     """
 
     iterations: int
@@ -70,10 +71,10 @@ class BandMFConfig(PrivateConfig):
         strategy_optimization_steps: int = 500,
         **kwargs: Any,
     ) -> Self:
-        """With the banded Toeplitz C of the smallest mean error of prefix sums."""
+        """Makes a config with the banded Toeplitz C of least mean error of the prefix sums."""
         whole_number("iterations", iterations, 1)
         if whole_number("num_bands", num_bands, 1) > iterations:
-            raise FixArgumentsError(f"num_bands={num_bands}: there are only {iterations} steps.")
+            raise FixArgumentsError(f"num_bands={num_bands}: give at most {iterations}, the steps.")
         strategy = toeplitz.optimize_banded_toeplitz(
             iterations, num_bands, max_optimizer_steps=strategy_optimization_steps
         )
@@ -84,45 +85,45 @@ class BandMFConfig(PrivateConfig):
         positive_number(
             "expected_participations", self.expected_participations, "the epochs of the run"
         )
-        positive_number("normalize_by", self.normalize_by, "as the expected batch size is")
+        positive_number("normalize_by", self.normalize_by, "usually the expected batch size")
         object.__setattr__(self, "strategy", BandedNoise.of(self.strategy, None).coefs)
         if self.num_bands > self.iterations:
             raise FixArgumentsError(
-                f"strategy has {self.num_bands} bands, and there are {self.iterations} steps: give "
+                f"strategy has {self.num_bands} bands, but there are {self.iterations} steps: give "
                 "at most one number per step."
             )
         if self.num_examples is not None:
             whole_number("num_examples", self.num_examples, 1)
         elif self.truncated_batch_size is not None:
             raise FixArgumentsError(
-                "truncated_batch_size needs num_examples: the event of a truncated batch depends "
-                "on how many there are."
+                "truncated_batch_size needs num_examples, because the event of a truncated batch "
+                "depends on it."
             )
         if self.sampling == "balls_in_bins" and (
             self.column_normalize or self.truncated_batch_size is not None
         ):
             raise FixArgumentsError(
-                "column_normalize and truncated_batch_size are for sampling='cyclic_poisson': no "
-                "event is proven for them with balls in bins. Leave them out."
+                "column_normalize and truncated_batch_size have no proven event with "
+                "sampling='balls_in_bins'. Leave them out, or use 'cyclic_poisson'."
             )
         super().__post_init__()
 
     @property
     def num_bands(self) -> int:
-        """Steps over which noise is correlated."""
+        """The number of steps over which noise is correlated."""
         return len(self.strategy)
 
     @property
     def sampling_prob(self) -> float:
-        """Of a unit, at the steps of its group."""
-        chance = self.expected_participations * self.num_bands / self.iterations
-        if chance > 1 + 1e-9:
+        """The sampling probability of a unit at the steps of its group."""
+        probability = self.expected_participations * self.num_bands / self.iterations
+        if probability > 1 + 1e-9:
             raise FixArgumentsError(
                 f"expected_participations={self.expected_participations} with {self.num_bands} "
-                f"bands and {self.iterations} steps: a unit can join once in {self.num_bands} "
-                f"steps, so give at most {self.iterations / self.num_bands:g}, or fewer bands."
+                f"bands and {self.iterations} steps: a unit is used once in {self.num_bands} "
+                f"steps. Give at most {self.iterations / self.num_bands:g}, or fewer bands."
             )
-        return min(chance, 1.0)
+        return min(probability, 1.0)
 
     def sampler(self) -> BatchSelectionStrategy:
         if self.sampling == "balls_in_bins":
@@ -144,13 +145,13 @@ class BandMFConfig(PrivateConfig):
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
         n = self.iterations if self.column_normalize else None
-        strategy = BandedNoise.of(self.strategy, n) if self.num_bands > 1 else IndependentNoise()
+        matrix = BandedNoise.of(self.strategy, n) if self.num_bands > 1 else IndependentNoise()
         return Mechanism(
             self.sampler(),
             self.num_examples,
             str(self.neighboring_relation),
             noise_multiplier,
-            strategy,
+            matrix,
         )
 
     def divisor(self) -> float:
@@ -167,9 +168,9 @@ class BandMFConfig(PrivateConfig):
 
     @property
     def rmse(self) -> float:
-        """Error of the mechanism: as `DPExecutionPlan.rmse`, without adaptive clipping."""
+        """The error of the mechanism: `DPExecutionPlan.rmse` without adaptive clipping."""
         if self.noise_multiplier is None:
-            raise FixArgumentsError("the noise multiplier is not known: calibrate first.")
+            raise FixArgumentsError("noise_multiplier is not set: call calibrate(...) first.")
         mechanism = self.mechanism(self.noise_multiplier)
         clip = ClipOptions(self.l2_clip_norm, self.rescale_to_unit_norm, self.normalize_by)
         return mechanism.rmse(self.noise_multiplier * clip.l2_norm_bound)

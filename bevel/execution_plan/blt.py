@@ -1,4 +1,4 @@
-"""BLT: noise that is correlated over all steps by a few buffers, without amplification."""
+"""BLT: noise that is correlated over all steps, with a few buffers and no amplification."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,24 +23,25 @@ from bevel.matrix_factorization.buffered_toeplitz import BufferedToeplitz
 class BLTConfig(PrivateConfig):
     """Noise C^-1 z for a buffered linear Toeplitz matrix C (McMahan et al. 2024).
 
-    The noise is scaled to the sensitivity of the whole run over all patterns of use that the
-    sampler allows, and the chance in the batches counts for nothing. So only samplers that keep
-    the uses of a unit apart can be had here, and the number of uses is theirs.
+    The noise is scaled to the sensitivity of the whole run, over all participation patterns that
+    the sampler allows. The randomness of the batches does not reduce it. Only samplers with a
+    minimum separation between two uses of a unit are available, and they bound the number of uses.
 
-    | sampling         | batches                                       | proven under             |
-    | ---------------- | --------------------------------------------- | ------------------------ |
-    | `min_sep`        | Poisson, of those that rested `min_sep` steps | all three                |
-    | `cyclic_poisson` | Poisson, from one of `min_sep` equal groups   | replace-special and -one |
-    | `balls_in_bins`  | every unit once in `min_sep` steps            | all three                |
+    | sampling         | batches                                    | proven under                 |
+    | ---------------- | ------------------------------------------ | ---------------------------- |
+    | `min_sep`        | Poisson; units rest `min_sep - 1` steps    | all three relations          |
+    | `cyclic_poisson` | Poisson, from `min_sep` groups of one size | replace-special, replace-one |
+    | `balls_in_bins`  | every unit once in `min_sep` steps         | all three relations          |
 
     Attributes:
-      num_examples: how many units there are: users, if users are protected.
-      expected_batch_size: units in a batch, on average. With balls in bins every unit takes part
-        once in `min_sep` steps, so this must be num_examples / min_sep.
-      iterations: steps.
-      min_sep: two uses of a unit are at least so many steps apart.
-      buf_decay, output_scale: of C, one number per buffer. They are rounded to float32.
-      normalize_by: what the sum is divided by; the expected batch size by default.
+      num_examples: the number of units: users, if the unit is the user.
+      expected_batch_size: the mean number of units in a batch. With balls in bins every unit is
+        used once in `min_sep` steps, so this must be num_examples / min_sep.
+      iterations: the number of steps.
+      min_sep: the minimum number of steps between two uses of a unit.
+      buf_decay, output_scale: the parameters of C, one float32 number per buffer.
+      sampling: see the table.
+      normalize_by: the divisor of the sum; the expected batch size by default.
       others: see `PrivateConfig`.
     """
 
@@ -64,64 +65,65 @@ class BLTConfig(PrivateConfig):
         max_buffers: int = 4,
         **kwargs: Any,
     ) -> Self:
-        """With the BLT of the smallest mean error.
+        """Makes a config with the BLT of least mean error.
 
         Args:
-          min_sep: an epoch by default, as long as batches of that size allow.
-          max_buffers: noise keeps a copy of the gradient for each.
+          min_sep: one epoch by default.
+          max_buffers: the largest number of buffers. Each is as large as the gradient.
         """
         whole_number("num_examples", num_examples, 1)
         whole_number("iterations", iterations, 1)
-        positive_number("expected_batch_size", expected_batch_size, "of units in a batch")
+        positive_number("expected_batch_size", expected_batch_size, "the mean batch size")
         if min_sep is None:
             min_sep = max(1, min(iterations, int(num_examples / expected_batch_size)))
-        found = buffered_toeplitz.optimize(
+        blt = buffered_toeplitz.optimize(
             n=iterations,
             min_sep=whole_number("min_sep", min_sep, 1),
             max_participations=None,
             error="mean",
             max_buffers=max_buffers,
         )
-        decay, scale = found.as_floats()
+        decay, scale = blt.as_floats()
         return cls(num_examples, expected_batch_size, iterations, min_sep, decay, scale, **kwargs)
 
     def __post_init__(self) -> None:
         whole_number("num_examples", self.num_examples, 1)
         whole_number("iterations", self.iterations, 1)
         whole_number("min_sep", self.min_sep, 1)
-        positive_number("expected_batch_size", self.expected_batch_size, "of units in a batch")
+        positive_number("expected_batch_size", self.expected_batch_size, "the mean batch size")
         if self.expected_batch_size * self.min_sep > self.num_examples * (1 + 1e-9):
             raise FixArgumentsError(
-                f"expected_batch_size={self.expected_batch_size} with min_sep={self.min_sep}: "
-                f"{self.num_examples} {self.unit}s that rest so long fill batches of at most "
-                f"{self.num_examples / self.min_sep:g}. Give a smaller batch or separation."
+                f"expected_batch_size={self.expected_batch_size} with min_sep={self.min_sep} and "
+                f"{self.num_examples} {self.unit}s: give batches of at most "
+                f"{self.num_examples / self.min_sep:g}, or a smaller min_sep."
             )
-        exact = BufferedNoise.of(BufferedToeplitz.build(self.buf_decay, self.output_scale))
-        object.__setattr__(self, "buf_decay", exact.buf_decay)
-        object.__setattr__(self, "output_scale", exact.output_scale)
+        matrix = BufferedNoise.of(BufferedToeplitz.build(self.buf_decay, self.output_scale))
+        object.__setattr__(self, "buf_decay", matrix.buf_decay)
+        object.__setattr__(self, "output_scale", matrix.output_scale)
         super().__post_init__()
 
     def sampler(self) -> BatchSelectionStrategy:
-        size, units, apart = self.expected_batch_size, self.num_examples, self.min_sep
+        size, units, min_sep = self.expected_batch_size, self.num_examples, self.min_sep
         match self.sampling:
             case "min_sep":
-                # In the long run a unit is used every 1 / chance + min_sep - 1 steps.
-                chance = min(1.0, size / (units - size * (apart - 1)))
-                return BMinSepSampling(chance, self.iterations, apart)
+                # On average, a unit is used once every 1 / probability + min_sep - 1 steps.
+                probability = min(1.0, size / (units - size * (min_sep - 1)))
+                return BMinSepSampling(probability, self.iterations, min_sep)
             case "cyclic_poisson":
                 return CyclicPoissonSampling.with_expected_batch_size(
-                    size, units, self.iterations, cycle_length=apart
+                    size, units, self.iterations, cycle_length=min_sep
                 )
             case "balls_in_bins":
-                if abs(size * apart - units) > 1e-6 * units:
+                if abs(size * min_sep - units) > 1e-6 * units:
                     raise FixArgumentsError(
-                        f"expected_batch_size={size} with balls in bins: every {self.unit} takes "
-                        f"part once in min_sep={apart} steps, so batches have {units / apart:g}."
+                        f"expected_batch_size={size} with sampling='balls_in_bins': every "
+                        f"{self.unit} is used once in min_sep={min_sep} steps. Give "
+                        f"expected_batch_size={units / min_sep:g}."
                     )
-                return BallsInBinsSampling(self.iterations, apart)
+                return BallsInBinsSampling(self.iterations, min_sep)
         raise FixArgumentsError(
             f"sampling={self.sampling!r}: write 'min_sep', 'cyclic_poisson' or 'balls_in_bins'. "
-            "Other samplers do not keep the uses of a unit apart."
+            "Other samplers have no minimum separation between two uses of a unit."
         )
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:

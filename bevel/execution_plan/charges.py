@@ -1,4 +1,4 @@
-"""What a ledger is charged, step by step or range by range."""
+"""The charges of a plan to a ledger, by steps or by ranges of steps."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from bevel.execution_plan.mechanism import Mechanism
 
 
 class PlannedCharge(NamedTuple):
-    """What `LedgerRun.charge(*planned)` takes: the event of steps `first` to `stop - 1`."""
+    """The arguments of `LedgerRun.charge`: the event of steps `first` to `stop - 1`."""
 
     first: int
     stop: int
@@ -17,27 +17,27 @@ class PlannedCharge(NamedTuple):
 
 
 def planned_charge(mechanism: Mechanism, first: int, stop: int, begun: int = 0) -> PlannedCharge:
-    """What is charged before steps `first` to `stop - 1` of an attempt are released.
+    """Returns the charge to make before releasing steps `first` to `stop - 1` of an attempt.
 
-    | event                     | charged                                                        |
-    | ------------------------- | -------------------------------------------------------------- |
-    | composes step by step     | these steps                                                    |
-    | ties steps together       | all steps from `begun` on, anew, to the end of their round     |
-    | is bounded by sampling    | the whole run, once                                            |
+    | event                         | charge                                                    |
+    | ----------------------------- | --------------------------------------------------------- |
+    | composes step by step         | these steps                                               |
+    | does not compose              | restates all steps from `begun` to the end of their round |
+    | bounded by Monte Carlo        | all steps from `begun` to the end of the run, once        |
 
-    A charge may reach beyond `stop`: steps that are charged already (`LedgerRun.charged_until`)
-    need no further one.
+    A charge may cover steps after `stop`. Steps that are already charged
+    (`LedgerRun.charged_until`) need no further charge.
 
     Args:
-      begun: the step with which the present attempt began. Where steps are tied together, an
-        attempt begins afresh: its batches are those of steps 0, 1, ... with the attempt's secrets,
-        and its noise starts with a new `init`. It shares nothing with the attempt before, so the
-        two compose, and it is charged as a run of its own steps.
+      begun: the first step of the current attempt. If steps do not compose, an attempt starts
+        over: its batches are those of steps 0, 1, ... with the attempt's secrets, and its noise
+        starts with a new `init`. It shares nothing with earlier attempts, so it composes with them
+        and is charged as a run of its own steps.
     """
     if not 0 <= begun <= first < stop <= mechanism.iterations:
         raise FixArgumentsError(
-            f"steps {first} to {stop} of an attempt that began at {begun}: give 0 <= begun <= "
-            f"first < stop <= {mechanism.iterations}."
+            f"first={first}, stop={stop}, begun={begun}: give 0 <= begun <= first < stop <= "
+            f"{mechanism.iterations}."
         )
     if mechanism.composes_by_step:
         return PlannedCharge(first, stop, mechanism.event_after(stop - first))

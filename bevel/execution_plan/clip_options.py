@@ -1,4 +1,4 @@
-"""How a plan bounds one record: options that change the guarantee or the released numbers."""
+"""Clipping options of a plan, which change the guarantee or the released numbers."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from bevel.execution_plan.adaptive_clipping import AdaptiveClipping
 
 @dataclasses.dataclass(frozen=True)
 class ClipOptions:
-    """Clip norm, what the sum is divided by, and whether the clip norm adapts."""
+    """How a plan clips: the clip norm, the divisor of the sum, and adaptive clipping."""
 
     l2_clip_norm: float
     rescale_to_unit_norm: bool
@@ -17,11 +17,11 @@ class ClipOptions:
     adaptive: AdaptiveClipping | None = None
 
     def __post_init__(self) -> None:
-        positive_number("normalize_by", self.normalize_by, "as the expected batch size is")
+        positive_number("normalize_by", self.normalize_by, "usually the expected batch size")
         if self.l2_clip_norm != math.inf:
-            positive_number("l2_clip_norm", self.l2_clip_norm, "a length")
+            positive_number("l2_clip_norm", self.l2_clip_norm, "the largest norm of a gradient")
 
     @property
     def l2_norm_bound(self) -> float:
-        """Of one record's gradient in the sum (without the count of adaptive clipping)."""
+        """The bound of one record's gradient in the sum, without the count of adaptive clipping."""
         return (1.0 if self.rescale_to_unit_norm else self.l2_clip_norm) / self.normalize_by

@@ -1,4 +1,4 @@
-"""What the configs of private mechanisms share: a budget in, a plan out."""
+"""The base class of configs: calibrates a mechanism to a budget and makes the plan."""
 
 import abc
 import dataclasses
@@ -21,18 +21,18 @@ from bevel.execution_plan.privacy_unit import Unit, UnitName
 
 
 class ExecutionPlanConfig(Protocol):
-    """Anything that makes a plan."""
+    """A config: makes a plan."""
 
     def make(self, performance_flags: PerformanceFlags | None = None) -> DPExecutionPlan: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The budget that a noise multiplier was calibrated for, and with which mechanism."""
+    """The budget and the mechanism for which a noise multiplier was calibrated."""
 
     epsilon: float
     delta: float
-    mechanism: str  # its fingerprint
+    mechanism: str  # the fingerprint of the mechanism
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,18 +40,18 @@ class PrivateConfig(abc.ABC):
     """Options of every private mechanism. All of them change the guarantee or the released numbers.
 
     Attributes:
-      noise_multiplier: standard deviation of the noise over the bound of *one record's*
-        contribution (times the sensitivity of C, for correlated noise), whatever the relation.
-        `calibrate` finds it.
-      l2_clip_norm: bound of one record's gradient; where it begins, if it adapts.
-      rescale_to_unit_norm: divide gradients by the clip norm, so that the learning rate need not
-        change with it.
+      noise_multiplier: the standard deviation of the noise divided by the bound of *one record's*
+        contribution (times the sensitivity of C, for correlated noise), under every relation.
+        `calibrate` sets it.
+      l2_clip_norm: the clip norm of one record's gradient; the initial one for adaptive clipping.
+      rescale_to_unit_norm: divide gradients by the clip norm, so that you need not change the
+        learning rate with it.
       unit: 'example' or 'user': what is protected, sampled, clipped and counted.
-      examples_per_user_per_batch, shuffle_per_user: of `UserSelectionStrategy`, for unit 'user'.
-      neighboring_relation: of `dp_accounting.NeighboringRelation`, or its name. One that is not
-        proven for the sampler is an error.
-      adaptive_clipping: lets the clip norm follow a quantile, privately.
-      target: set by `calibrate`.
+      examples_per_user_per_batch, shuffle_per_user: see `UserSelectionStrategy`, for unit 'user'.
+      neighboring_relation: a `dp_accounting.NeighboringRelation` or its name. A relation without a
+        proof for the sampler is an error.
+      adaptive_clipping: adapts the clip norm to a quantile of the gradient norms, privately.
+      target: the calibrated budget, set by `calibrate`.
     """
 
     noise_multiplier: float | None = None
@@ -66,15 +66,15 @@ class PrivateConfig(abc.ABC):
 
     @abc.abstractmethod
     def mechanism(self, noise_multiplier: float) -> Mechanism:
-        """Sampler and noise, with the event that belongs to them."""
+        """Returns the sampler and the noise, with their event."""
 
     @abc.abstractmethod
     def divisor(self) -> float:
-        """What the sum is divided by."""
+        """Returns the divisor of the sum."""
 
     @abc.abstractmethod
     def batch_size(self) -> float | None:
-        """Units in a batch on average, where that is known."""
+        """Returns the mean number of units in a batch, or None if it is not known."""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -82,9 +82,9 @@ class PrivateConfig(abc.ABC):
         )
         if self.noise_multiplier is not None:
             positive_number("noise_multiplier", self.noise_multiplier, "or use NonPrivateConfig")
-        positive_number("l2_clip_norm", self.l2_clip_norm, "a length")
-        self.protected()
-        # Raises for a sampler that cannot be, and for a relation that is not proven for it.
+        positive_number("l2_clip_norm", self.l2_clip_norm, "the largest norm of a gradient")
+        self.privacy_unit()
+        # Raises for an invalid sampler, and for a relation without a proof for it.
         self.mechanism(self.noise_multiplier or 1.0).event_after(1)
         adaptive = self.adaptive_clipping
         if not isinstance(adaptive, AdaptiveClipping | None):
@@ -93,12 +93,11 @@ class PrivateConfig(abc.ABC):
             )
         if adaptive is not None and self.batch_size() is None:
             raise FixArgumentsError(
-                "adaptive_clipping reads a share from a count, so the expected batch size must be "
-                "known: give num_examples."
+                "adaptive_clipping divides a count by the expected batch size, which is not known: "
+                "give num_examples."
             )
 
-    def protected(self) -> Unit:
-        """The unit of privacy."""
+    def privacy_unit(self) -> Unit:
         return Unit(self.unit, self.examples_per_user_per_batch, self.shuffle_per_user)
 
     def calibrate(
@@ -110,14 +109,14 @@ class PrivateConfig(abc.ABC):
         accountant_fn: AccountantFn | None = None,
         monte_carlo: MonteCarlo | None = None,
     ) -> Self:
-        """The config with the least noise multiplier that is within the budget.
+        """Returns the config with the smallest noise multiplier that is within the budget.
 
         Args:
-          epsilon, delta: the budget. A warning is given for a delta above one over the number of
-            units.
+          epsilon, delta: the budget. A delta above one over the number of units gives a warning.
           tol: how far below `epsilon` the result may be, 1e-3 by default.
-          accountant_fn: of dp-accounting; by default the tightest that takes the event.
-          monte_carlo: how to sample, for events that are bounded by sampling.
+          accountant_fn: makes an accountant of dp-accounting; by default the tightest one that
+            supports the event.
+          monte_carlo: options of Monte Carlo sampling, for events that are bounded by it.
         """
         check_budget(epsilon, delta, self.mechanism(1.0).num_units)
         noise = calibrate_noise_multiplier(
@@ -138,16 +137,16 @@ class PrivateConfig(abc.ABC):
         *,
         secrets: PlanSecrets | None = None,
     ) -> DPExecutionPlan:
-        """The plan. Its sampler, clipping, noise and event are all made from this config.
+        """Makes the plan: its sampler, clipping, noise and event all follow from this config.
 
         Args:
-          performance_flags: what changes speed only.
-          secrets: of a run that goes on; None draws new ones from the operating system.
+          performance_flags: options that do not change the guarantee.
+          secrets: the secrets of a run to resume; None draws new ones from the operating system.
         """
         if self.noise_multiplier is None:
             raise FixArgumentsError(
-                "the noise multiplier is not known: call calibrate(epsilon=..., delta=...) first, "
-                "or give noise_multiplier."
+                "noise_multiplier is not set: call calibrate(epsilon=..., delta=...) first, or "
+                "pass noise_multiplier."
             )
         mechanism = self.mechanism(float(self.noise_multiplier))
         size = self.batch_size()
@@ -159,7 +158,7 @@ class PrivateConfig(abc.ABC):
                 float(self.divisor()),
                 self.adaptive_clipping,
             ),
-            self.protected(),
+            self.privacy_unit(),
             None if size is None else float(size),
             budget=self.checked_budget(mechanism),
             flags=performance_flags or PerformanceFlags(),
@@ -167,13 +166,13 @@ class PrivateConfig(abc.ABC):
         )
 
     def checked_budget(self, mechanism: Mechanism) -> Budget | None:
-        """The budget that the mechanism was calibrated for."""
+        """Returns the calibrated budget; raises if the mechanism changed after calibration."""
         if self.target is None:
             return None
         if self.target.mechanism != fingerprint(mechanism):
             raise FixArgumentsError(
                 f"this config was calibrated for epsilon {self.target.epsilon:g} at delta "
-                f"{self.target.delta:g}, and changed since: that budget is no longer its cost. "
-                "Call calibrate again, or pass target=None to go without a budget."
+                f"{self.target.delta:g}, but its mechanism changed since then. Call calibrate "
+                "again, or pass target=None to make a plan without a budget."
             )
         return Budget(self.target.epsilon, self.target.delta)

@@ -1,4 +1,4 @@
-"""A plan as a table: what is protected, how, and what it costs."""
+"""The table of a plan: what it protects, how, and what it costs."""
 
 import io
 import math
@@ -19,9 +19,9 @@ WIDTH = 100
 NOT_DEFINED = "not defined"
 
 
-def described(plan: "DPExecutionPlan", delta: float | None = None) -> str:
-    """The table as text. Epsilons are at `delta`, by default at the budget's."""
-    at = delta if delta is not None or plan.budget is None else plan.budget.delta
+def plan_table(plan: "DPExecutionPlan", delta: float | None = None) -> str:
+    """Returns the table as text, with epsilons at `delta`, by default the budget's delta."""
+    delta = plan.budget.delta if delta is None and plan.budget is not None else delta
     table = Table(show_header=False, width=WIDTH)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -30,7 +30,7 @@ def described(plan: "DPExecutionPlan", delta: float | None = None) -> str:
         _batches(plan),
         _clipping(plan),
         _noise(plan),
-        _costs(plan, at),
+        _costs(plan, delta),
     ):
         for name, value in section:
             table.add_row(name, value)
@@ -49,7 +49,7 @@ def _protection(plan: "DPExecutionPlan") -> Rows:
     yield "neighbouring relation", plan.neighboring_relation.name
     yield "budget", str(plan.budget or "none: not calibrated")
     if plan.secrets.known:
-        yield "secrets", "known: made for tests, nothing is protected by them"
+        yield "secrets", "known, for tests only: nothing is protected"
 
 
 def _batches(plan: "DPExecutionPlan") -> Rows:
@@ -57,12 +57,12 @@ def _batches(plan: "DPExecutionPlan") -> Rows:
     yield "sampler", str(plan.batch_selection_strategy)
     yield units, "not given" if plan.num_units is None else str(plan.num_units)
     yield "steps", str(plan.iterations)
-    if not plan.mechanism.strategy.amplified:
+    if not plan.mechanism.noise_matrix.amplified:
         uses = plan.mechanism.sampler.participation()
-        times, apart = uses.max_participations, uses.min_separation
-        yield f"uses of one {plan.unit.name}", f"at most {times}, at least {apart} steps apart"
+        count, separation = uses.max_participations, uses.min_separation
+        yield f"uses of one {plan.unit.name}", f"at most {count}, at least {separation} steps apart"
     if plan.expected_batch_size is None:
-        yield "batch", f"not known: give the number of {units}"
+        yield "expected batch", "not known: give num_examples"
         return
     sizes = ", ".join(map(str, plan.padded_sizes().sizes))
     yield "expected batch", f"{plan.expected_batch_size:g} {units}"
@@ -75,7 +75,7 @@ def _clipping(plan: "DPExecutionPlan") -> Rows:
     if counting is not None:
         quantile = counting.options.target_quantile
         norm += (
-            f" at first, then such that a share of {quantile:g} is not clipped, by a count with "
+            f" initially, adapted so that a fraction of {quantile:g} is not clipped; the count has "
             f"noise of {counting.count_stddev:g} {plan.unit.name}s"
         )
     yield "clip norm", norm
@@ -89,23 +89,24 @@ def _noise(plan: "DPExecutionPlan") -> Rows:
     if multiplier is None:
         yield "noise", "none: nothing is protected"
         return
-    relative = f"the bound of one {plan.unit.name}"
-    if not plan.mechanism.strategy.amplified:
-        relative += f" and the sensitivity of C, {plan.mechanism.sensitivity(plan.iterations):.6g}"
-    elif plan.mechanism.strategy.noising_matrix(plan.iterations) is not None:
-        relative += f" and the column norm of C, {plan.mechanism.sensitivity(plan.iterations):.6g}"
-    twice = plan.neighboring_relation is NeighboringRelation.REPLACE_ONE
-    yield "noise multiplier", f"{multiplier:.6g}, relative to {relative}"
+    matrix = plan.mechanism.noise_matrix
+    bound = f"the bound of one {plan.unit.name}"
+    if not matrix.amplified:
+        bound += f" and the sensitivity of C, {plan.mechanism.sensitivity(plan.iterations):.6g}"
+    elif matrix.noising_matrix(plan.iterations) is not None:
+        bound += f" and the column norm of C, {plan.mechanism.sensitivity(plan.iterations):.6g}"
+    doubled = plan.neighboring_relation is NeighboringRelation.REPLACE_ONE
+    yield "noise multiplier", f"{multiplier:.6g}, relative to {bound}"
     yield (
-        "  beside the sensitivity",
-        f"{multiplier / 2:.6g}: replacing one moves a sum by twice the bound"
-        if twice
-        else f"{multiplier:.6g}: the bound is the sensitivity",
+        "  over the sensitivity",
+        f"{multiplier / 2:.6g}: the sensitivity is twice the bound"
+        if doubled
+        else f"{multiplier:.6g}: the sensitivity is the bound",
     )
     if plan.counting is not None:
         yield "  of the gradients alone", f"{plan.counting.gradient_noise_multiplier:.6g}"
     yield "standard deviation", f"{plan.noise_stddev:.6g} in each coordinate of z"
-    yield "noise", str(plan.mechanism.strategy)
+    yield "noise", str(matrix)
     yield (
         "error of the mechanism",
         f"{plan.rmse:.6g}: root mean square over steps, in each coordinate of the summed noise",
@@ -122,17 +123,17 @@ def _costs(plan: "DPExecutionPlan", delta: float | None) -> Rows:
 
 
 def _cost_under(plan: "DPExecutionPlan", relation: NeighboringRelation, delta: float) -> str:
-    """The epsilon of the whole run under a relation, where it is proven and can be computed."""
+    """Returns the epsilon of the run under a relation, if it is proven and can be computed."""
     if plan.mechanism.noise_multiplier is None:
         return "infinite"
     if relation.name not in plan.mechanism.claim().relations:
         return NOT_DEFINED
     if plan.mechanism.bounded_by_sampling:
         if plan.budget is None or plan.budget.delta != delta:
-            return "by sampling: plan.epsilon(delta=...)"
-        return f"at most {plan.budget.epsilon:g} at delta {delta:g}, by sampling"
+            return "by Monte Carlo sampling: call plan.epsilon(delta=...)"
+        return f"at most {plan.budget.epsilon:g} at delta {delta:g}, by Monte Carlo sampling"
     try:
         value = epsilon(plan.dp_event, delta=delta, neighboring_relation=relation)
     except FixArgumentsError:
-        return NOT_DEFINED  # proven, and no accountant has it
+        return NOT_DEFINED  # proven, but no accountant supports it
     return "infinite" if math.isinf(value) else f"{value:.4f} at delta {delta:g}"

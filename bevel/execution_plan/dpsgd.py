@@ -1,4 +1,4 @@
-"""DP-SGD: independent noise at every step."""
+"""DP-SGD: independent Gaussian noise at every step."""
 
 import dataclasses
 from typing import Any, Literal, Self
@@ -26,23 +26,23 @@ class DPSGDConfig(PrivateConfig):
             .calibrate(epsilon=3, delta=1e-5)
             .make()
 
-    | sampling            | batches                                | relations with a proof        |
-    | ------------------- | -------------------------------------- | ----------------------------- |
-    | `poisson`           | every unit by itself, by chance        | all three                     |
-    | the same, truncated | the same, with a cap on the batch size | replace-special, replace-one  |
-    | `fixed`             | of one size, drawn afresh              | replace-one                   |
-    | `balls_in_bins`     | once per epoch, at a place of its own  | add-or-remove, -special       |
-    | `random_allocation` | at exactly so many steps, by chance    | add-or-remove, -special       |
+    | sampling            | batches                               | proven under                   |
+    | ------------------- | ------------------------------------- | ------------------------------ |
+    | `poisson`           | each unit independently, at random    | all three relations            |
+    | the same, truncated | the same, with a largest batch size   | replace-special, replace-one   |
+    | `fixed`             | of fixed size, random at every step   | replace-one                    |
+    | `balls_in_bins`     | each unit at a random step per epoch  | add-or-remove, replace-special |
+    | `random_allocation` | each unit at k random steps of a run  | add-or-remove, replace-special |
 
-    The last two are accounted for by sampling, which takes minutes for small deltas.
+    The last two are accounted for by Monte Carlo sampling, which takes minutes for small deltas.
 
     Attributes:
-      num_examples: how many units there are: users, if users are protected.
-      expected_batch_size: units in a batch, on average.
-      iterations: steps.
+      num_examples: the number of units: users, if the unit is the user.
+      expected_batch_size: the mean number of units in a batch.
+      iterations: the number of steps.
       sampling: see the table.
-      truncated_batch_size: a cap on the size of Poisson batches.
-      normalize_by: what the sum is divided by; the expected batch size by default.
+      truncated_batch_size: the largest size of Poisson batches.
+      normalize_by: the divisor of the sum; the expected batch size by default.
       others: see `PrivateConfig`.
     """
 
@@ -57,22 +57,22 @@ class DPSGDConfig(PrivateConfig):
     def default(
         cls, num_examples: int, expected_batch_size: float, iterations: int, **kwargs: Any
     ) -> Self:
-        """Poisson sampling, a clip norm of 1, sums divided by the expected batch size."""
+        """Makes a config with Poisson sampling and sums divided by the expected batch size."""
         return cls(num_examples, expected_batch_size, iterations, **kwargs)
 
     def __post_init__(self) -> None:
         whole_number("num_examples", self.num_examples, 1)
         whole_number("iterations", self.iterations, 1)
-        positive_number("expected_batch_size", self.expected_batch_size, "of units in a batch")
+        positive_number("expected_batch_size", self.expected_batch_size, "the mean batch size")
         if self.expected_batch_size > self.num_examples:
             raise FixArgumentsError(
-                f"expected_batch_size={self.expected_batch_size} of {self.num_examples} "
-                f"{self.unit}s: a batch cannot be larger than all of them."
+                f"expected_batch_size={self.expected_batch_size}: give at most "
+                f"{self.num_examples}, the number of {self.unit}s."
             )
         if self.truncated_batch_size is not None and self.sampling != "poisson":
             raise FixArgumentsError(
-                f"truncated_batch_size with sampling={self.sampling!r}: only Poisson batches have "
-                "an event with a cap. Leave it out, or use sampling='poisson'."
+                f"truncated_batch_size with sampling={self.sampling!r}: only Poisson batches can "
+                "be truncated. Leave it out, or use sampling='poisson'."
             )
         super().__post_init__()
 
@@ -87,8 +87,8 @@ class DPSGDConfig(PrivateConfig):
                 cycle = as_whole("num_examples / expected_batch_size", units / size)
                 return BallsInBinsSampling(steps, cycle)
             case "random_allocation":
-                times = as_whole("the participations of a unit", steps * size / units)
-                return RandomAllocationSampling(times, steps)
+                name = "iterations * expected_batch_size / num_examples"
+                return RandomAllocationSampling(as_whole(name, steps * size / units), steps)
         raise FixArgumentsError(
             f"sampling={self.sampling!r}: write 'poisson', 'fixed', 'balls_in_bins' or "
             "'random_allocation'."
@@ -107,11 +107,11 @@ class DPSGDConfig(PrivateConfig):
 
 
 def as_whole(name: str, value: float) -> int:
-    """`value` as an int, if it is one but for rounding."""
+    """Returns `value` as an int; raises unless it is a positive integer up to rounding."""
     nearest = round(value)
     if nearest < 1 or abs(value - nearest) > 1e-9 * nearest:
         raise FixArgumentsError(
-            f"{name} = {value:g}, and this way of sampling needs a whole number there: change the "
-            "batch size, the epochs or the iterations."
+            f"{name} is {value:g}, but this sampling needs a whole number: change the batch size, "
+            "the epochs or the iterations."
         )
     return nearest

@@ -1,4 +1,4 @@
-"""Batches and noise, and the one event that belongs to both."""
+"""The mechanism of a plan: a sampler and noise, and their event."""
 
 import dataclasses
 import functools
@@ -19,22 +19,24 @@ from bevel.execution_plan.noise_matrices import IndependentNoise, NoiseMatrix
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """All that an event depends on. The event is made from it, and from nothing else.
+    """Everything that the event depends on.
 
     Attributes:
-      sampler: selects units.
-      num_units: how many there are, where that is known.
-      neighboring_relation: its name.
-      noise_multiplier: standard deviation of z over the bound of one record and the sensitivity of
-        C; None for no noise at all.
-      strategy: C.
+      sampler: selects the units of each batch.
+      num_units: the number of units, or None if it is not known.
+      neighboring_relation: the name of the relation.
+      noise_multiplier: the standard deviation of z divided by the bound of one record and the
+        sensitivity of C; None for no noise.
+      noise_matrix: C, for noise C^-1 z.
     """
 
     sampler: Any
     num_units: int | None
     neighboring_relation: str
     noise_multiplier: float | None
-    strategy: NoiseMatrix = dataclasses.field(default_factory=IndependentNoise)
+    noise_matrix: NoiseMatrix = dataclasses.field(
+        default_factory=IndependentNoise, metadata={"recorded_name": "strategy"}
+    )
 
     @property
     def iterations(self) -> int:
@@ -45,67 +47,67 @@ class Mechanism:
         return relation_of(self.neighboring_relation)
 
     def claim(self) -> ProvenEvent:
-        """What is proven for the sampler, with this noise."""
-        if self.strategy.amplified:
-            bands = num_bands(self.strategy.matrix(self.iterations))
+        """Returns what is proven for the sampler with this noise."""
+        if self.noise_matrix.amplified:
+            bands = num_bands(self.noise_matrix.first_column(self.iterations))
             return self.sampler.proven_event(self.num_units or 1, bands)
         return self.sampler.unamplified_event()
 
     def event_after(self, steps: int) -> DpEvent:
-        """The event of the first `steps` steps: of all that they release."""
+        """Returns the event of everything that the first `steps` steps release."""
         if self.noise_multiplier is None:
             return NonPrivateDpEvent()
         steps = min(whole_number("steps", steps), self.iterations)
         if isinstance(self.sampler, RandomAllocationSampling):
-            steps = self.iterations  # its first steps are no random allocation
+            steps = self.iterations  # its first steps alone are not a random allocation
         sampler = dataclasses.replace(self.sampler, iterations=steps)
-        # A matrix that is cut off has shorter columns: beside them there is more noise.
-        longer = self.sensitivity(self.iterations) / self.sensitivity(steps)
-        noise = self.noise_multiplier * longer
-        if self.strategy.amplified:
+        # C restricted to fewer steps is less sensitive: relative to it, the noise is larger.
+        ratio = self.sensitivity(self.iterations) / self.sensitivity(steps)
+        noise = self.noise_multiplier * ratio
+        if self.noise_matrix.amplified:
             return event_of(
                 sampler,
                 noise,
                 num_examples=self.num_units or 1,
                 neighboring_relation=self.relation,
-                strategy=self.strategy.matrix(steps),
+                strategy=self.noise_matrix.first_column(steps),
             )
         return unamplified_event_of(sampler, noise, neighboring_relation=self.relation)
 
     def sensitivity(self, steps: int) -> float:
-        """Of C, over `steps` steps: what the noise multiplier is relative to, for a bound of 1."""
+        """Returns the sensitivity of C over `steps` steps, for a bound of 1."""
         participation = Participation(1, 1)
-        if not self.strategy.amplified:
+        if not self.noise_matrix.amplified:
             participation = dataclasses.replace(self.sampler, iterations=steps).participation()
-        return self.strategy.sensitivity(steps, participation)
+        return self.noise_matrix.sensitivity(steps, participation)
 
     def rmse(self, stddev: float) -> float:
-        """Root mean square, over steps, of the noise in the sum of all gradients so far.
+        """Returns the root mean square, over steps, of the noise in the sum of gradients so far.
 
-        `stddev` is that of z for a sensitivity of C of 1: noise multiplier times bound.
+        `stddev` is the noise multiplier times the bound of one record.
         """
-        error = self.strategy.mean_error(self.iterations)
+        error = self.noise_matrix.mean_error(self.iterations)
         return stddev * self.sensitivity(self.iterations) * math.sqrt(error)
 
     @functools.cached_property
     def composes_by_step(self) -> bool:
-        """Whether the event of steps 0 to t is that of 0 to s composed with that of s to t."""
+        """Whether the event of steps 0 to t composes those of 0 to s and of s to t."""
         two = min(2, self.iterations)
         return self.event_after(two) == composed(self.event_after(1), two)
 
     @functools.cached_property
     def bounded_by_sampling(self) -> bool:
+        """Whether the privacy loss is bounded by Monte Carlo sampling."""
         return isinstance(self.event_after(1), MixtureDpEvent)
 
     def end_of_round(self, steps: int) -> int:
-        """Where a charge for `steps` steps had best end: a round costs as much as one of its steps.
+        """Returns where a charge for `steps` steps ends. A round costs as much as one of its steps.
 
-        All of the run, if it is bounded by sampling: to bound its parts would take as long.
+        It is the whole run if bounded by Monte Carlo, because bounding a part would take as long.
         """
         if self.bounded_by_sampling:
             return self.iterations
-        if not self.strategy.amplified or self.composes_by_step:
+        if not self.noise_matrix.amplified or self.composes_by_step:
             return steps
-        separation = self.sampler.participation().min_separation
-        whole_rounds = math.ceil(steps / separation) * separation
-        return min(whole_rounds, self.iterations)
+        round_length = self.sampler.participation().min_separation
+        return min(math.ceil(steps / round_length) * round_length, self.iterations)

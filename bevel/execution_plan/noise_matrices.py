@@ -1,8 +1,8 @@
-"""How the noise of a plan is correlated over steps: C, for noise C^-1 z."""
+"""Noise matrices: C, for noise C^-1 z that is correlated over the steps of a plan."""
 
 import dataclasses
 import math
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -16,48 +16,52 @@ from bevel.matrix_factorization.toeplitz.participation import column_norms
 
 
 class NoiseMatrix(Protocol):
-    """C: its sensitivity, its inverse as a stream, and the error of what it adds.
+    """C: its sensitivity, its inverse as a streaming matrix, and the error of its noise.
 
-    Entries are numbers that float32 holds, so that the noise is made with the very matrix whose
+    The parameters of C are float32 numbers, so that the noise uses exactly the matrix whose
     sensitivity was computed.
     """
 
+    recorded_name: ClassVar[str]  # in fingerprints and run records: must never change
+
     @property
     def amplified(self) -> bool:
-        """Whether the chance in the batches counts."""
+        """Whether the event includes amplification by sampling."""
 
-    def matrix(self, steps: int) -> np.ndarray:
-        """The first column of C, for so many steps: what the event of a sampler takes."""
+    def first_column(self, steps: int) -> np.ndarray:
+        """Returns the first column of C for `steps` steps, without zeros after the last band."""
 
     def sensitivity(self, steps: int, participation: Participation) -> float:
-        """What a noise multiplier is relative to, for a bound of 1.
+        """Returns the sensitivity of C, for a bound of 1.
 
-        With amplification the largest column norm: the event knows of the uses. Without, the
-        sensitivity over all patterns of use that `participation` allows.
+        With amplification it is the largest column norm, because the event accounts for the number
+        of uses. Without, it covers all participation patterns that `participation` allows.
         """
 
     def noising_matrix(self, steps: int) -> Any:
-        """C^-1 as a stream; None for the identity."""
+        """Returns C^-1 as a `StreamingMatrix`; None for the identity."""
 
     def mean_error(self, steps: int) -> float:
-        """Mean variance of the prefix sums of C^-1 z, for z of variance 1."""
+        """Returns the mean variance of the prefix sums of C^-1 z, for z of variance 1."""
 
     def row_norms(self, steps: int) -> np.ndarray | None:
-        """Norms of the rows of C^-1; None where all are 1."""
+        """Returns the norms of the rows of C^-1; None if all are 1."""
 
     def __str__(self) -> str:
-        """In a few words."""
+        """Describes the noise in a few words."""
 
 
 @dataclasses.dataclass(frozen=True)
 class IndependentNoise:
-    """C is the identity: fresh noise at every step."""
+    """C is the identity: independent noise at every step."""
+
+    recorded_name: ClassVar[str] = "Independent"
 
     @property
     def amplified(self) -> bool:
         return True
 
-    def matrix(self, steps: int) -> np.ndarray:
+    def first_column(self, steps: int) -> np.ndarray:
         del steps
         return np.ones(1)
 
@@ -81,19 +85,20 @@ class IndependentNoise:
 
 @dataclasses.dataclass(frozen=True)
 class BandedNoise:
-    """C is a banded Toeplitz matrix; or one for n steps, each column scaled to norm 1."""
+    """C is a banded Toeplitz matrix, optionally with the columns for n steps scaled to norm 1."""
 
+    recorded_name: ClassVar[str] = "Banded"
     coefs: tuple[float, ...]
     column_normalize_for_n: int | None = None
 
     @classmethod
     def of(cls, coefs: Any, column_normalize_for_n: int | None) -> "BandedNoise":
-        """From the first column, in any form. Zeros at its end are no bands."""
+        """Makes the matrix from its first column, without trailing zeros."""
         column = np.atleast_1d(np.asarray(coefs, np.float32))
         if column.ndim != 1 or not (column.size and column[0] and np.isfinite(column).all()):
             raise FixArgumentsError(
-                f"strategy has shape {column.shape}: give the first column of a banded Toeplitz "
-                "matrix, finite numbers of which the first is not 0."
+                f"strategy={coefs!r:.100}: give the first column of a banded Toeplitz matrix, "
+                "finite numbers of which the first is not 0."
             )
         bands = int(np.flatnonzero(column)[-1]) + 1
         return cls(tuple(column[:bands].tolist()), column_normalize_for_n)
@@ -106,18 +111,18 @@ class BandedNoise:
     def column(self) -> Any:
         return np.asarray(self.coefs)
 
-    def matrix(self, steps: int) -> np.ndarray:
+    def first_column(self, steps: int) -> np.ndarray:
         return self.column[:steps]
 
     def sensitivity(self, steps: int, participation: Participation) -> float:
-        del participation  # the event has as many mechanisms as there are uses
+        del participation  # the event accounts for the number of uses
         norms = column_norms(self.column, steps)
         n = self.column_normalize_for_n
         if n is None:
             return float(norms[0])
-        whole = column_norms(self.column, n)[:steps]
-        # Columns are scaled in float32: their norms are 1 but for that.
-        return float(np.max(norms / whole)) * (1 + 2.0**-21)
+        full_norms = column_norms(self.column, n)[:steps]
+        # The factor bounds the error of scaling the columns in float32.
+        return float(np.max(norms / full_norms)) * (1 + 2.0**-21)
 
     def noising_matrix(self, steps: int) -> Any:
         del steps
@@ -127,7 +132,7 @@ class BandedNoise:
     def mean_error(self, steps: int) -> float:
         if self.column_normalize_for_n is None:
             return float(np.mean(toeplitz.per_query_error(strategy_coef=self.column, n=steps)))
-        # Column j of A C^-1 is the running sum of the scaled column j of the Toeplitz inverse.
+        # Column j of A C^-1 is the cumulative sum of the scaled column j of the Toeplitz inverse.
         inverse = toeplitz.inverse_coef(self.column, steps)
         scale = column_norms(self.column, self.column_normalize_for_n)[:steps]
         squares = sum(
@@ -149,13 +154,13 @@ class BandedNoise:
 class BufferedNoise:
     """C is a buffered linear Toeplitz matrix (BLT). No amplification is proven for it."""
 
+    recorded_name: ClassVar[str] = "Buffered"
     buf_decay: tuple[float, ...]
     output_scale: tuple[float, ...]
 
     @classmethod
     def of(cls, blt: BufferedToeplitz) -> "BufferedNoise":
-        exact = in_float32(blt)
-        decay, scale = exact.as_floats()
+        decay, scale = in_float32(blt).as_floats()
         return cls(tuple(decay.tolist()), tuple(scale.tolist()))
 
     @property
@@ -166,11 +171,11 @@ class BufferedNoise:
     def amplified(self) -> bool:
         return False
 
-    def matrix(self, steps: int) -> np.ndarray:
+    def first_column(self, steps: int) -> np.ndarray:
         return self.blt.toeplitz_coefs(steps)
 
     def sensitivity(self, steps: int, participation: Participation) -> float:
-        coefs: Any = self.matrix(steps)
+        coefs: Any = self.first_column(steps)
         squared = toeplitz.minsep_sensitivity_squared(
             coefs,
             participation.min_separation,
@@ -191,4 +196,4 @@ class BufferedNoise:
 
     def __str__(self) -> str:
         count = len(self.buf_decay)
-        return f"correlated over all steps: C is a BLT of {count} buffer{'s' * (count != 1)}"
+        return f"correlated over all steps: C is a BLT with {count} buffer{'s' * (count != 1)}"

@@ -1,4 +1,4 @@
-"""No clipping, no noise: the baseline that private training is compared with."""
+"""Training without clipping and noise, as a baseline for private training."""
 
 import dataclasses
 import math
@@ -14,12 +14,12 @@ from bevel.execution_plan.privacy_unit import Unit
 
 @dataclasses.dataclass(frozen=True)
 class NonPrivateConfig:
-    """The mean gradient of batches of one size. Nothing is protected, and its epsilon is infinite.
+    """Mean gradients of batches of fixed size. Nothing is protected: epsilon is infinite.
 
     Attributes:
-      iterations: steps.
-      batch_size: examples in a batch.
-      normalize_by: what the sum is divided by; the batch size by default.
+      iterations: the number of steps.
+      batch_size: the number of examples in a batch.
+      normalize_by: the divisor of the sum; the batch size by default.
     """
 
     iterations: int
@@ -27,7 +27,7 @@ class NonPrivateConfig:
     normalize_by: float | None = None
 
     def __post_init__(self) -> None:
-        FixedBatchSampling(self.batch_size, self.iterations)  # raises for what is no number
+        FixedBatchSampling(self.batch_size, self.iterations)  # checks both numbers
 
     def make(
         self,
@@ -35,7 +35,7 @@ class NonPrivateConfig:
         *,
         secrets: PlanSecrets | None = None,
     ) -> DPExecutionPlan:
-        """The plan: as those of private mechanisms, for a trainer that knows of no difference."""
+        """Makes a plan with the same interface as those of private mechanisms."""
         divisor = self.batch_size if self.normalize_by is None else self.normalize_by
         sampler = FixedBatchSampling(self.batch_size, self.iterations)
         return DPExecutionPlan(

@@ -1,4 +1,4 @@
-"""Options of a plan that change speed and memory, and nothing that is promised."""
+"""Options of a plan that do not change its guarantee."""
 
 import dataclasses
 from typing import Literal
@@ -14,16 +14,16 @@ class PerformanceFlags:
     """How a plan is computed. Privacy does not depend on any of these.
 
     Attributes:
-      dtype: of the noised gradient, which is cast after the noise was added. Sums and noise are in
-        float32 or wider in any case, and so is the result if None. The one option here that is in
-        the plan's fingerprint: it changes the released numbers.
-      intermediate_strategy: where noise and its buffers lie, see `SupportedStrategies`.
-      buffers_in: 'host' keeps the buffers of correlated noise in the host's memory between steps.
-      microbatch_size: so many examples (or users) at a time.
-      spmd_axis_name: accepted for compatibility; not needed.
+      dtype: the dtype of the noised gradient, which is cast after the noise is added. Sums and
+        noise are always float32 or wider; None keeps that dtype. This is the only option here that
+        changes the released numbers, so it is part of the plan's fingerprint.
+      intermediate_strategy: the layout of noise and its buffers, see `SupportedStrategies`.
+      buffers_in: 'host' keeps the buffers of correlated noise in host memory between steps.
+      microbatch_size: the number of examples (or users) to process at a time.
+      spmd_axis_name: accepted for compatibility with JAX Privacy; not needed.
       keep_batch_dim: follows from the unit of privacy: True for examples, False for users. Leave
-        it out; a value that contradicts the unit is an error.
-      noise_seed: refused. A seed decides whether noise is secret: it is no speed option.
+        it out. A value that contradicts the unit is an error.
+      noise_seed: not accepted, because anyone who guesses a seed can remove the noise.
     """
 
     dtype: jax.typing.DTypeLike | None = None
@@ -37,7 +37,7 @@ class PerformanceFlags:
     def __post_init__(self, noise_seed: int | None) -> None:
         if noise_seed is not None:
             raise FixArgumentsError(
-                "noise_seed is no speed option: who guesses it can take the noise off. Leave it "
-                "out, and the plan draws its key from the operating system. For tests: "
-                "config.make(secrets=PlanSecrets.for_tests(seed))."
+                "noise_seed is not a performance option: anyone who guesses it can remove the "
+                "noise. Leave it out, and the plan draws its key from the operating system. For "
+                "tests, use config.make(secrets=PlanSecrets.for_tests(seed))."
             )

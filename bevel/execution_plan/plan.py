@@ -1,4 +1,4 @@
-"""The plan: one object that couples what must agree."""
+"""The execution plan: sampler, clipping, noise and accounting of one run in one object."""
 
 import dataclasses
 import functools
@@ -29,8 +29,8 @@ from bevel.execution_plan.performance import PerformanceFlags
 from bevel.execution_plan.plan_secrets import PlanSecrets
 from bevel.execution_plan.privacy_unit import Unit
 
-# What the plan decides about clipping: nobody else may.
-DECIDED = {
+# Options of `bevel.clipped_grad` that callers of `plan.clipped_grad` cannot set.
+SET_BY_PLAN = {
     "l2_clip_norm",
     "rescale_to_unit_norm",
     "normalize_by",
@@ -46,17 +46,17 @@ DECIDED = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DPExecutionPlan:
-    """Sampler, clipping, noise and event of one run, made from one config.
+    """The sampler, clipping, noise and event of one run, made from one config.
 
-    Formal guarantee: what `noise_addition_transform` releases over all steps, if the batches are
-    those of `batch_selection_strategy` with the plan's seed and the sums those of `clipped_grad`,
-    satisfies `dp_event` for neighbours that differ in one `unit` under `neighboring_relation`, in
-    real-number arithmetic. Computed in floating point, two things are not covered: the rounding of
-    the sums (`BoundedSensitivityCallable.rounding_bound`), and the bits of the noised result, from
-    which an adversary can learn more than the event says (docs/guarantees.md). Exact arithmetic,
-    `discrete_gaussian_privatizer` on an integer grid, is not offered by plans.
+    Formal guarantee: suppose that the batches come from `batch_selection_strategy` with the plan's
+    seed, and the sums from `clipped_grad`. Then, in real-number arithmetic, the outputs of
+    `noise_addition_transform` over all steps satisfy `dp_event` for neighbours that differ in one
+    `unit` under `neighboring_relation`. In floating point, two things are not covered: the rounding
+    of the sums (`BoundedSensitivityCallable.rounding_bound`), and the bits of the noised result,
+    from which an adversary can learn more than the event says (docs/guarantees.md). Plans do not
+    offer exact arithmetic (`discrete_gaussian_privatizer` on an integer grid).
 
-    A plan has no way to set one of the four without the others. Configs make plans; a step is
+    You cannot set one of the four without the others. Configs make plans. A step is
 
         rows = plan.padded_sizes().pad(plan.batch(step, num_examples))
         clip = plan.clip_norm(noise_state)
@@ -64,13 +64,13 @@ class DPExecutionPlan:
         grads, noise_state = plan.noise_addition_transform.update(sums, noise_state)
 
     Attributes:
-      mechanism: batches and noise, and their event.
-      clip: how one record is bounded.
-      unit: what is protected.
-      expected_batch_size: units in a batch on average, where that is known.
-      budget: what the noise was calibrated for, if it was.
-      flags: what changes speed only.
-      secrets: the key of the noise and the seed of the batches.
+      mechanism: the sampler and the noise, and their event.
+      clip: the clipping options.
+      unit: the unit of privacy.
+      expected_batch_size: the mean number of units in a batch, or None if it is not known.
+      budget: the budget for which the noise was calibrated, if any.
+      flags: options that do not change the guarantee.
+      secrets: the noise key and the sampling seed.
     """
 
     mechanism: Mechanism
@@ -88,7 +88,7 @@ class DPExecutionPlan:
         self.unit.keep_batch_dim(self.flags.keep_batch_dim)
         object.__setattr__(self, "noise_addition_transform", self._noise())
 
-    # Which batches.
+    # Batches.
 
     @property
     def iterations(self) -> int:
@@ -96,30 +96,30 @@ class DPExecutionPlan:
 
     @property
     def num_units(self) -> int | None:
-        """Examples or users, where their number is known."""
+        """The number of examples or users, or None if it is not known."""
         return self.mechanism.num_units
 
     @functools.cached_property
     def batch_selection_strategy(self) -> Any:
-        """The sampler; over users, a `UserSelectionStrategy`."""
+        """The sampler; a `UserSelectionStrategy` if the unit is the user."""
         return self.unit.selection(self.mechanism.sampler)
 
     def batch(self, step: int, population: Any, *, attempt: int = 0, **process: int) -> np.ndarray:
-        """The indices of a step; for users (users, examples), -1 where a user has fewer.
+        """Returns the indices of a step; for users (users, examples), -1 for missing examples.
 
         Args:
-          population: the number of examples; the users' ids or `ExamplesByUser`, for users.
-          attempt: of the ledger: another attempt has other batches.
-          process: `process_index`, `process_count`: the share of one process.
+          population: the number of examples; for users, the users' ids or `ExamplesByUser`.
+          attempt: the attempt in the ledger. Each attempt has other batches.
+          process: `process_index` and `process_count`, for the part of one process.
         """
         self.check_population(population)
         seed = self.secrets.of_attempt(attempt).sampling_seed
         return self.batch_selection_strategy.batch(step, population, seed, **process)
 
     def batches(self, population: Any, *, first: int = 0, attempt: int = 0) -> Iterator[np.ndarray]:
-        """The batches of steps `first`, `first + 1`, ...: each as `batch` gives it.
+        """Iterates over the batches of steps `first`, `first + 1`, ..., as `batch` returns them.
 
-        Samplers that rest their units replay the steps before `first` once; others need not.
+        Samplers without random access, such as `BMinSepSampling`, replay the steps before `first`.
         """
         self.check_population(population)
         seed = self.secrets.of_attempt(attempt).sampling_seed
@@ -130,35 +130,35 @@ class DPExecutionPlan:
         return itertools.islice(replayed, first, None)
 
     def check_population(self, population: Any) -> None:
-        """Raises unless there are as many units as the plan was made for."""
+        """Raises unless the population has as many units as the plan."""
         if self.num_units is None:
             return
         users = self.unit.name == "user"
-        found = len(ExamplesByUser.of(population)) if users else population
-        if found != self.num_units:
+        count = len(ExamplesByUser.of(population)) if users else population
+        if count != self.num_units:
             raise FixArgumentsError(
-                f"the data set has {found} {self.unit.name}s, and the plan was made for "
-                f"{self.num_units}: its sampling probability and delta are for that number."
+                f"the data set has {count} {self.unit.name}s, but the plan was made for "
+                f"{self.num_units}, which its epsilon depends on: set num_examples={count}."
             )
 
     def padded_sizes(self, *, multiple: int = 1, count: int = 3) -> PaddedSizes:
-        """A few sizes that batches are padded to. They depend on the law of the sizes alone.
+        """Returns the sizes to pad batches to. They depend on the distribution of sizes only.
 
         Args:
-          multiple: of the devices that share a batch.
+          multiple: sizes are multiples of it. Pass the number of devices that share a batch.
         """
         if self.expected_batch_size is None:
             raise FixArgumentsError(
-                "the expected batch size is not known: give the config num_examples."
+                "the expected batch size is not known: set num_examples in the config."
             )
         multiple = math.lcm(multiple, self.flags.microbatch_size or 1)
         return sizes_for(self.mechanism.sampler, self.expected_batch_size, multiple, count)
 
-    # How one unit is bounded.
+    # Clipping.
 
     @functools.cached_property
     def counting(self) -> Counting | None:
-        """Adaptive clipping with its numbers, or None where the clip norm stays as it is."""
+        """The adaptive clipping of this plan, or None if the clip norm is constant."""
         noise, size = self.mechanism.noise_multiplier, self.expected_batch_size
         if self.clip.adaptive is None or noise is None or size is None:
             return None
@@ -173,16 +173,16 @@ class DPExecutionPlan:
 
     @property
     def l2_norm_bound(self) -> float:
-        """Of one record's contribution to the sum, the count of adaptive clipping included."""
+        """The bound of one record's contribution, including the count of adaptive clipping."""
         return self.clip.l2_norm_bound if self.counting is None else self.counting.l2_norm_bound
 
     def clip_norm(self, noise_state: Any) -> Any:
-        """The clip norm of the next step: a number, or an array of the state where it adapts."""
+        """Returns the clip norm of the next step: an array of the state if it adapts."""
         if self.counting is None:
             return self.clip.l2_clip_norm
         if not isinstance(noise_state, AdaptiveNoiseState):
             raise FixArgumentsError(
-                "this plan's clip norm adapts: pass the state of its noise_addition_transform."
+                "this plan adapts its clip norm: pass the state of its noise_addition_transform."
             )
         return noise_state.clip_norm
 
@@ -195,23 +195,24 @@ class DPExecutionPlan:
         clip_norm: Any = None,
         **options: Any,
     ) -> BoundedSensitivityCallable:
-        """`bevel.clipped_grad` with the plan's clipping, for the plan's noise.
+        """`bevel.clipped_grad` with the plan's clipping options.
+
+        With adaptive clipping the result is a `CountedGradient`, the input of the plan's noise. If
+        the unit is the user, data have the shape (users, examples, ...), and `fun` gets the
+        examples of one user, (examples, ...).
 
         Args:
           fun, argnums, has_aux: as in `bevel.clipped_grad`.
-          clip_norm: `plan.clip_norm(noise_state)`. Needed where it adapts; may be traced.
-          options: those of `bevel.clipped_grad` that the plan does not decide: batch_argnums,
-            prng_argnum, return_values, return_grad_norms, pre_clipping_transform, engine, norms,
-            memory, batch_axes, reduce_axes.
-
-        With adaptive clipping the result is a `CountedGradient`, for the plan's noise to take.
-        Users' data have the shape (users, examples, ...), and `fun` gets (examples, ...) of one.
+          clip_norm: `plan.clip_norm(noise_state)`. Required if it adapts; may be traced.
+          options: other options of `bevel.clipped_grad`: batch_argnums, prng_argnum,
+            return_values, return_grad_norms, pre_clipping_transform, engine, norms, memory,
+            batch_axes, reduce_axes.
         """
-        decided = sorted(DECIDED & set(options))
-        if decided:
+        not_allowed = sorted(SET_BY_PLAN & set(options))
+        if not_allowed:
             raise FixArgumentsError(
-                f"the plan decides {', '.join(decided)}: its noise and its event belong to that. "
-                "Change the config, and make another plan."
+                f"the plan sets {', '.join(not_allowed)}, because its noise and its event depend "
+                "on it. Change the config and make another plan."
             )
         options |= {
             "normalize_by": self.clip.normalize_by,
@@ -230,7 +231,7 @@ class DPExecutionPlan:
             )
         if clip_norm is None:
             raise FixArgumentsError(
-                "this plan's clip norm adapts: pass clip_norm=plan.clip_norm(noise_state)."
+                "this plan adapts its clip norm: pass clip_norm=plan.clip_norm(noise_state)."
             )
         keep_norms = options.pop("return_grad_norms", False)
         inner = clipped_grad(
@@ -242,34 +243,34 @@ class DPExecutionPlan:
             return_grad_norms=True,
             **options,
         )
-        wants_aux = has_aux or keep_norms or bool(options.get("return_values"))
-        return counting.counted(inner, clip_norm, keep_norms, wants_aux)
+        returns_aux = has_aux or keep_norms or bool(options.get("return_values"))
+        return counting.add_count(inner, clip_norm, keep_norms, returns_aux)
 
-    # What noise.
+    # Noise.
 
     @property
     def noise_stddev(self) -> float:
-        """Of z, in the units of the noised sum: the noise is z, or C^-1 z where it is correlated.
+        """The standard deviation of z in the noised sum. The noise is z, or C^-1 z if correlated.
 
-        Rounded up to a number of float32, in which it is multiplied.
+        It is rounded up to a float32 number, because the noise is scaled in float32.
         """
         noise = self.mechanism.noise_multiplier
         if noise is None:
             return 0.0
         exact = noise * self.mechanism.sensitivity(self.iterations) * self.l2_norm_bound
-        single = np.float32(exact)
-        above = np.nextafter(single, np.float32(np.inf))
-        return float(single) if float(single) >= exact else float(above)
+        rounded = np.float32(exact)
+        above = np.nextafter(rounded, np.float32(np.inf))
+        return float(rounded) if float(rounded) >= exact else float(above)
 
     def noise_row_norms(self) -> np.ndarray | None:
-        """Norms of the rows of C^-1, for optimizers that know of noise; None where all are 1."""
-        return self.mechanism.strategy.row_norms(self.iterations)
+        """Returns the norms of the rows of C^-1, for noise-aware optimizers; None if all are 1."""
+        return self.mechanism.noise_matrix.row_norms(self.iterations)
 
     @property
     def rmse(self) -> float:
-        """Root mean square, over steps, of the noise in a coordinate of the sum of all gradients.
+        """The root mean square, over steps, of the noise in a coordinate of the gradient sums.
 
-        What correlated noise makes small: parameters follow the sums of gradients.
+        Correlated noise is chosen to make it small, because parameters follow the gradient sums.
         """
         return self.mechanism.rmse((self.mechanism.noise_multiplier or 0.0) * self.l2_norm_bound)
 
@@ -283,7 +284,7 @@ class DPExecutionPlan:
             "dtype": self.flags.dtype if counting is None else None,
             "intermediate_strategy": self.flags.intermediate_strategy,
         }
-        matrix = self.mechanism.strategy.noising_matrix(self.iterations)
+        matrix = self.mechanism.noise_matrix.noising_matrix(self.iterations)
         if matrix is None:
             noise = noise_addition.gaussian_privatizer(**options)
         else:
@@ -292,7 +293,7 @@ class DPExecutionPlan:
             )
         return noise if counting is None else counting.transform(noise, self.flags.dtype)
 
-    # What it costs.
+    # Privacy accounting.
 
     @property
     def neighboring_relation(self) -> NeighboringRelation:
@@ -300,75 +301,74 @@ class DPExecutionPlan:
 
     @functools.cached_property
     def dp_event(self) -> DpEvent:
-        """Of all steps."""
+        """The event of all steps."""
         return self.event_after(self.iterations)
 
     def event_after(self, steps: int) -> DpEvent:
-        """Of the first `steps` steps, from 1."""
+        """Returns the event of the first `steps` steps, at least 1."""
         return self.mechanism.event_after(steps)
 
     @property
     def composes_by_step(self) -> bool:
-        """Whether steps can be charged one by one; otherwise the range is stated anew each time."""
+        """Whether steps can be charged one by one. Otherwise each charge restates its range."""
         return self.mechanism.composes_by_step
 
     def charge(self, first: int, stop: int, begun: int = 0) -> PlannedCharge:
-        """What a ledger is charged before steps `first` to `stop - 1` are released: charges.py."""
+        """Returns the charge before releasing steps `first` to `stop - 1`: see `planned_charge`."""
         return planned_charge(self.mechanism, first, stop, begun)
 
     def epsilon(self, step: int | None = None, *, delta: float | None = None) -> float:
-        """What the first `step` steps cost, by default all of them, at the budget's delta."""
-        taken = self.iterations if step is None else whole_number("step", step, 0)
-        if taken > self.iterations:
+        """Returns epsilon after `step` steps (default: all), by default at the budget's delta."""
+        steps = self.iterations if step is None else whole_number("step", step, 0)
+        if steps > self.iterations:
             raise FixArgumentsError(
-                f"step={step}: the plan has {self.iterations} steps, and no guarantee for more."
+                f"step={step}: give at most {self.iterations}, the number of steps of the plan."
             )
-        if taken == 0:
+        if steps == 0:
             return 0.0
         return epsilon_of(
-            self.event_after(taken),
-            delta=self.delta_or(delta),
+            self.event_after(steps),
+            delta=self._delta_or_default(delta),
             neighboring_relation=self.neighboring_relation,
         )
 
     def epsilon_after_each_step(
         self, *, delta: float | None = None, points: int = 32
     ) -> np.ndarray:
-        """Epsilon after 1, 2, ... steps: see `bevel.accounting.epsilon_after_each_step`."""
+        """Returns epsilon after 1, 2, ... steps: see `bevel.accounting.epsilon_after_each_step`."""
         return epsilon_after_each_step(
             self.event_after,
             self.iterations,
-            delta=self.delta_or(delta),
+            delta=self._delta_or_default(delta),
             neighboring_relation=self.neighboring_relation,
             points=points,
         )
 
-    def delta_or(self, given: float | None) -> float:
-        """The given delta, or that of the budget."""
-        if given is not None:
-            return given
+    def _delta_or_default(self, delta: float | None) -> float:
+        if delta is not None:
+            return delta
         if self.budget is None:
-            raise FixArgumentsError("the plan has no budget, so give delta=...")
+            raise FixArgumentsError("the plan has no budget to take delta from: pass delta=...")
         return self.budget.delta
 
-    # What it is.
+    # Description.
 
     def fingerprint(self) -> str:
-        """A hash, in hex, of all that changes the guarantee or the released numbers.
+        """Returns a hash, in hex, of everything that changes the guarantee or released numbers.
 
-        Not in it: the secrets, and options that change speed only. The same for the same config in
-        every process: ledgers and checkpoints record it.
+        It does not cover the secrets, nor options that change speed only. The same config has the
+        same fingerprint in every process. Ledgers and checkpoints record it.
         """
         dtype = None if self.flags.dtype is None else np.dtype(self.flags.dtype).name
         return fingerprint(self.mechanism, self.clip, self.unit, self.expected_batch_size, dtype)
 
     def describe(self, delta: float | None = None) -> None:
-        """Prints the plan as a table; `str(plan)` is its text."""
-        from bevel.execution_plan.describe import described
+        """Prints the plan as a table, with epsilons at `delta`; `str(plan)` returns its text."""
+        from bevel.execution_plan.describe import plan_table
 
-        print(described(self, delta))
+        print(plan_table(self, delta))
 
     def __str__(self) -> str:
-        from bevel.execution_plan.describe import described
+        from bevel.execution_plan.describe import plan_table
 
-        return described(self)
+        return plan_table(self)

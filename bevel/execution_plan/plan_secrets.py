@@ -1,4 +1,4 @@
-"""What a run must keep to itself: where its noise and its batches come from."""
+"""The secrets of a run: the noise key and the sampling seed."""
 
 import dataclasses
 import hashlib
@@ -19,15 +19,16 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class PlanSecrets:
-    """256 secret bits, from which the noise key, the sampling seed and their commitment come.
+    """256 secret bits, from which the noise key, the sampling seed and a commitment are derived.
 
-    Whoever knows them can remove the noise and knows every batch. Keep them in a file that only the
-    owner can read (`to_dict`, `from_dict`), never in a checkpoint, a log or a ledger. Neither
-    shown nor part of a plan's fingerprint.
+    Anyone who knows them can remove the noise and reconstruct every batch. Keep them in a file that
+    only the owner can read (`to_dict`, `from_dict`), never in a checkpoint, a log or a ledger. They
+    are not shown, and not part of a plan's fingerprint.
 
     Attributes:
-      generator: of the noise: 'chacha20', or 'threefry2x32', which is faster and keeps 64 bits.
-      known: made from a seed that anyone can guess, for tests: nothing is protected by it.
+      root: the secret bits.
+      generator: of the noise: 'chacha20', or 'threefry2x32', which is faster but has 64-bit keys.
+      known: True for secrets made from a seed, for tests. They protect nothing.
     """
 
     root: bytes = dataclasses.field(repr=False)
@@ -37,21 +38,21 @@ class PlanSecrets:
     def __post_init__(self) -> None:
         if not isinstance(self.root, bytes) or len(self.root) != BYTES:
             raise FixArgumentsError(
-                f"root is not {BYTES} bytes: use PlanSecrets.new(), or from_dict for the secrets "
-                "of a run that goes on."
+                f"root is not {BYTES} bytes: use PlanSecrets.new(), or PlanSecrets.from_dict to "
+                "resume a run."
             )
         if self.generator not in keys.WORDS or (self.known and self.generator != "chacha20"):
             raise FixArgumentsError(
-                f"generator={self.generator!r}: give one of {', '.join(keys.WORDS)}; for tests, "
-                "chacha20."
+                f"generator={self.generator!r}: give one of {', '.join(keys.WORDS)}, and chacha20 "
+                "for secrets made by for_tests."
             )
 
     @classmethod
     def new(cls, generator: str = "chacha20") -> "PlanSecrets":
-        """From the operating system's entropy.
+        """Draws secrets from the operating system's entropy.
 
-        In a run of several processes all of them must call this together: they get the same bits,
-        drawn by the first.
+        In a multi-process run, all processes must call this together. They get the same secrets,
+        which the first process draws.
         """
         words = np.frombuffer(os.urandom(BYTES), np.uint32)
         if jax.process_count() > 1:
@@ -62,15 +63,15 @@ class PlanSecrets:
 
     @classmethod
     def for_tests(cls, seed: int) -> "PlanSecrets":
-        """The same at every call: for tests, and for nothing that is to be private."""
+        """Returns the same secrets at every call. For tests only: they protect nothing."""
         root = hashlib.blake2b(str(int(seed)).encode(), digest_size=BYTES, person=b"for tests")
         return cls(root.digest(), known=True)
 
     def of_attempt(self, attempt: int) -> "PlanSecrets":
-        """The secrets of steps that are run again, as a new attempt: all noise and batches afresh.
+        """Returns the secrets of an attempt to run steps again. Attempt 0 has these secrets.
 
-        Noise alone would not do: a batch that is used twice has been sampled once, and its event
-        would be charged as if it had been sampled twice. Attempt 0 has these secrets.
+        It has new noise and new batches. With new noise alone, a batch would be sampled once and
+        used twice, while its event is charged as if it had been sampled twice.
         """
         if attempt == 0:
             return self
@@ -78,7 +79,7 @@ class PlanSecrets:
 
     @property
     def noise_key(self) -> jax.Array:
-        """The key of the noise, typed: what `update(..., prng_key=)` of the plan's noise takes."""
+        """The noise key. Pass it as `update(..., prng_key=)` to the plan's noise."""
         if self.known:
             return keys.seed_key(self.noise_seed)
         size = keys.WORDS[self.generator]
@@ -87,26 +88,26 @@ class PlanSecrets:
 
     @property
     def noise_seed(self) -> int:
-        """Of a key that is known: a privatizer takes it as one, and records that."""
+        """The seed of a known key. A privatizer made with it records that its key is not secret."""
         return int.from_bytes(self._derived("noise", 8), "little")
 
     @property
     def sampling_seed(self) -> int:
-        """The `rng` of the plan's sampler: 128 bits."""
+        """The 128-bit seed that the plan's sampler takes as `rng`."""
         return int.from_bytes(self._derived("sampling", 16), "little")
 
     @property
     def row_key(self) -> bytes:
-        """Of digests of records: without it, they tell nothing of the data."""
+        """The key of digests of records. Without it, they reveal nothing about the data."""
         return self._derived("rows", BYTES)
 
     @property
     def commitment(self) -> str:
-        """What a ledger records of them: `Ledger.run(..., key=secrets.commitment)`."""
+        """The commitment that a ledger records: `Ledger.run(..., key=secrets.commitment)`."""
         return key_commitment(self.root, self._derived("salt", 16))
 
     def to_dict(self) -> dict[str, Any]:
-        """For a file that only the owner can read."""
+        """Returns the secrets as a dict, for a file that only the owner can read."""
         return {
             "version": VERSION,
             "root": self.root.hex(),
@@ -116,22 +117,22 @@ class PlanSecrets:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "PlanSecrets":
-        """What `to_dict` gave."""
+        """Restores secrets from the result of `to_dict`."""
         try:
             version, root = saved["version"], bytes.fromhex(saved["root"])
             generator, known = saved["generator"], bool(saved["known"])
         except (KeyError, TypeError, ValueError):
-            # The cause is not shown: it may hold the secret.
+            # Do not show the cause: it may contain the secret.
             raise FixArgumentsError(
-                "these are not the secrets of a plan: give what PlanSecrets.to_dict() made."
+                "these are not the secrets of a plan: pass the result of PlanSecrets.to_dict()."
             ) from None
         if version != VERSION:
             raise FixArgumentsError(
-                f"secrets of version {version!r}, and this bevel reads version {VERSION}: use the "
-                "bevel that wrote them."
+                f"these secrets have version {version!r}, but this release of bevel reads version "
+                f"{VERSION}: use the release that wrote them."
             )
         return cls(root, generator, known)
 
     def _derived(self, purpose: str, size: int) -> bytes:
-        """Bytes for one purpose, which tell nothing of those for another."""
+        """Derives bytes for one purpose, which reveal nothing about those of another."""
         return hashlib.blake2b(purpose.encode(), key=self.root, digest_size=size).digest()

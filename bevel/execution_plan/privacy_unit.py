@@ -1,4 +1,4 @@
-"""What is protected: one example, or everything that one user gave."""
+"""The unit of privacy: one example, or all examples of one user."""
 
 import dataclasses
 from typing import Any, Literal
@@ -12,7 +12,7 @@ UnitName = Literal["example", "user"]
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """The unit of privacy: what neighbours differ in, what is sampled, clipped and counted."""
+    """The unit of privacy: what is protected, sampled, clipped and counted."""
 
     name: UnitName = "example"
     examples_per_user_per_batch: int | None = None
@@ -24,31 +24,30 @@ class Unit:
         if self.name == "user":
             if self.examples_per_user_per_batch is None:
                 raise FixArgumentsError(
-                    "unit='user' needs examples_per_user_per_batch: how many examples a user "
-                    "brings to a batch, at most."
+                    "unit='user' needs examples_per_user_per_batch: the largest number of examples "
+                    "of a user in one batch."
                 )
             whole_number("examples_per_user_per_batch", self.examples_per_user_per_batch, 1)
         elif self.examples_per_user_per_batch is not None or self.shuffle_per_user:
             raise FixArgumentsError(
-                "examples_per_user_per_batch and shuffle_per_user are for unit='user', and the "
-                "unit is 'example'. Examples of one user are then not protected together."
+                "examples_per_user_per_batch and shuffle_per_user need unit='user', but the unit "
+                "is 'example', which does not protect the examples of one user together."
             )
 
     def selection(self, sampler: BatchSelectionStrategy) -> Any:
-        """The sampler itself, or users selected by it, each with some examples."""
+        """Returns the sampler itself, or one that selects users and some examples of each."""
         if self.examples_per_user_per_batch is None:
             return sampler
         return UserSelectionStrategy(
             sampler, self.examples_per_user_per_batch, self.shuffle_per_user
         )
 
-    def keep_batch_dim(self, asked: bool | None) -> bool:
-        """Whether the loss sees a batch of one example (True), or the examples of one user."""
-        follows = self.name == "example"
-        if asked is not None and asked is not follows:
+    def keep_batch_dim(self, requested: bool | None) -> bool:
+        """Returns True if the loss gets a batch of one example, False for all of a user's."""
+        keep = self.name == "example"
+        if requested is not None and requested is not keep:
             raise FixArgumentsError(
-                f"keep_batch_dim={asked} with unit={self.name!r}: that would clip another unit "
-                f"than the one that is accounted for. It follows from the unit ({follows}): leave "
-                "it out."
+                f"keep_batch_dim={requested} with unit={self.name!r}: that would clip another unit "
+                f"than the plan accounts for. It follows from the unit ({keep}): leave it out."
             )
-        return follows
+        return keep

@@ -1,4 +1,4 @@
-"""Names that JAX Privacy counts as experimental, where it has them."""
+"""Modules that JAX Privacy marks as experimental, under the same names."""
 
 from bevel.experimental import compilation_utils, monte_carlo
 

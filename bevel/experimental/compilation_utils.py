@@ -1,4 +1,4 @@
-"""Few sizes for batches of many sizes."""
+"""Padded batch sizes that need few compilations."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from bevel.errors import FixArgumentsError
 def optimal_physical_batch_sizes(batch_sizes: Sequence[int], num_compilations: int) -> set[int]:
     """At most `num_compilations` padded sizes that waste the fewest rows on these batches.
 
-    Every batch is padded to the smallest of them that holds it. The sizes of drawn batches are
-    themselves not private: draw them from the law of the sampler with another seed, or use
-    `bevel.batch_selection.padded_sizes`, which needs no draw.
+    Every batch is padded to the smallest size that holds it. The sizes of the batches in a run are
+    not protected by differential privacy: draw `batch_sizes` from the sampler with another seed, or
+    use `bevel.batch_selection.padded_sizes`, which needs no draws.
 
-    O(different sizes squared times `num_compilations`).
+    Takes O(num_compilations * (number of distinct sizes)^2) time.
     """
     count = whole_number("num_compilations", num_compilations, 1)
     if not len(batch_sizes):
@@ -23,23 +23,23 @@ def optimal_physical_batch_sizes(batch_sizes: Sequence[int], num_compilations: i
     sizes, counts = np.unique(
         [whole_number("batch size", n, 0) for n in batch_sizes], return_counts=True
     )
-    # waste[k][j]: the least for the j smallest sizes with k padded ones, the largest being one.
+    # After k rounds, waste[j] is the least waste for the j smallest sizes with k padded sizes.
     batches = np.concatenate([[0], np.cumsum(counts)])
     rows = np.concatenate([[0], np.cumsum(counts * sizes)])
     waste = np.full(len(sizes) + 1, np.inf)
     waste[0] = 0
-    begins = []
+    first_held = []  # for each j, the first size that the last padded size holds
     for _ in range(min(count, len(sizes))):
-        # The last padded size is sizes[j - 1], and holds the sizes from i on.
+        # The last padded size is sizes[j - 1], and holds the sizes from index i on.
         padded = sizes[:, None] * (batches[1:, None] - batches[None, :-1])
         added = padded - (rows[1:, None] - rows[None, :-1])
         total = np.where(np.tri(len(sizes), dtype=bool), waste[None, :-1] + added, np.inf)
-        begins.append(np.argmin(total, axis=1))
+        first_held.append(np.argmin(total, axis=1))
         waste = np.concatenate([[np.inf], np.min(total, axis=1)])
     chosen, end = set(), len(sizes)
-    for begin in reversed(begins):
+    for first in reversed(first_held):
         chosen.add(int(sizes[end - 1]))
-        end = int(begin[end - 1])
+        end = int(first[end - 1])
         if end == 0:
             break
     return chosen

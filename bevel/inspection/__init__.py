@@ -1,4 +1,4 @@
-"""Tools that look at programs and arrays on a mesh, and change nothing."""
+"""Inspect programs and arrays on a mesh: where arrays are, what a step sends, how it scales."""
 
 from bevel.inspection.collectives import inspect_step
 from bevel.inspection.describe import Description, describe

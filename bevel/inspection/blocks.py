@@ -1,4 +1,4 @@
-"""An array of any rank as flat grids of blocks: each block is held by some devices, and whole."""
+"""Lay out the shards of an array of any rank as two-dimensional grids of blocks."""
 
 import dataclasses
 import itertools
@@ -11,9 +11,9 @@ Range = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """One slice of an array: blocks by row and column, and the numbers of their devices.
+    """One slice of an array: its blocks by row and column, and the ids of the devices of each.
 
-    `rows` and `columns` are the ranges of the two drawn dimensions that the blocks span.
+    `rows` and `columns` are the index ranges of the blocks in the two drawn dimensions.
     """
 
     title: str
@@ -22,48 +22,43 @@ class Grid:
     devices: tuple[tuple[tuple[int, ...], ...], ...]
 
 
-def drawn_dimensions(cuts: list[list[Range]]) -> tuple[int, ...]:
-    """The two dimensions to draw: those that are split come first, the last ones before others."""
-    order = sorted(range(len(cuts)), key=lambda d: (len(cuts[d]) > 1, d), reverse=True)
+def drawn_dimensions(ranges: list[list[Range]]) -> tuple[int, ...]:
+    """The two dimensions to draw: split dimensions are preferred, then later ones."""
+    order = sorted(range(len(ranges)), key=lambda d: (len(ranges[d]) > 1, d), reverse=True)
     return tuple(sorted(order[:2]))
 
 
-def grids(where: LeafSharding, most: int = 16) -> tuple[list[Grid], int]:
-    """The slices of an array that differ in where they lie, and how many are past `most`.
+def grids(leaf: LeafSharding, max_slices: int = 16) -> tuple[list[Grid], int]:
+    """The slices of an array that differ in their devices, and how many exceed `max_slices`.
 
-    Two dimensions are drawn. Past them, there is one slice for each block of the others; where at
-    most two dimensions are split, one slice shows all.
+    A grid draws two dimensions, and there is one for each block of the others. If at most two
+    dimensions are split, one grid shows everything.
     """
-    by_box: dict[tuple[Range, ...], list[int]] = {}
-    for device, index in where.indices().items():
-        box = tuple(_span(part, size) for part, size in zip(index, where.shape, strict=True))
-        by_box.setdefault(box, []).append(getattr(device, "id", device))
-    cuts = [sorted({box[d] for box in by_box}) for d in range(len(where.shape))]
-    drawn = drawn_dimensions(cuts)
-    others = [d for d in range(len(cuts)) if d not in drawn]
-    rows, columns = ([[(0, 1)], [(0, 1)], *(cuts[d] for d in drawn)])[-2:]
+    devices_by_block: dict[tuple[Range, ...], list[int]] = {}
+    for device, index in leaf.indices().items():
+        block = tuple(s.indices(size)[:2] for s, size in zip(index, leaf.shape, strict=True))
+        devices_by_block.setdefault(block, []).append(getattr(device, "id", device))
+    ranges = [sorted({block[d] for block in devices_by_block}) for d in range(len(leaf.shape))]
+    drawn = drawn_dimensions(ranges)
+    others = [d for d in range(len(ranges)) if d not in drawn]
+    rows, columns = ([[(0, 1)], [(0, 1)], *(ranges[d] for d in drawn)])[-2:]
 
-    def slice_at(fixed: dict[int, Range]) -> Grid:
-        def owners(row: Range, column: Range) -> tuple[int, ...]:
-            ends = (row, column)[2 - len(drawn) :]
-            at = fixed | dict(zip(drawn, ends, strict=True))
-            return tuple(sorted(by_box.get(tuple(at[d] for d in range(len(cuts))), ())))
+    def grid(fixed: dict[int, Range]) -> Grid:
+        def devices(row: Range, column: Range) -> tuple[int, ...]:
+            varying = dict(zip(drawn, (row, column)[2 - len(drawn) :], strict=True))
+            block = tuple((fixed | varying)[d] for d in range(len(ranges)))
+            return tuple(sorted(devices_by_block.get(block, ())))
 
-        cells = tuple(tuple(owners(row, column) for column in columns) for row in rows)
-        return Grid(_slice_title(where.shape, drawn, fixed), tuple(rows), tuple(columns), cells)
+        cells = tuple(tuple(devices(row, column) for column in columns) for row in rows)
+        return Grid(_slice_title(leaf.shape, drawn, fixed), tuple(rows), tuple(columns), cells)
 
-    places = itertools.product(*(cuts[d] for d in others))
-    found = [slice_at(dict(zip(others, at, strict=True))) for at in itertools.islice(places, most)]
-    return found, math.prod(len(cuts[d]) for d in others) - len(found)
-
-
-def _span(part: slice, size: int) -> Range:
-    start, stop, _ = part.indices(size)
-    return start, stop
+    blocks = itertools.islice(itertools.product(*(ranges[d] for d in others)), max_slices)
+    found = [grid(dict(zip(others, block, strict=True))) for block in blocks]
+    return found, math.prod(len(ranges[d]) for d in others) - len(found)
 
 
 def _slice_title(shape: tuple[int, ...], drawn: tuple[int, ...], fixed: dict[int, Range]) -> str:
-    """Which slice is drawn, as an index; nothing where there is only one way to draw."""
+    """The drawn slice as an index expression; empty for arrays of at most two dimensions."""
     if len(shape) <= 2:
         return ""
     parts = dict(zip(drawn, ("rows", "columns"), strict=True))
@@ -73,7 +68,7 @@ def _slice_title(shape: tuple[int, ...], drawn: tuple[int, ...], fixed: dict[int
 
 
 def number_ranges(numbers: tuple[int, ...]) -> str:
-    """Numbers in few characters: 0-3, 6."""
+    """Sorted numbers with runs abbreviated: 0-3,6."""
     runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ends = [[n for _, n in run] for _, run in runs]
     return ",".join(

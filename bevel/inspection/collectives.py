@@ -1,11 +1,11 @@
-"""What a compiled step moves between devices: every collective, and what it costs.
+"""List the collectives of a compiled step and what they cost.
 
     step = jax.jit(step_function).lower(*args).compile()
     print(inspect_step(step))
 
-All figures are of one device and one step. The text of the program is read, so they hold for the
-backend that compiled it: a CPU's compiler partitions a program as a GPU's does, but fuses, and
-overlaps, less.
+All figures are for one device and one step. They come from the text of the compiled program, so
+they hold for the backend that compiled it: the CPU compiler partitions programs as the GPU compiler
+does, but fuses and overlaps less.
 """
 
 import math
@@ -18,12 +18,7 @@ from jax.sharding import NamedSharding
 
 from bevel.errors import FixArgumentsError
 from bevel.inspection import hlo, hlo_costs
-from bevel.inspection.replica_groups import (
-    axes_of_groups,
-    axes_of_pairs,
-    parse_groups,
-    parse_pairs,
-)
+from bevel.inspection.replica_groups import axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
 from bevel.inspection.step_report import Collective, Memory, StepReport
 from bevel.sharding.source_lines import SourceLine, SourceLines
 
@@ -32,21 +27,21 @@ KINDS |= {"collective-permute", "collective-broadcast", "send"}
 
 
 def inspect_step(compiled: Any, mesh: Any = None, branch: int | None = None) -> StepReport:
-    """Every collective of a compiled step, with kind, bytes, mesh axes, times and line.
+    """Reports every collective of a compiled step: kind, bytes, mesh axes, count and source line.
 
     Args:
-      compiled: `jax.jit(step).lower(*args).compile()`, or the text of one.
-      mesh: whose axes to name; without it, the mesh of the step's arguments and results.
-      branch: which branch of every conditional counts, -1 for the last. Without it, the one that
+      compiled: `jax.jit(step).lower(*args).compile()`, or its text.
+      mesh: the mesh whose axes to name; by default that of the step's arguments and results.
+      branch: the branch of every conditional to count, -1 for the last. By default the one that
         sends most.
 
-    `bytes` is the size, on one device, of the array that is reduced, gathered or passed on: the
-    larger side, so a reduce-scatter counts as the all-reduce it is a part of. `sent` is what a
-    device sends for it around a ring: twice (n-1)/n of `bytes` for an all-reduce, (n-1)/n for
-    gathers, scatters and all-to-alls, all for a permute.
+    `bytes` is the size, on one device, of the larger of input and output, so a reduce-scatter has
+    the same `bytes` as an all-reduce of the same array. `sent` is what a device sends around a
+    ring: 2 (n-1)/n of `bytes` for an all-reduce, (n-1)/n for gathers, scatters and all-to-alls,
+    and all of it for a permute.
 
-    Of an asynchronous pair, `-start` is counted, by its result alone: the operands and contexts
-    that stand in its tuple are not moved. Fused and wrapped forms are found inside their bodies.
+    An asynchronous pair is counted once, by the result of its `-start`. The operands and contexts
+    in the tuple of the `-start` are not sent. Fused and wrapped collectives are found too.
     """
     text = compiled if isinstance(compiled, str) else _text_of(compiled)
     module = hlo.parse(text)
@@ -58,13 +53,13 @@ def inspect_step(compiled: Any, mesh: Any = None, branch: int | None = None) -> 
         return _collective(module, run, lines, sizes, devices)
 
     def weight(run: hlo.ComputationRun) -> float:
-        found = read(run)
-        return run.times * (found.sent if found else 0.0)
+        collective = read(run)
+        return run.times * (collective.sent if collective else 0.0)
 
     runs = hlo.runs(module, weight, branch)
     flops, unread = hlo_costs.flops(runs)
     return StepReport(
-        [found for found in map(read, runs) if found],
+        [collective for collective in map(read, runs) if collective],
         dict(sizes) if sizes else None,
         devices,
         flops,
@@ -78,23 +73,23 @@ def inspect_step(compiled: Any, mesh: Any = None, branch: int | None = None) -> 
 def _text_of(compiled: Any) -> str:
     if not hasattr(compiled, "memory_analysis") or not hasattr(compiled, "as_text"):
         raise FixArgumentsError(
-            f"inspect_step takes a compiled step, and got {type(compiled).__name__}: write "
-            "`inspect_step(jax.jit(step).lower(*args).compile())`."
+            f"inspect_step takes a compiled step, but got {type(compiled).__name__}: write "
+            "inspect_step(jax.jit(step).lower(*args).compile())."
         )
     return compiled.as_text()
 
 
 def _mesh_sizes(mesh: Any, compiled: Any) -> Mapping[str, int] | None:
-    """The axes to name: of the mesh that was given, or else of arguments and results."""
+    """The axis sizes of `mesh`, or of the arguments' and results' mesh with the most axes."""
     if mesh is not None:
         return mesh.shape
-    found: Mapping[str, int] | None = None
+    sizes: Mapping[str, int] | None = None
     for name in ("input_shardings", "output_shardings"):
         for sharding in jax.tree.leaves(getattr(compiled, name, ())):
             if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
                 shape = sharding.mesh.shape
-                found = shape if found is None or len(shape) > len(found) else found
-    return found
+                sizes = shape if sizes is None or len(shape) > len(sizes) else sizes
+    return sizes
 
 
 def _device_count(text: str) -> int:
@@ -110,7 +105,7 @@ def _collective(
     mesh: Mapping[str, int] | None,
     devices: int,
 ) -> Collective | None:
-    """The collective that an instruction is, if it is one."""
+    """Reads a collective; None for any other instruction."""
     instruction, computation = run.instruction, run.computation
     kind = instruction.opcode.removesuffix("-start")
     if kind not in KINDS or "is_host_transfer=true" in instruction.attributes:
@@ -161,14 +156,14 @@ def _collective(
 def _line_of_use(
     computation: hlo.Computation, instruction: hlo.Instruction, lines: SourceLines
 ) -> SourceLine | None:
-    """Where a value is first used, directly or as part of a tuple.
+    """The line of the first use of a value, directly or as part of a tuple.
 
-    What is done to an argument as such, before any use, was written on no line.
+    A collective on an argument before its first use has no line of its own.
     """
     for user in computation.users[instruction.name]:
         line = lines.of(user.attribute("metadata") or "")
-        passed_on = user.opcode in ("get-tuple-element", "bitcast", "copy", "fusion")
-        if line is None and (passed_on or user.opcode.endswith("-done")):
+        follow = user.opcode in ("get-tuple-element", "bitcast", "copy", "fusion")
+        if line is None and (follow or user.opcode.endswith("-done")):
             line = _line_of_use(computation, user, lines)
         if line is not None:
             return line
@@ -176,9 +171,9 @@ def _line_of_use(
 
 
 def _result_of(instruction: hlo.Instruction) -> hlo.Shape:
-    """The shape of the result, which a `-start` has second in its tuple, behind its operands.
+    """The shape of the result. The tuple of a `-start` holds its operands, then its result.
 
-    Older texts give an `all-reduce-start` the shape of its result alone.
+    Older versions of XLA write only the result of an `all-reduce-start`.
     """
     shape = instruction.shape
     if not instruction.opcode.endswith("-start") or isinstance(shape, hlo.HloArray):
@@ -189,7 +184,7 @@ def _result_of(instruction: hlo.Instruction) -> hlo.Shape:
 
 
 def _groups_text(instruction: hlo.Instruction) -> str:
-    """What `replica_groups=` says, up to the next attribute."""
+    """The value of `replica_groups=`, up to the next attribute."""
     found = re.search(r"replica_groups=(.*?)(?=, (?!device_ids)\w+=|$)", instruction.attributes)
     return found[1] if found else "{}"
 

@@ -1,4 +1,4 @@
-"""A step as the doctor sees it: traced, compiled, its arguments named."""
+"""Trace and compile a step for `doctor`, and name its arguments."""
 
 import dataclasses
 import functools
@@ -22,35 +22,35 @@ MiB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """One array that a step is given."""
+    """One array among the arguments of a step."""
 
     path: str
     shape: tuple[int, ...]
     dtype: Any
-    sharding: Any  # None where the step does not read it
+    sharding: Any  # None if the step does not read the argument
     is_param: bool
 
     @property
     def bytes(self) -> int:
-        """Of the whole array."""
+        """The size of the full array."""
         return bytes_of(self.shape, self.dtype)
 
     @property
     def spec(self) -> str:
-        return str(getattr(self.sharding, "spec", "a place that is not on a mesh"))
+        return str(getattr(self.sharding, "spec", "a sharding without a mesh"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """From how many bytes on something is worth a finding."""
+    """The number of bytes above which something is reported."""
 
-    large: int = 64 * MiB  # an array that every device holds whole
-    moved: int = 4096  # what is sent in one step
+    large: int = 64 * MiB  # an array that is replicated on every device
+    sent: int = 4096  # what one device sends in one step
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A step, traced and compiled; nothing was run."""
+    """A step that was traced and compiled, but not run."""
 
     program: ClosedJaxpr
     compiled: Any
@@ -67,7 +67,7 @@ class CompiledStep:
 
     @functools.cached_property
     def batch_axes(self) -> frozenset[str]:
-        """The axes over which the leading dimension of what is no parameter is split."""
+        """The axes over which the leading dimension of data arguments is split."""
         return frozenset(
             axis
             for argument in self.arguments
@@ -87,17 +87,17 @@ def compile_step(
     argnums: int | Sequence[int],
     limits: Limits,
 ) -> CompiledStep:
-    """Traces and compiles a step for its arguments, which may be `jax.ShapeDtypeStruct`s."""
+    """Traces and compiles a step. Arguments may be `jax.ShapeDtypeStruct`s."""
     if not callable(function):
         raise FixArgumentsError(
-            f"doctor takes the function of a step, and got {type(function).__name__}: write "
-            "`doctor(step, *args, mesh=mesh)`, with `step` jitted or not."
+            f"doctor takes the function of a step, but got {type(function).__name__}: write "
+            "doctor(step, *args, mesh=mesh), where step may be jitted."
         )
     argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     if any(not -len(args) <= i < len(args) for i in argnums):
         raise FixArgumentsError(
-            f"argnums is {argnums}, and the step was given {len(args)} positional arguments: name "
-            "those that hold parameters and optimizer state."
+            f"argnums={argnums}, but there are {len(args)} positional arguments. Give the "
+            "positions of those that hold parameters and optimizer state."
         )
     argnums = tuple(i % len(args) for i in argnums)
     jitted = function if hasattr(function, "trace") else jax.jit(function)
@@ -106,9 +106,9 @@ def compile_step(
     report = inspect_step(compiled, mesh)
     if report.mesh is None or math.prod(report.mesh.values()) == 1:
         raise FixArgumentsError(
-            "no argument of this step lies on a mesh of several devices, so there is nothing to "
-            "check. Place them with `jax.device_put(x, NamedSharding(mesh, spec))`, or give "
-            "`jax.ShapeDtypeStruct`s with a sharding."
+            "no argument of this step is on a mesh of several devices, so there is nothing to "
+            "check. Place the arguments with bevel.sharding.place(tree, mesh, rules), or pass "
+            "jax.ShapeDtypeStructs with a sharding."
         )
     infos = jax.tree.leaves(compiled.args_info)
     params = {id(x) for i in argnums for x in jax.tree.leaves(compiled.args_info[0][i])}
@@ -119,18 +119,11 @@ def compile_step(
         for i, (path, info, sharding) in enumerate(zip(paths, infos, shardings, strict=True))
     ]
     return CompiledStep(
-        traced.jaxpr,
-        compiled,
-        report,
-        report.mesh,
-        arguments,
-        compiled.args_info,
-        argnums,
-        limits,
+        traced.jaxpr, compiled, report, report.mesh, arguments, compiled.args_info, argnums, limits
     )
 
 
 def bytes_of(shape: Sequence[int], dtype: Any) -> int:
-    # Keys have an itemsize of their own.
+    # np.dtype does not accept the dtype of a JAX key.
     size = getattr(dtype, "itemsize", None) or np.dtype(dtype).itemsize
     return math.prod(shape) * size

@@ -1,6 +1,7 @@
-"""A table of a whole state: where each array lies, how much of it each device holds."""
+"""Tabulate the sharding of every array in a tree, and how much each device holds."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +16,14 @@ HEAD = ("path", "shape", "dtype", "spec", "shard", "bytes/device", "copies", "no
 
 @dataclasses.dataclass(frozen=True)
 class _ArrayRow:
-    """One array. Numbers of what is not known yet, or on no device, are None."""
+    """One array. Numbers that are not known yet, or that need a device, are None."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     spec: str
     shard_shape: tuple[int, ...] | None
-    bytes: int  # of the whole
+    bytes: int  # of the full array
     bytes_per_device: int | None  # the most on one device
     devices: int | None
     replication: float | None  # copies of each element
@@ -44,9 +45,9 @@ class _ArrayRow:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """Where the arrays of a tree lie. Print it for a table, or read `rows` and the totals.
+    """The shardings of the arrays of a tree. Print it as a table, or read `rows` and the totals.
 
-    `bytes_by_device` has the number of each device that holds a part of the tree.
+    The keys of `bytes_by_device` are the ids of the devices that hold a part of the tree.
     """
 
     rows: tuple[_ArrayRow, ...]
@@ -54,23 +55,23 @@ class Description:
 
     @property
     def bytes(self) -> int:
-        """Of the whole tree, each element counted once."""
+        """The size of the tree, each element counted once."""
         return sum(row.bytes for row in self.rows)
 
     @property
     def most_bytes(self) -> int:
-        """On the fullest device."""
+        """Bytes on the fullest device."""
         return max(self.bytes_by_device.values(), default=0)
 
     @property
     def replication(self) -> float:
-        """Bytes held by all devices, for each byte of the arrays that lie on devices."""
+        """The mean number of copies: bytes on all devices per byte of the arrays on devices."""
         placed = sum(row.bytes for row in self.rows if row.devices)
         return sum(self.bytes_by_device.values()) / placed if placed else 1.0
 
     @property
     def imbalance(self) -> float:
-        """The fullest device in relation to the mean: 1 is even."""
+        """Bytes on the fullest device divided by the mean over devices; 1 is even."""
         held = list(self.bytes_by_device.values())
         return max(held) * len(held) / sum(held) if sum(held) else 1.0
 
@@ -79,7 +80,7 @@ class Description:
         count = f"{len(self.rows)} array" + "s" * (len(self.rows) != 1)
         text = f"{count} of {shown_bytes(self.bytes)}"
         if unknown:
-            text += f", {unknown} of them on no device that is known"
+            text += f", {unknown} of them without a known device"
         if self.bytes_by_device:
             text += (
                 f"; {len(self.bytes_by_device)} devices with at most "
@@ -99,54 +100,53 @@ class Description:
 
 
 def describe(tree: Any, show: Callable[[Description], Any] | None = None) -> Description:
-    """Where each array of a tree lies: path, shape, spec, shard, bytes per device, copies.
+    """Tabulates each array of a tree: path, shape, spec, shard, bytes per device and copies.
 
     Args:
-      tree: arrays, `jax.ShapeDtypeStruct`s (with or without a sharding), values inside `jit`.
+      tree: arrays, `jax.ShapeDtypeStruct`s (with or without a sharding), or values inside `jit`.
       show: called with the result.
 
-    Inside `jit`, types say where values lie on Explicit axes. On Auto axes the compiler decides:
-    the result has "?" for them, and `show` (by default, `print`) gets the whole once the program is
-    compiled, each time that it is. Values under `vmap`, and in a loss that `bevel.clipped_grad`
-    batches, then have the batch in front. Inside `shard_map`, shapes are those of one shard.
+    Inside `jit`, the types of values on Explicit axes contain their shardings. On Auto axes the
+    compiler decides, so the result has "?" for them, and `show` (by default `print`) receives the
+    full table each time the program is compiled. Values under `vmap`, and in a loss that
+    `bevel.clipped_grad` batches, then have the batch dimension in front. Inside `shard_map`, shapes
+    are those of one shard.
 
-    Costs nothing at run time, and keeps the value in the program.
+    This costs nothing at run time, but the compiler cannot remove the described values.
     """
 
-    def report(found: list[LeafSharding]) -> None:
-        (show or print)(_description(found))
+    def report(leaves: list[LeafSharding]) -> None:
+        (show or print)(_description(leaves))
 
-    found = leaf_shardings(tree, report)
-    known = _description(found)
-    if show is not None and all(where.note != COMPILER_DECIDES for where in found):
-        show(known)
-    return known
+    leaves = leaf_shardings(tree, report)
+    description = _description(leaves)
+    if show is not None and all(leaf.note != COMPILER_DECIDES for leaf in leaves):
+        show(description)
+    return description
 
 
-def _description(found: list[LeafSharding]) -> Description:
+def _description(leaves: list[LeafSharding]) -> Description:
     held = Counter[int]()
-    for where in found:
-        held.update(where.bytes_by_device())
-    return Description(tuple(map(_row_of, found)), dict(sorted(held.items())))
+    for leaf in leaves:
+        held.update(leaf.bytes_by_device())
+    return Description(tuple(map(_row_of, leaves)), dict(sorted(held.items())))
 
 
-def _row_of(where: LeafSharding) -> _ArrayRow:
-    whole = where.itemsize
-    for size in where.shape:
-        whole *= size
-    facts = where.path, where.shape, where.dtype
-    if where.sharding is None:
-        own = whole if where.copies is not None else None
-        shard = where.shape if where.copies is not None else None
-        spec = "P(?)" if where.note == COMPILER_DECIDES else "-"
-        return _ArrayRow(*facts, spec, shard, whole, own, None, where.copies, where.note)
-    held = where.bytes_by_device()
-    if isinstance(where.sharding, NamedSharding):
-        spec = shown_spec(where.sharding.spec)
+def _row_of(leaf: LeafSharding) -> _ArrayRow:
+    total = leaf.itemsize * math.prod(leaf.shape)
+    columns = leaf.path, leaf.shape, leaf.dtype
+    if leaf.sharding is None:
+        per_device = total if leaf.copies is not None else None
+        shard = leaf.shape if leaf.copies is not None else None
+        spec = "P(?)" if leaf.note == COMPILER_DECIDES else "-"
+        return _ArrayRow(*columns, spec, shard, total, per_device, None, leaf.copies, leaf.note)
+    held = leaf.bytes_by_device()
+    if isinstance(leaf.sharding, NamedSharding):
+        spec = shown_spec(leaf.sharding.spec)
     else:
         spec = f"device {next(iter(held))}" if len(held) == 1 else "replicated"
-        if len(held) > 1 and not where.sharding.is_fully_replicated:
-            spec = type(where.sharding).__name__
-    copies = sum(held.values()) / whole if whole else float(len(held))
+        if len(held) > 1 and not leaf.sharding.is_fully_replicated:
+            spec = type(leaf.sharding).__name__
+    copies = sum(held.values()) / total if total else float(len(held))
     most = max(held.values())
-    return _ArrayRow(*facts, spec, where.shard_shape, whole, most, len(held), copies, where.note)
+    return _ArrayRow(*columns, spec, leaf.shard_shape, total, most, len(held), copies, leaf.note)

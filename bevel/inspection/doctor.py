@@ -1,4 +1,4 @@
-"""Warn of what goes wrong on a mesh in silence: in time, memory, rounding, or privacy."""
+"""Find silent problems of a step on a mesh: lost time, memory, precision or privacy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,31 +29,31 @@ def doctor(
     large: int = Limits.large,
     **kwargs: Any,
 ) -> Diagnosis:
-    """Examines a step for its arguments, and says what is wrong, where, and what to write instead.
+    """Checks a step on a mesh, and reports what is wrong, on which line, and how to fix it.
 
-    Nothing is run: the step is traced and compiled, and again without its sharding constraints if
-    it has some (at most ten times). Arguments may be `jax.ShapeDtypeStruct`s with shardings.
+    The step is traced and compiled but not run. If it has sharding constraints, it is compiled
+    again without them (at most ten times). Arguments may be `jax.ShapeDtypeStruct`s with shardings.
 
     Args:
       function: the step, jitted or not.
-      args, kwargs: as for a call.
-      mesh: whose axes to name; without it, the mesh of the arguments.
-      argnums: the arguments that hold parameters and optimizer state. What else there is counts as
-        data: the mesh axes that split its leading dimension carry the batch.
-      large: from how many bytes on an array should not be whole on every device.
+      args, kwargs: the arguments of the step.
+      mesh: the mesh whose axes to name; by default that of the arguments.
+      argnums: the arguments that hold parameters and optimizer state. All others are data: the
+        mesh axes that split their leading dimension carry the batch.
+      large: arrays of at least this many bytes should not be replicated on every device.
 
     | problem | severity |
     | --- | --- |
-    | early sum: a per-example norm is taken after a sum over devices | error |
-    | gathered weight: a split parameter is gathered in every step | warning, or note (batch axes) |
-    | replicated array: a large array is whole on every device | warning |
-    | costly constraint: without it the step is cheaper, and nothing is dearer | warning |
-    | random numbers: drawn numbers are communicated | warning |
-    | narrow sum: devices sum in less than float32 | warning, or note (other axes) |
-    | moved parameter: the new value lies elsewhere than the old | warning |
+    | early sum: a per-example norm is computed after a sum over devices | error |
+    | gathered weight: a split parameter is gathered in every step | warning; note on batch axes |
+    | replicated array: a large array is replicated on every device | warning |
+    | costly constraint: without it, some costs fall and none rise | warning |
+    | random numbers: random numbers are sent between devices | warning |
+    | narrow sum: devices sum in less than float32 | warning; note on other axes |
+    | moved parameter: the new value has another sharding than the old | warning |
 
-    A program without these has no findings. A finding is about this program on this mesh with this
-    compiler: other shapes may differ.
+    A step without these problems has no findings. Findings hold for this program, mesh and
+    compiler; they may differ for other shapes.
     """
     limits = Limits(large=large)
     step = compile_step(function, args, kwargs, mesh, argnums, limits)

@@ -1,4 +1,4 @@
-"""What the doctor finds: where, how bad, and what to write instead."""
+"""The findings of `doctor`."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,20 +8,20 @@ from bevel.inspection.step_report import StepReport
 from bevel.sharding.source_lines import SourceLine
 from bevel.sharding.tables import rich_table, wrapped
 
-# In falling order: a wrong number or a void promise; time or memory lost; worth knowing.
+# A wrong result or a broken privacy guarantee; wasted time or memory; worth knowing.
 SEVERITIES = ("error", "warning", "note")
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a step on its mesh."""
+    """One problem of a step on its mesh."""
 
     severity: str
     problem: str  # the name of the check
     what: str
     fix: str
     line: SourceLine | None = None
-    bytes: float = 0.0  # sent, or held, in vain on one device, where that is known
+    bytes: float = 0.0  # needlessly sent or held by one device, if known
 
     def __str__(self) -> str:
         where = f" ({self.line})" if self.line else ""
@@ -30,7 +30,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """All findings, the worst first, and the report they come from. False if there are none."""
+    """All findings, the worst first, and the report of the step. False if there are no findings."""
 
     findings: list[Finding]
     report: StepReport

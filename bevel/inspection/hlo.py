@@ -1,7 +1,6 @@
-"""Read the text of a compiled program: its computations, instructions and shapes.
+"""Parse the text of a compiled program (HLO): its computations, instructions and shapes.
 
-JAX gives a compiled program as text (`compiled.as_text()`), on every backend. What is read here is
-only what the text says: names, shapes, operands, attributes, and how often a loop runs.
+JAX returns this text on every backend (`compiled.as_text()`).
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ class HloArray:
 
     @property
     def bytes(self) -> int:
-        # The name of a dtype holds its bits: f32, bf16, u4, f8e4m3fn. Tokens hold nothing.
+        # The first number in the name of a dtype is its width in bits: bf16, u4, f8e4m3fn.
         bits = re.match(r"[a-z]+(\d+)", self.dtype)
         width = 8 if self.dtype == "pred" else int(bits[1]) if bits else 0
         return math.ceil(self.size * width / 8)
@@ -41,7 +40,7 @@ Shape = HloArray | tuple["Shape", ...]
 
 
 def arrays(shape: Shape) -> list[HloArray]:
-    """The arrays of a shape, tuples opened."""
+    """The arrays of a shape, with tuples flattened."""
     return [shape] if isinstance(shape, HloArray) else [a for part in shape for a in arrays(part)]
 
 
@@ -51,18 +50,18 @@ def bytes_of(shape: Shape) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation. `inside`: what stood between the parentheses."""
+    """One line of a computation. `operand_text` is the text between the parentheses."""
 
     name: str
     shape: Shape
     opcode: str
     operands: tuple[str, ...]
-    inside: str
+    operand_text: str
     attributes: str
     is_root: bool
 
     def attribute(self, name: str) -> str | None:
-        """The value of an attribute, braces kept, or None."""
+        """The value of an attribute, including its braces, or None."""
         found = re.search(rf"(?:^|[ ,]){name}=", self.attributes)
         if found is None:
             return None
@@ -72,13 +71,13 @@ class Instruction:
         return re.match(r"[^,\s]*", rest)[0]  # type: ignore[index]
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """An attribute that lists numbers: `dimensions={0,2}`."""
+        """The numbers in an attribute such as `dimensions={0,2}`."""
         return tuple(map(int, re.findall(r"\d+", self.attribute(name) or "")))
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """A body: of the program, a loop, a branch, a fusion."""
+    """The body of the program, of a loop, a branch or a fusion."""
 
     name: str
     instructions: dict[str, Instruction]
@@ -89,24 +88,24 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self.instructions.values():
             for operand in dict.fromkeys(instruction.operands):
-                found[operand].append(instruction)
-        return found
+                users[operand].append(instruction)
+        return users
 
     def parameter(self, number: int) -> Instruction:
         return next(
             i
             for i in self.instructions.values()
-            if i.opcode == "parameter" and i.inside.strip() == str(number)
+            if i.opcode == "parameter" and i.operand_text.strip() == str(number)
         )
 
     def operand(self, instruction: Instruction, number: int = 0) -> Instruction:
         return self.instructions[instruction.operands[number]]
 
     def source(self, instruction: Instruction) -> Instruction:
-        """Where a value comes from, through what only renames or casts it."""
+        """Follows a value back through copies, casts, reshapes and transposes."""
         while instruction.opcode in ("bitcast", "copy", "convert", "reshape", "transpose"):
             instruction = self.operand(instruction)
         return instruction
@@ -114,14 +113,14 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A compiled program, as it runs on one device."""
+    """A compiled program for one device."""
 
     computations: dict[str, Computation]
     entry: Computation
     text: str
 
     def called(self, instruction: Instruction) -> list[Computation]:
-        """The computations that run when an instruction does; reducers of sums are left out."""
+        """The computations that an instruction runs, without the reducers of reductions."""
         names = {
             "while": ("condition", "body"),
             "conditional": ("false_computation", "true_computation", "branch_computations"),
@@ -137,18 +136,18 @@ class Module:
 
 @dataclasses.dataclass(frozen=True)
 class ComputationRun:
-    """An instruction where it runs. `times`: in one step; 0 in a branch that is not counted."""
+    """An instruction and how often it runs."""
 
     instruction: Instruction
     computation: Computation
-    times: int
+    times: int  # in one step; 0 in a branch that is not counted
     in_branch: bool = False
     in_fusion: bool = False
-    loops: tuple[int | None, ...] = ()  # trip counts of the loops around it; None is not known
+    loops: tuple[int | None, ...] = ()  # trip counts of the enclosing loops; None if unknown
 
 
 def parse(text: str) -> Module:
-    """The program behind `compiled.as_text()`."""
+    """Parses `compiled.as_text()`."""
     computations: dict[str, Computation] = {}
     entry, body, name = None, dict[str, Instruction](), None
     for line in text.splitlines():
@@ -160,12 +159,12 @@ def parse(text: str) -> Module:
         elif line.startswith("}"):
             computations[name], name = Computation(name, body), None
         else:
-            read = parse_instruction(line)
-            body[read.name] = read
+            instruction = parse_instruction(line)
+            body[instruction.name] = instruction
     if entry is None:
         raise FixArgumentsError(
-            "this is not the text of a compiled program: it has no ENTRY. Give "
-            "`jax.jit(step).lower(...).compile()`, or its `as_text()`."
+            "this is not the text of a compiled program: it has no ENTRY. Pass "
+            "jax.jit(step).lower(...).compile(), or its as_text()."
         )
     return Module(computations, computations[entry], text)
 
@@ -173,45 +172,45 @@ def parse(text: str) -> Module:
 def parse_instruction(line: str) -> Instruction:
     found = INSTRUCTION.match(line)
     if found is None:
-        raise FixArgumentsError(f"a line of the compiled program cannot be read: {line!r:.200}")
+        raise FixArgumentsError(f"cannot parse a line of the compiled program: {line!r:.200}")
     rest = found[3]
     end = _closing(rest) if rest.startswith("(") else rest.index(" ")
     shape = parse_shape(rest[:end])
     opcode, rest = rest[end:].lstrip().split("(", 1)
     end = _closing("(" + rest) - 1
-    inside = rest[: end - 1]
-    operands = tuple(NAME.findall(inside))
+    operand_text = rest[: end - 1]
+    operands = tuple(NAME.findall(operand_text))
     if not operands and opcode not in ("parameter", "constant", "iota"):
         # The short form of the text has no percent signs.
-        operands = tuple(re.findall(r"([\w.\-]+)\s*(?:,|$)", inside))
+        operands = tuple(re.findall(r"([\w.\-]+)\s*(?:,|$)", operand_text))
     attributes = rest[end:].lstrip(", ")
-    return Instruction(found[2], shape, opcode, operands, inside, attributes, bool(found[1]))
+    return Instruction(found[2], shape, opcode, operands, operand_text, attributes, bool(found[1]))
 
 
 def parse_shape(text: str) -> Shape:
-    """`f32[2,3]{1,0}`, or a tuple of shapes."""
+    """Parses `f32[2,3]{1,0}` or a tuple of shapes."""
     text = re.sub(r"/\*.*?\*/", "", text).strip()
     if text.startswith("("):
         return tuple(parse_shape(part) for part in _split_at_commas(text[1:-1]))
     found = ARRAY.match(text)
     if found is None:
-        raise FixArgumentsError(f"a shape in the compiled program cannot be read: {text!r:.100}")
+        raise FixArgumentsError(f"cannot parse a shape of the compiled program: {text!r:.100}")
     return HloArray(found[1], tuple(int(d.strip("<= ")) for d in found[2].split(",") if d.strip()))
 
 
 def _closing(text: str) -> int:
-    """Just behind the bracket that closes the first character of `text`."""
+    """The index after the bracket that closes the first character of `text`."""
     depth, quoted = 0, False
     for i, c in enumerate(text):
         quoted ^= c == '"' and text[i - 1] != "\\"
         depth += 0 if quoted else (c in "([{") - (c in ")]}")
         if depth == 0:
             return i + 1
-    raise FixArgumentsError(f"a bracket of the compiled program is not closed: {text!r:.100}")
+    raise FixArgumentsError(f"unclosed bracket in the compiled program: {text!r:.100}")
 
 
 def _split_at_commas(text: str) -> Iterator[str]:
-    """The parts between commas that stand in no bracket."""
+    """Splits at the commas outside of brackets."""
     depth = start = 0
     for i, c in enumerate(text):
         depth += (c in "([{") - (c in ")]}")
@@ -225,9 +224,9 @@ def _split_at_commas(text: str) -> Iterator[str]:
 def runs(
     module: Module, weight: Callable[[ComputationRun], float], branch: int | None = None
 ) -> list[ComputationRun]:
-    """Every instruction that one step may run, with how often.
+    """Every instruction that one step may run, and how often.
 
-    Of a conditional, one branch counts: the one with the largest `weight`, or number `branch`.
+    One branch of each conditional is counted: number `branch`, or the one of largest `weight`.
     """
 
     def walk(computation: Computation, outer: ComputationRun) -> list[ComputationRun]:
@@ -264,12 +263,12 @@ def runs(
 
 
 def _trip_count(module: Module, outside: Computation, loop: Instruction) -> int | None:
-    """How often a loop runs: as the compiler says, or else as start, step and limit tell."""
+    """The trip count that the compiler states, or that follows from start, step and limit."""
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
     if known:
         return int(known[1])
     condition, body = module.called(loop)
-    limit = _compared_with(module, condition)
+    limit = _loop_limit(module, condition)
     if limit is None:
         return None
     index, end, inclusive = limit
@@ -280,42 +279,42 @@ def _trip_count(module: Module, outside: Computation, loop: Instruction) -> int 
     return max(0, math.ceil((end + inclusive - start) / step))
 
 
-def _compared_with(module: Module, condition: Computation) -> tuple[int, int, bool] | None:
-    """`(element, limit, whether the limit is included)` of a loop that runs to a constant."""
-    root, inside = condition.source(condition.root), condition
+def _loop_limit(module: Module, condition: Computation) -> tuple[int, int, bool] | None:
+    """For a loop up to a constant: `(tuple index of the counter, limit, limit is included)`."""
+    root = condition.source(condition.root)
     values = [condition.source(condition.instructions[n]) for n in root.operands]
     if root.opcode == "fusion":
-        (inside,) = module.called(root)
-        root = inside.source(inside.root)
+        (body,) = module.called(root)
+        root = body.source(body.root)
         if root.opcode != "compare":
             return None
-        operands = [inside.source(inside.instructions[n]) for n in root.operands]
-        values = [values[int(o.inside)] if o.opcode == "parameter" else o for o in operands]
+        operands = [body.source(body.instructions[n]) for n in root.operands]
+        values = [values[int(o.operand_text)] if o.opcode == "parameter" else o for o in operands]
     direction = root.attribute("direction")
     if root.opcode != "compare" or direction not in ("LT", "LE") or len(values) != 2:
         return None
     index, limit = values
     if index.opcode != "get-tuple-element" or limit.opcode != "constant":
         return None
-    return int(index.attribute("index") or 0), int(limit.inside), direction == "LE"
+    return int(index.attribute("index") or 0), int(limit.operand_text), direction == "LE"
 
 
-def _constant(made: Instruction, computation: Computation, index: int) -> int | None:
+def _constant(value: Instruction, computation: Computation, index: int) -> int | None:
     """Element `index` of a tuple, if it is a constant."""
-    if made.opcode != "tuple":
+    if value.opcode != "tuple":
         return None
-    value = computation.source(computation.operand(made, index))
-    return int(value.inside) if value.opcode == "constant" else None
+    element = computation.source(computation.operand(value, index))
+    return int(element.operand_text) if element.opcode == "constant" else None
 
 
 def _constant_step(body: Computation, index: int) -> int | None:
-    """What a loop's body adds to element `index`, if that is a constant."""
+    """The constant that a loop's body adds to element `index`, or None."""
     if body.root.opcode != "tuple":
         return None
     added = body.source(body.operand(body.root, index))
     if added.opcode != "add":
         return None
     parts = [body.source(body.operand(added, i)) for i in (0, 1)]
-    steps = [int(p.inside) for p in parts if p.opcode == "constant"]
-    own = [p for p in parts if p.opcode == "get-tuple-element" and p.numbers("index") == (index,)]
-    return steps[0] if len(steps) == 1 and len(own) == 1 else None
+    steps = [int(p.operand_text) for p in parts if p.opcode == "constant"]
+    elements = [p.numbers("index") for p in parts if p.opcode == "get-tuple-element"]
+    return steps[0] if len(steps) == 1 and elements == [(index,)] else None

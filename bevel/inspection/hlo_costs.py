@@ -1,7 +1,7 @@
-"""FLOPs and memory traffic of a compiled program, loops counted as often as they run.
+"""Estimate the FLOPs and memory traffic of a compiled program.
 
-The compiler's own analysis counts the body of a loop once. Here only matrix products and
-convolutions have FLOPs: all else is bound by memory.
+The body of a loop is counted as often as it runs; the compiler's own analysis counts it once. Only
+matrix products and convolutions have FLOPs, because everything else is bound by memory.
 """
 
 import math
@@ -18,14 +18,14 @@ from bevel.inspection.hlo import (
     bytes_of,
 )
 
-# What moves no data: names, or bodies whose own instructions are counted.
+# Opcodes that move no data themselves. The bodies of calls are counted by their instructions.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional"}
 FREE |= {"call", "after-all", "partition-id", "replica-id", "opt-barrier", "optimization-barrier"}
 PRODUCT_CALLS = ("__cublas$", "__onednn$matmul", "__cublas$lt$matmul", "__triton_gemm")
 
 
 def flops(runs: Iterable[ComputationRun]) -> tuple[float, list[str]]:
-    """FLOPs of all products of a step on one device, and names of products that cannot be read."""
+    """FLOPs of all products of a step on one device, and names of products of unknown size."""
     total, unread = 0.0, list[str]()
     for run in runs:
         found = _flops_of(run.instruction, run.computation)
@@ -38,17 +38,17 @@ def flops(runs: Iterable[ComputationRun]) -> tuple[float, list[str]]:
 
 
 def _flops_of(instruction: Instruction, computation: Computation) -> float | None:
-    """FLOPs of one product, 0 of what is none, None where its sizes cannot be read."""
+    """FLOPs of one product, 0 for other instructions, None if the sizes are unknown."""
     target = instruction.attribute("custom_call_target") or ""
     if instruction.opcode == "dot":
         contracted = instruction.numbers("lhs_contracting_dims")
     elif instruction.opcode == "convolution":
         return _convolution_flops(instruction, computation)
     elif any(name in target for name in PRODUCT_CALLS):
-        listed = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
-        if listed is None:
+        dims = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
+        if dims is None:
             return None
-        contracted = tuple(map(int, re.findall(r"\d+", listed[1])))
+        contracted = tuple(map(int, re.findall(r"\d+", dims[1])))
     else:
         return None if "conv" in target.lower() else 0.0
     left = arrays(computation.operand(instruction).shape)[0]
@@ -57,7 +57,7 @@ def _flops_of(instruction: Instruction, computation: Computation) -> float | Non
 
 
 def _convolution_flops(instruction: Instruction, computation: Computation) -> float | None:
-    """Each output takes one product with every weight of its kernel."""
+    """Each output element multiplies every weight of its kernel once."""
     labels = re.search(r"dim_labels=\w+_(\w+)->(\w+)", instruction.attributes)
     if labels is None:
         return None
@@ -79,7 +79,7 @@ def traffic(module: Module, runs: Iterable[ComputationRun]) -> float:
 
 
 def _traffic_of(module: Module, instruction: Instruction, computation: Computation) -> float:
-    """Operands and result; of what is cut out of, or put into, a larger array, only that part."""
+    """Bytes of operands and result. A slice or an update counts only the part that it touches."""
     operands = [computation.instructions[name] for name in instruction.operands]
     if instruction.opcode in ("dynamic-slice", "slice", "gather"):
         return 2.0 * bytes_of(instruction.shape)
@@ -90,37 +90,38 @@ def _traffic_of(module: Module, instruction: Instruction, computation: Computati
         return float(bytes_of(instruction.shape) + sum(bytes_of(o.shape) for o in operands))
     (body,) = bodies
     read = sum(_bytes_read(body, i) for i in range(len(operands)))
-    return read + _written(body)
+    return read + _bytes_written(body)
 
 
 def _bytes_read(fusion: Computation, number: int) -> float:
-    """What a fusion reads of an operand: if it is only cut from, the pieces."""
+    """What a fusion reads of an operand: all of it, or only slices."""
     parameter = fusion.parameter(number)
     total = 0.0
-    for user in _reached(fusion, parameter):
+    for user in _users(fusion, parameter):
         if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands:
             total += bytes_of(user.shape)
-        elif user.opcode == "dynamic-update-slice" and _into(fusion, user, parameter):
-            continue  # in place
+        elif user.opcode == "dynamic-update-slice" and _updates(fusion, user, parameter):
+            continue  # an update in place reads nothing
         else:
             return float(bytes_of(parameter.shape))
     return total
 
 
-def _reached(computation: Computation, value: Instruction) -> list[Instruction]:
-    """The users of a value, seen through what only renames it."""
-    found = []
+def _users(computation: Computation, value: Instruction) -> list[Instruction]:
+    """The instructions that use a value, directly or through copies."""
+    users = []
     for user in computation.users[value.name]:
-        found += _reached(computation, user) if user.opcode in ("bitcast", "copy") else [user]
-    return found
+        users += _users(computation, user) if user.opcode in ("bitcast", "copy") else [user]
+    return users
 
 
-def _into(computation: Computation, update: Instruction, value: Instruction) -> bool:
+def _updates(computation: Computation, update: Instruction, value: Instruction) -> bool:
+    """Whether a dynamic-update-slice writes into `value`."""
     return computation.source(computation.operand(update)) is value
 
 
-def _written(fusion: Computation) -> float:
-    """What a fusion writes: an update in place, or its whole result."""
+def _bytes_written(fusion: Computation) -> float:
+    """What a fusion writes: the updated slices, or its full results."""
     root = fusion.source(fusion.root)
     outputs = [root]
     if root.opcode == "tuple":
@@ -135,9 +136,9 @@ def _written(fusion: Computation) -> float:
 
 
 def sliced_bytes(module: Module, computation: Computation, reduced: Instruction, parts: int) -> int:
-    """Bytes of an all-reduce of which each device keeps one of `parts` equal pieces only.
+    """Bytes of an all-reduce of which each device uses only one of `parts` equal slices.
 
-    That is a reduce-scatter: the CPU's compiler has no pass to say so.
+    Other backends turn it into a reduce-scatter, but the CPU compiler has no such pass.
     """
     done = [u for u in computation.users[reduced.name] if u.opcode.endswith("-done")]
     result = done[0] if done else reduced
@@ -148,14 +149,14 @@ def sliced_bytes(module: Module, computation: Computation, reduced: Instruction,
     return sum(
         bytes_of(e.shape)
         for e in elements
-        if _only_pieces(module, computation, e, arrays(e.shape)[0].size // parts)
+        if _only_sliced(module, computation, e, arrays(e.shape)[0].size // parts)
     )
 
 
-def _only_pieces(module: Module, computation: Computation, value: Instruction, size: int) -> bool:
-    """Whether a value is used, and only by slices with `size` elements, also inside fusions."""
+def _only_sliced(module: Module, computation: Computation, value: Instruction, size: int) -> bool:
+    """Whether a value has uses and all are slices of `size` elements, also inside fusions."""
 
-    def takes_a_piece(user: Instruction) -> bool:
+    def slices(user: Instruction) -> bool:
         if user.opcode in ("dynamic-slice", "slice"):
             return arrays(user.shape)[0].size == size
         if user.opcode != "fusion":
@@ -163,8 +164,8 @@ def _only_pieces(module: Module, computation: Computation, value: Instruction, s
         (body,) = module.called(user)
         origin = computation.source(value)
         sources = [computation.source(computation.instructions[n]) for n in user.operands]
-        places = [i for i, source in enumerate(sources) if source is origin]
-        return all(_only_pieces(module, body, body.parameter(i), size) for i in places)
+        numbers = [i for i, source in enumerate(sources) if source is origin]
+        return all(_only_sliced(module, body, body.parameter(i), size) for i in numbers)
 
-    users = _reached(computation, value)
-    return bool(users) and all(map(takes_a_piece, users))
+    users = _users(computation, value)
+    return bool(users) and all(map(slices, users))

@@ -1,12 +1,12 @@
-"""Where each leaf of a tree lies: arrays, shapes, and values inside `jit`.
+"""Find the sharding of each leaf of a tree: arrays, shapes, and values inside `jit`.
 
-| leaf | what says where it lies |
+| leaf | where its sharding is known from |
 | --- | --- |
-| array, ShapeDtypeStruct with a sharding | its sharding |
-| value inside `jit`, all axes of its mesh Explicit | its type |
-| value inside `jit` otherwise | the compiler, when it has placed everything |
+| array, ShapeDtypeStruct with a sharding | its `sharding` |
+| value inside `jit`, on a mesh with only Explicit axes | its type |
+| other value inside `jit` | the compiler, once the program is compiled |
 | value inside `shard_map` | it is one shard, and its type says over which axes shards differ |
-| NumPy array, number, shape without a sharding | nothing |
+| NumPy array, number, shape without a sharding | it has none |
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from bevel.sharding.flax_boxes import is_box, unboxed
 
 @dataclasses.dataclass(frozen=True)
 class LeafSharding:
-    """One leaf: what it is, and where it lies as far as is known."""
+    """One leaf and its sharding, as far as it is known."""
 
     path: str
     shape: tuple[int, ...]
@@ -34,11 +34,11 @@ class LeafSharding:
     itemsize: int
     sharding: Sharding | None
     note: str = ""
-    copies: int | None = None  # of a shard inside shard_map, if types say
+    copies: int | None = None  # of a shard inside shard_map, if its type says so
 
     @property
     def shard_shape(self) -> tuple[int, ...]:
-        """The shape of the largest shard; the whole where nothing is known."""
+        """The shape of the largest shard, or of the array if no sharding is known."""
         if self.sharding is None:
             return self.shape
         try:
@@ -48,7 +48,7 @@ class LeafSharding:
             return tuple(map(max, zip(*sizes, strict=True)))
 
     def indices(self) -> dict[Any, tuple[slice, ...]]:
-        """The part of the whole that each device holds; an abstract mesh numbers its devices."""
+        """The index of each device's shard. Devices of an abstract mesh are numbered from 0."""
         if self.sharding is None:
             return {}
         sharding = self.sharding
@@ -57,7 +57,7 @@ class LeafSharding:
         return dict(sharding.devices_indices_map(self.shape))
 
     def bytes_by_device(self) -> dict[Any, int]:
-        """Bytes on each device, by its number."""
+        """Bytes on each device, by device id."""
         return {
             getattr(device, "id", device): math.prod(_lengths(index, self.shape)) * self.itemsize
             for device, index in self.indices().items()
@@ -71,34 +71,34 @@ def _lengths(index: tuple[slice, ...], shape: tuple[int, ...]) -> list[int]:
 def abstract_indices(
     sharding: NamedSharding, shape: tuple[int, ...]
 ) -> dict[int, tuple[slice, ...]]:
-    """What `devices_indices_map` gives, for a mesh without devices; their numbers instead."""
+    """`devices_indices_map` for an abstract mesh, with numbers instead of devices."""
     sizes = sharding.mesh.shape
-    found = {}
-    for number, place in enumerate(np.ndindex(*sizes.values())):
-        at = dict(zip(sizes, place, strict=True))
+    indices = {}
+    for number, coordinates in enumerate(np.ndindex(*sizes.values())):
+        coordinate = dict(zip(sizes, coordinates, strict=True))
         index = []
         for d, size in enumerate(shape):
             entry = sharding.spec.partitions[d] if d < len(sharding.spec.partitions) else None
             axes = types.spec_axes(entry)
             part = 0
             for axis in axes:
-                part = part * sizes[axis] + at[axis]
-            each = -(-size // math.prod(sizes[axis] for axis in axes))
-            start, stop = min(part * each, size), min((part + 1) * each, size)
+                part = part * sizes[axis] + coordinate[axis]
+            length = -(-size // math.prod(sizes[axis] for axis in axes))
+            start, stop = min(part * length, size), min((part + 1) * length, size)
             index.append(slice(start, stop) if axes else slice(None))
-        found[number] = tuple(index)
-    return found
+        indices[number] = tuple(index)
+    return indices
 
 
 Report = Callable[[list[LeafSharding]], None]
 
 
 def leaf_shardings(tree: Any, when_compiled: Report | None = None) -> list[LeafSharding]:
-    """Where each leaf lies, as far as is known now.
+    """The sharding of each leaf, as far as it is known now.
 
-    `when_compiled` is called with all of them when the compiler has placed those inside `jit` that
-    were not known: once for each time that it compiles the program. A value under `vmap` has the
-    batch in front then. It is not called if all is known now.
+    If the compiler still has to choose the sharding of some leaves, `when_compiled` is called with
+    all leaves each time the program is compiled. Values under `vmap` then have the batch dimension
+    in front. If all shardings are known now, it is not called.
     """
     flat = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_box)
     known = [
@@ -107,21 +107,21 @@ def leaf_shardings(tree: Any, when_compiled: Report | None = None) -> list[LeafS
     ]
     if when_compiled is None:
         return known
-    open_leaves = {
+    undecided = {
         i: unboxed(leaf) for i, (_, leaf) in enumerate(flat) if known[i].note == COMPILER_DECIDES
     }
-    seen = dict[int, LeafSharding]()
+    decided = dict[int, LeafSharding]()
 
-    def placed(i: int, shape: tuple[int, ...], sharding: Sharding) -> None:
+    def add(i: int, shape: tuple[int, ...], sharding: Sharding) -> None:
         batched = len(shape) - len(known[i].shape)
-        said = f"batched by vmap, {batched} in front" if batched else ""
-        seen[i] = dataclasses.replace(known[i], shape=shape, sharding=sharding, note=said)
-        if len(seen) == len(open_leaves):
-            when_compiled([seen.get(k, row) for k, row in enumerate(known)])
-            seen.clear()
+        note = f"batched by vmap, {batched} in front" if batched else ""
+        decided[i] = dataclasses.replace(known[i], shape=shape, sharding=sharding, note=note)
+        if len(decided) == len(undecided):
+            when_compiled([decided.get(k, row) for k, row in enumerate(known)])
+            decided.clear()
 
-    for i, leaf in open_leaves.items():
-        _ask_the_compiler(leaf, functools.partial(placed, i))
+    for i, leaf in undecided.items():
+        _inspect_when_compiled(leaf, functools.partial(add, i))
     return known
 
 
@@ -133,26 +133,27 @@ def _leaf_sharding(path: str, leaf: Any) -> LeafSharding:
         leaf = np.asarray(leaf)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise FixArgumentsError(
-            f"{path or 'the tree'} is a {type(leaf).__name__}, not an array: it lies nowhere."
+            f"{path or 'the tree'} is a {type(leaf).__name__}, not an array: remove such leaves, "
+            "for example with equinox.partition or flax.nnx.split."
         )
     name = getattr(leaf.dtype, "name", None) or str(leaf.dtype)
     found = LeafSharding(path, tuple(leaf.shape), name, leaf.dtype.itemsize, None)
     if not isinstance(leaf, jax.core.Tracer):
         sharding = getattr(leaf, "sharding", None)
-        where = "no sharding" if isinstance(leaf, jax.ShapeDtypeStruct) else "on the host"
-        note = "" if sharding is not None else where
+        missing = "no sharding" if isinstance(leaf, jax.ShapeDtypeStruct) else "on the host"
+        note = "" if sharding is not None else missing
         return dataclasses.replace(found, sharding=sharding, note=note)
     manual = types.manual_axes()
     if manual:
-        return _shard_within(found, leaf, manual)
+        return _manual_shard(found, leaf, manual)
     explicit = types.explicit_sharding(leaf)
     if explicit is not None and set(explicit.mesh.axis_types) == {AxisType.Explicit}:
         return dataclasses.replace(found, sharding=explicit)
     return dataclasses.replace(found, note=COMPILER_DECIDES)
 
 
-def _shard_within(found: LeafSharding, leaf: Any, manual: tuple[str, ...]) -> LeafSharding:
-    """A value inside `shard_map`: every device has one of this shape."""
+def _manual_shard(found: LeafSharding, leaf: Any, manual: tuple[str, ...]) -> LeafSharding:
+    """A value inside `shard_map`: each device has a shard of this shape."""
     if not types.types_track_varying_axes():
         return dataclasses.replace(found, note=f"one shard over {', '.join(manual)}")
     varying = [axis for axis in manual if axis in types.varying_axes(leaf)]
@@ -162,19 +163,19 @@ def _shard_within(found: LeafSharding, leaf: Any, manual: tuple[str, ...]) -> Le
     return dataclasses.replace(found, note=note, copies=copies)
 
 
-def _ask_the_compiler(x: Any, answer: Callable[[tuple[int, ...], Sharding], None]) -> None:
-    """Calls `answer(shape, sharding)` when the compiler has placed `x`."""
+def _inspect_when_compiled(x: Any, callback: Callable[[tuple[int, ...], Sharding], None]) -> None:
+    """Calls `callback(shape, sharding)` when the compiler has chosen the sharding of `x`."""
 
     @jax.custom_batching.custom_vmap
-    def look(x: Any) -> tuple[()]:
+    def inspect(x: Any) -> tuple[()]:
         shape = tuple(x.shape)
-        jax.debug.inspect_array_sharding(x, callback=lambda sharding: answer(shape, sharding))
+        jax.debug.inspect_array_sharding(x, callback=lambda sharding: callback(shape, sharding))
         return ()
 
-    # JAX would report the place of the batched array under the shape of one element.
-    @look.def_vmap
-    def look_at_the_batch(size: int, batched: Any, x: Any) -> tuple[tuple[()], tuple[()]]:
-        look(x)
+    # Without this rule, JAX reports the batched array's sharding with the unbatched shape.
+    @inspect.def_vmap
+    def inspect_batched(size: int, batched: Any, x: Any) -> tuple[tuple[()], tuple[()]]:
+        inspect(x)
         return (), ()
 
-    look(jax.lax.stop_gradient(x))
+    inspect(jax.lax.stop_gradient(x))

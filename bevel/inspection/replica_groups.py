@@ -1,6 +1,6 @@
-"""Which devices a collective joins, in each notation of compiled text, and which mesh axes.
+"""Parse the device groups of collectives in HLO text, and find the mesh axes that they span.
 
-Devices are numbered by their place in the mesh, counted along its last axis first.
+Devices are numbered in the row-major order of the mesh.
 """
 
 import math
@@ -15,13 +15,14 @@ Groups = list[list[int]]
 
 
 def parse_groups(text: str, devices: int) -> Groups:
-    """The groups that `replica_groups=` lists, of a program on so many `devices`.
+    """Parses the value of `replica_groups=` in a program on `devices` devices.
 
-    * `{{0,1},{2,3}}`: as they are; `{}`: all devices in one;
-    * `[2,4]<=[4,2]T(1,0)`: 0, 1, 2, ... in the shape on the right, its axes transposed, cut into
-      the shape on the left, whose rows are the groups;
-    * `mesh['a'=4,'b'=2] {'a'}`: those that differ in the named axes only. `'a':(2)2` is a part of
-      an axis: seen as sizes (2, 2, rest), the second. `device_ids=(...)` renames the devices.
+    * `{{0,1},{2,3}}` lists the groups; `{}` is one group of all devices.
+    * `[2,4]<=[4,2]T(1,0)` arranges 0, 1, 2, ... in the shape on the right, transposes it, and
+      reshapes it to the shape on the left. Each row is a group.
+    * `mesh['a'=4,'b'=2] {'a'}` groups devices that differ only in the named axes. `'a':(2)2` is
+      a part of an axis: the second factor of sizes (2, 2, rest). `device_ids=(...)` renumbers
+      the devices.
     """
     text = text.strip()
     if text.startswith("mesh"):
@@ -40,11 +41,11 @@ def _iota_groups(text: str) -> Groups:
     found = re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if found is None:
         raise _unreadable(text)
-    shape, order, turned = (
+    groups, shape, permutation = (
         [int(n) for n in part.split(",")] if part else None for part in found.groups()
     )
-    numbers = np.arange(math.prod(order or ())).reshape(order or ())
-    return numbers.transpose(turned).reshape(shape or ()).tolist()
+    numbers = np.arange(math.prod(shape or ())).reshape(shape or ())
+    return numbers.transpose(permutation).reshape(groups or ()).tolist()
 
 
 def _mesh_groups(text: str) -> Groups:
@@ -54,61 +55,63 @@ def _mesh_groups(text: str) -> Groups:
     sizes = {n: int(s) for n, s in re.findall(r"'?([^',=]+)'?=(\d+)", found[1])}
     numbers = np.arange(math.prod(sizes.values()))
     if found[2]:
-        numbers = _renamed(found[2], numbers)
-    # Every axis is cut into (before, the part itself, after), so that parts are axes.
+        numbers = _renumbered(found[2], numbers)
+    # Every axis is split into (before, part, after), so that each part is a dimension.
     parts = {n: (p, s) for n, p, s in re.findall(r"'?([^',:]+)'?:\((\d+)\)(\d+)", found[3])}
     named = re.findall(r"[^',]+", re.sub(r":\(\d+\)\d+", "", found[3]))
     if len(set(named)) < len(named) or not set(named) <= set(sizes):
-        raise _unreadable(text)  # two parts of one axis
+        raise _unreadable(text)  # for example two parts of one axis
     shape: list[int] = []
-    inside: list[int] = []
+    within: list[int] = []  # dimensions along which the members of a group differ
     for name, size in sizes.items():
-        before, own = map(int, parts.get(name, (1, size)))
-        inside += [len(shape) + 1] if name in named else []
-        shape += [before, own, size // before // own]
-    outside = [d for d in range(len(shape)) if d not in inside]
-    turned = numbers.reshape(shape).transpose([*outside, *inside])
-    return turned.reshape(-1, math.prod(shape[d] for d in inside)).tolist()
+        before, part = map(int, parts.get(name, (1, size)))
+        within += [len(shape) + 1] if name in named else []
+        shape += [before, part, size // before // part]
+    others = [d for d in range(len(shape)) if d not in within]
+    transposed = numbers.reshape(shape).transpose([*others, *within])
+    return transposed.reshape(-1, math.prod(shape[d] for d in within)).tolist()
 
 
-def _renamed(text: str, numbers: np.ndarray) -> np.ndarray:
-    """The devices of a mesh that are not 0, 1, 2, ...: `[4,2]T(1,0)`, or listed."""
-    turned = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
-    if turned is None:
-        listed = [int(n) for n in re.findall(r"\d+", text)]
-        if sorted(listed) != numbers.tolist():
+def _renumbered(text: str, numbers: np.ndarray) -> np.ndarray:
+    """The devices in `device_ids=`: a transposed range such as `[4,2]T(1,0)`, or a list."""
+    found = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if found is None:
+        ids = [int(n) for n in re.findall(r"\d+", text)]
+        if sorted(ids) != numbers.tolist():
             raise _unreadable(text)
-        return np.array(listed)
-    shape, order = ([int(n) for n in part.split(",")] if part else None for part in turned.groups())
-    return numbers.reshape(shape or ()).transpose(order).ravel()
+        return np.array(ids)
+    shape, permutation = (
+        [int(n) for n in part.split(",")] if part else None for part in found.groups()
+    )
+    return numbers.reshape(shape or ()).transpose(permutation).ravel()
 
 
 def parse_pairs(text: str) -> list[tuple[int, int]]:
-    """`source_target_pairs={{0,1},{1,0}}`."""
+    """Parses `source_target_pairs={{0,1},{1,0}}`."""
     return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text)]
 
 
 def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], bool]:
-    """The mesh axes along which members of a group differ, and whether groups span them whole."""
+    """The mesh axes along which members of a group differ, and whether groups span all of them."""
     if max(map(max, groups)) >= math.prod(mesh.values()):
         raise FixArgumentsError(
-            f"the compiled program joins device {max(map(max, groups))}, and the mesh "
-            f"{dict(mesh)} has {math.prod(mesh.values())} devices: give the mesh of this step."
+            f"the compiled program uses device {max(map(max, groups))}, but the mesh "
+            f"{dict(mesh)} has {math.prod(mesh.values())} devices: pass the mesh of this step."
         )
-    places = np.stack(np.unravel_index(np.array(groups), tuple(mesh.values())), axis=-1)
-    differ = (places != places[:, :1]).any((0, 1))
-    axes = tuple(name for name, moves in zip(mesh, differ, strict=True) if moves)
+    coordinates = np.stack(np.unravel_index(np.array(groups), tuple(mesh.values())), axis=-1)
+    differ = (coordinates != coordinates[:, :1]).any((0, 1))
+    axes = tuple(name for name, differs in zip(mesh, differ, strict=True) if differs)
     return axes, len(groups[0]) == math.prod(mesh[a] for a in axes)
 
 
 def axes_of_pairs(pairs: Sequence[tuple[int, int]], mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes along which values are passed on."""
+    """The mesh axes along which a permute sends values."""
     moved = [[source, target] for source, target in pairs if source != target]
     return axes_of_groups(moved, mesh)[0] if moved else ()
 
 
 def _unreadable(text: str) -> FixArgumentsError:
     return FixArgumentsError(
-        f"the devices of a collective are written in a way that is not known: {text!r:.120}. "
-        "This is a newer notation of XLA: please report it."
+        f"the device groups of a collective have an unknown notation: {text!r:.120}. "
+        "It may come from a newer XLA: please report it."
     )

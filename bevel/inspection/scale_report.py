@@ -1,4 +1,4 @@
-"""A step on more and more devices, on paper: tables, a plot, and how far to trust them."""
+"""The report of `scale`: tables, a plot, and extrapolation to more devices."""
 
 import dataclasses
 import math
@@ -10,22 +10,22 @@ import numpy as np
 from bevel.sharding.tables import rich_table, short, wrapped
 
 LABEL = (
-    "Compiled for virtual CPU devices and never run: what is sent and held is as the CPU's "
-    "partitioner has it. Another backend fuses more, and may hold and send less. Times are "
-    "estimates from the given speeds."
+    "Compiled for virtual CPU devices and never run: what is sent and held comes from the CPU "
+    "partitioner. Another backend fuses more, and may hold and send less. Times are estimates "
+    "from the given speeds."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Speeds:
-    """What a device can do, in FLOPs and bytes per second. The defaults are those of an H200.
+    """The speeds of a device, in FLOPs and bytes per second. The defaults are for an H200.
 
     Attributes:
-      flops: of matrix products; the default is what bfloat16 was measured at.
-      memory: of reading and writing its memory; the default was measured.
-      link: of sending to a neighbour, in one direction: a number, or one for each mesh axis. The
-        default is NVLink's nominal one: axes that cross hosts need their own.
-      latency: seconds that every collective takes, however small.
+      flops: speed of matrix products. The default was measured with bfloat16.
+      memory: bandwidth of the device memory. The default was measured.
+      link: bandwidth to a neighbour in one direction: a number, or one for each mesh axis. The
+        default is the nominal bandwidth of NVLink; set it for axes that cross hosts.
+      latency: seconds that every collective takes at least.
     """
 
     flops: float = 7.7e14
@@ -34,7 +34,7 @@ class Speeds:
     latency: float = 1e-5
 
     def of_axes(self, axes: Sequence[str]) -> float:
-        """The slowest link of a collective."""
+        """The bandwidth of the slowest link among `axes`."""
         if isinstance(self.link, Mapping):
             return min((self.link[a] for a in axes), default=math.inf)
         return self.link
@@ -42,15 +42,15 @@ class Speeds:
 
 @dataclasses.dataclass(frozen=True)
 class ScaleRow:
-    """One mesh and batch; figures are of one device and one step."""
+    """The figures for one mesh and batch size, on one device and for one step."""
 
-    scaling: str  # weak: as many examples per device; strong: as many in all
+    scaling: str  # weak: constant batch per device; strong: constant total batch
     devices: int
     mesh: dict[str, int]
     batch: int
     extrapolated: bool
     held: dict[str, float]  # bytes, by role
-    activations: float  # and other temporary bytes
+    activations: float  # bytes, with all other temporaries
     peak: float
     flops: float
     traffic: float
@@ -58,7 +58,7 @@ class ScaleRow:
     error: str | None = None
 
     def times(self, speeds: Speeds) -> dict[str, float]:
-        """Seconds: of products, of memory, of links, and of a step with all and no overlap."""
+        """Seconds for products, memory and links, and for a step with and without overlap."""
         link = sum(
             c["sent"] / speeds.of_axes(name.split(" over ")[1].split("+"))
             + c["count"] * speeds.latency
@@ -75,21 +75,21 @@ class ScaleRow:
         }
 
     def sent(self) -> dict[str, float]:
-        """Bytes by kind of collective."""
-        found: dict[str, float] = {}
+        """Bytes sent by each kind of collective."""
+        sent: dict[str, float] = {}
         for name, c in self.collectives.items():
             kind = name.split(" over ")[0]
-            found[kind] = found.get(kind, 0.0) + c["sent"]
-        return found
+            sent[kind] = sent.get(kind, 0.0) + c["sent"]
+        return sent
 
 
-def failed(scaling: str, devices: int, mesh: dict[str, int], batch: int, error: str) -> ScaleRow:
-    return ScaleRow(scaling, devices, mesh, batch, False, {}, 0.0, 0.0, 0.0, 0.0, {}, error)
+def failed_row(scaling: str, n: int, mesh: dict[str, int], batch: int, error: str) -> ScaleRow:
+    return ScaleRow(scaling, n, mesh, batch, False, {}, 0.0, 0.0, 0.0, 0.0, {}, error)
 
 
 @dataclasses.dataclass(frozen=True)
 class ScaleReport:
-    """Weak and strong scaling of a step. Print it, plot it, or take `to_dict()`."""
+    """Weak and strong scaling of a step. Print it, plot it, or convert it with `to_dict()`."""
 
     rows: list[ScaleRow]
     speeds: Speeds
@@ -111,8 +111,8 @@ class ScaleReport:
     def __str__(self) -> str:
         parts: list[Any] = []
         for scaling, title in (
-            ("weak", "Weak scaling: as many examples on each device"),
-            ("strong", "Strong scaling: as many examples in all"),
+            ("weak", "Weak scaling: the batch size of each device stays the same"),
+            ("strong", "Strong scaling: the total batch size stays the same"),
         ):
             parts += [title, "", self.table(scaling), ""]
         return wrapped(*parts, LABEL, *self.notes, width=200)
@@ -141,14 +141,14 @@ class ScaleReport:
             short(row.peak, "B"),
             short(row.flops),
             *(short(sent.get(kind, 0.0), "B") for kind in kinds),
-            *(seconds(t[name]) for name in ("products", "memory", "links")),
-            f"{seconds(t['overlapped'])} to {seconds(t['serial'])}",
+            *(format_seconds(t[name]) for name in ("products", "memory", "links")),
+            f"{format_seconds(t['overlapped'])} to {format_seconds(t['serial'])}",
             short(row.batch / t["serial"]) if t["serial"] else "-",
             f"{100 * self.efficiency(row):.0f}%",
         ]
 
     def efficiency(self, row: ScaleRow) -> float:
-        """Examples per second and device, of those on the fewest devices; nothing overlaps."""
+        """Examples per second and device, relative to the fewest devices, without overlap."""
         base = next(r for r in self.of(row.scaling) if not r.error)
 
         def rate(r: ScaleRow) -> float:
@@ -158,7 +158,7 @@ class ScaleReport:
         return rate(row) / rate(base)
 
     def plot(self, path: str) -> None:
-        """Draws examples per second against devices, and what would be ideal, as an SVG file."""
+        """Plots examples per second against devices, with ideal scaling, to an SVG file."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(10, 4), layout="constrained")
@@ -177,25 +177,25 @@ class ScaleReport:
             axes.loglog(n, ideal, "k:", base=2, label="ideal (serial)")
             axes.set(title=f"{scaling} scaling", xlabel="devices", ylabel="examples per second")
             axes.legend(title="hollow: extrapolated")
-        figure.suptitle("estimated from the CPU partitioner's program")
+        figure.suptitle("estimated from the program of the CPU partitioner")
         figure.savefig(path)
 
 
-def seconds(time: float) -> str:
+def format_seconds(time: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if time >= 0.9995 * size:
             return f"{time / size:.3g} {unit}"
     return f"{1e9 * time:.3g} ns"
 
 
-def extrapolated(
+def extrapolated_row(
     rows: Sequence[ScaleRow], axis: str, devices: int, mesh: dict[str, int], batch: int
 ) -> ScaleRow:
-    """What `rows`, of the same scaling, tell about more places on a mesh `axis`."""
+    """Extrapolates `rows`, which have the same scaling, to a larger size of a mesh `axis`."""
     counts = [row.mesh[axis] for row in rows]
 
     def guess(values: Sequence[float]) -> float:
-        return fitted(counts, values)[0](mesh[axis])
+        return fit(counts, values)[0](mesh[axis])
 
     zero = {"count": 0.0, "bytes": 0.0, "sent": 0.0}
     collectives: dict[str, dict[str, float]] = {}
@@ -217,12 +217,12 @@ def extrapolated(
     )
 
 
-def fitted(counts: Sequence[int], values: Sequence[float]) -> tuple[Any, float]:
-    """`(function of the places on an axis, largest relative error at `counts`)`.
+def fit(counts: Sequence[int], values: Sequence[float]) -> tuple[Any, float]:
+    """Fits a figure to sizes of an axis: `(function of the size, largest relative error)`.
 
-    A figure of one device is taken as a sum of parts that stay, shrink as 1/n, approach a limit as
-    1 - 1/n (rings), or grow with n, none of them negative. Only what still grows at the largest
-    of `counts` may grow on: a growing part that was fitted to noise would become all there is.
+    A figure of one device is modelled as a sum of four terms with non-negative coefficients: a
+    constant, 1/n, 1 - 1/n (rings) and n. The term n is used only if the figure still grows at the
+    largest of `counts`, because a growing term that was fitted to noise would dominate.
     """
     from scipy.optimize import nnls
 
@@ -232,13 +232,13 @@ def fitted(counts: Sequence[int], values: Sequence[float]) -> tuple[Any, float]:
         return lambda n: 0.0, 0.0
     grows = known[-1] > 1.001 * known[-2]
 
-    def parts(n: Any) -> np.ndarray:
+    def terms(n: Any) -> np.ndarray:
         n = np.asarray(n, float)
-        found = [np.ones_like(n), counts[0] / n, 1 - 1 / n, n / counts[-1]]
-        return np.stack(found[: 4 if grows else 3], axis=-1)
+        all_terms = [np.ones_like(n), counts[0] / n, 1 - 1 / n, n / counts[-1]]
+        return np.stack(all_terms[: 4 if grows else 3], axis=-1)
 
-    # Relative to each value, so that small ones count as much as large ones.
+    # Minimise relative errors, so that small values count as much as large ones.
     weight = 1 / np.maximum(known, 1e-3 * top)
-    x, _ = nnls(parts(counts) * weight[:, None], known * weight)
-    error = np.max(np.abs(parts(counts) @ x - known) * weight)
-    return lambda n: float(parts(n) @ x), float(error)
+    x, _ = nnls(terms(counts) * weight[:, None], known * weight)
+    error = np.max(np.abs(terms(counts) @ x - known) * weight)
+    return lambda n: float(terms(n) @ x), float(error)

@@ -1,7 +1,7 @@
-"""The process that compiles a step for so many virtual devices, and never runs it.
+"""Compile a step for a number of virtual devices, in the worker process of `scale`.
 
-The number of devices is fixed when JAX starts, so every number needs a process of its own. The
-request (standard input) and the answer are JSON; the compiler's warnings are on the standard error.
+JAX fixes the number of devices when it starts, so each number needs its own process. The request on
+standard input and the answer on standard output are JSON; compiler warnings go to standard error.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MARK = "bevel.scale: "  # in front of the answer, behind whatever else was printed
+MARK = "bevel.scale: "  # marks the answer among other printed lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +22,10 @@ class PlacedStep:
     """A step and the types of its arguments on a mesh.
 
     Attributes:
-      function: takes the values of `arguments`, by position.
-      arguments: role to a tree of `jax.ShapeDtypeStruct` with shardings. "params", "optimizer" and
-        "noise" are reported under these names and donated, "batch" is not; other roles are donated
-        and reported as "other".
+      function: the step. It takes the values of `arguments` by position.
+      arguments: from roles to trees of `jax.ShapeDtypeStruct` with shardings. The roles "params",
+        "optimizer", "noise" and "batch" are reported under these names, others as "other". All
+        but "batch" are donated.
     """
 
     function: Callable[..., Any]
@@ -36,24 +36,24 @@ ROLES = ("params", "optimizer", "noise", "batch", "other")
 
 
 def load(build: Mapping[str, str]) -> Callable[..., PlacedStep]:
-    """The function named by a module or file."""
+    """Imports the function from its module or file."""
     if "file" in build:
         spec = importlib.util.spec_from_file_location("scaled_step", build["file"])
         if spec is None or spec.loader is None:
-            raise ValueError(f"{build['file']} is no Python file")
+            raise ValueError(f"{build['file']} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules["scaled_step"] = module
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(build["module"])
-    found: Any = module
+    function: Any = module
     for part in build["name"].split("."):
-        found = getattr(found, part)
-    return found
+        function = getattr(function, part)
+    return function
 
 
 def measure(build: Callable[..., Any], mesh: Any, batch: int, spec: dict[str, Any]) -> dict:
-    """What one device holds, computes and sends for a batch."""
+    """What one device holds, computes and sends for a batch size."""
     import jax
 
     from bevel.inspection.collectives import inspect_step
@@ -68,7 +68,8 @@ def measure(build: Callable[..., Any], mesh: Any, batch: int, spec: dict[str, An
     report = inspect_step(compiled, mesh)
     held = dict.fromkeys(ROLES, 0)
     for role, tree in step.arguments.items():
-        held[role if role in ROLES else "other"] += sum(map(bytes_on_one, jax.tree.leaves(tree)))
+        sizes = map(bytes_per_device, jax.tree.leaves(tree))
+        held[role if role in ROLES else "other"] += sum(sizes)
     memory = report.memory
     return {
         "held": held,
@@ -83,8 +84,8 @@ def measure(build: Callable[..., Any], mesh: Any, batch: int, spec: dict[str, An
     }
 
 
-def bytes_on_one(leaf: Any) -> int:
-    """Bytes of an array on one device."""
+def bytes_per_device(leaf: Any) -> int:
+    """The size of an array's shard on one device."""
     from bevel.inspection.compiled_step import bytes_of
 
     sharding = getattr(leaf, "sharding", None)
@@ -93,17 +94,17 @@ def bytes_on_one(leaf: Any) -> int:
 
 
 def by_kind(report: Any) -> dict[str, dict[str, float]]:
-    """Sums over the collectives of one kind over the same axes: `all-reduce over data`.
+    """Totals for each kind of collective and mesh axes, such as `all-reduce over data`.
 
-    An all-reduce of which each device keeps a piece only is counted as the reduce-scatter that
-    other backends make of it.
+    An all-reduce of which each device uses only its slice counts as a reduce-scatter, which other
+    backends turn it into.
     """
-    found: dict[str, dict[str, float]] = {}
+    totals: dict[str, dict[str, float]] = {}
 
     def add(kind: str, c: Any, size: float) -> None:
         sent = c.times * dataclasses.replace(c, kind=kind, bytes=size).sent
         key = f"{kind} over {'+'.join(c.axes or ())}"
-        row = found.setdefault(key, {"count": 0, "bytes": 0.0, "sent": 0.0})
+        row = totals.setdefault(key, {"count": 0, "bytes": 0.0, "sent": 0.0})
         row["count"] += c.times
         row["bytes"] += c.times * size
         row["sent"] += sent
@@ -114,31 +115,30 @@ def by_kind(report: Any) -> dict[str, dict[str, float]]:
                 add("reduce-scatter", c, c.sliced_bytes)
             if c.bytes > c.sliced_bytes:
                 add(c.kind, c, c.bytes - c.sliced_bytes)
-    return found
+    return totals
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """For each batch size of a request, what was measured, or why it was not."""
+    """For each batch size of a request, its figures or the error."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", request["devices"])
-    warnings.simplefilter("ignore")  # donated arrays that cannot be used again
+    warnings.simplefilter("ignore")  # about donated buffers that cannot be reused
     axes = request["axes"]
     mesh = jax.make_mesh(
         tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Auto,) * len(axes)
     )
     build = load(request["build"])
-    found = {}
+    figures = {}
     for batch in request["batches"]:
         try:
-            found[str(batch)] = measure(build, mesh, batch, request["spec"])
+            figures[str(batch)] = measure(build, mesh, batch, request["spec"])
         except Exception as error:
-            # A batch that does not fit a mesh is a row of the table, not the end of it.
-            found[str(batch)] = {"error": f"{type(error).__name__}: {error}"[:500]}
-    return found
+            # A batch size that does not fit the mesh becomes a row without figures.
+            figures[str(batch)] = {"error": f"{type(error).__name__}: {error}"[:500]}
+    return figures
 
 
 def main() -> None:
-    found = answer(json.load(sys.stdin))
-    print(MARK + json.dumps(found), flush=True)
+    print(MARK + json.dumps(answer(json.load(sys.stdin))), flush=True)

@@ -1,4 +1,4 @@
-"""The report on a compiled step: what one device sends, computes and holds."""
+"""The report of `inspect_step`: what one device sends, computes and holds in a step."""
 
 import dataclasses
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from bevel.sharding.source_lines import SourceLine
 from bevel.sharding.tables import rich_table, short, wrapped
 
-# The part of `bytes` that each device sends around a ring of n.
+# The fraction of `bytes` that each device sends around a ring of n devices.
 SENT = {"all-reduce": lambda n: 2 * (n - 1) / n}
 SENT |= dict.fromkeys(("collective-permute", "collective-broadcast", "send"), lambda n: 1.0)
 NARROW = ("bf16", "f16", "f8", "f4")
@@ -14,22 +14,22 @@ NARROW = ("bf16", "f16", "f8", "f4")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One instruction that communicates."""
+    """One collective of a compiled step."""
 
     kind: str
     dtype: str
     shapes: tuple[tuple[int, ...], ...]  # of the larger side, on one device
-    bytes: int  # of that: the array that is reduced, or the one that is gathered
+    bytes: int  # of the larger side: the reduced or the gathered array
     group_size: int
     axes: tuple[str, ...] | None  # of the mesh; None if no mesh is known
-    spans_axes: bool  # False where groups are only parts of these axes
-    times: int  # in one step: trip counts multiplied; 0 in a branch that is not counted
-    trip_counts: tuple[int | None, ...]  # of the loops around it, None where it is not known
+    spans_axes: bool  # False if groups are only parts of these axes
+    times: int  # per step: the product of trip counts; 0 in a branch that is not counted
+    trip_counts: tuple[int | None, ...]  # of the enclosing loops, None if unknown
     in_branch: bool
     is_async: bool
-    sliced_bytes: int  # of an all-reduce, of which each device keeps its piece only
+    sliced_bytes: int  # the part of an all-reduce of which each device uses only its slice
     reducer: str | None  # add, maximum, ...
-    is_widened: bool  # a narrow sum that the compiler of this backend computes in float32
+    is_widened: bool  # this backend computes a narrow sum in float32
     line: SourceLine | None
     operation: str  # JAX's name for it: jit(step)/.../dot_general
     name: str
@@ -38,7 +38,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Bytes that a device sends, each time, around a ring."""
+        """Bytes that a device sends around a ring each time."""
         if self.group_size == 1:
             return 0.0
         share = SENT.get(self.kind, lambda n: (n - 1) / n)
@@ -46,14 +46,14 @@ class Collective:
 
     @property
     def is_narrow_sum(self) -> bool:
-        """A sum in less than float32, as the program asks for it."""
+        """Whether the program requests a sum in less than float32."""
         narrow = self.dtype.startswith(NARROW) or self.is_widened
         return narrow and self.reducer == "add" and self.group_size > 1
 
 
 @dataclasses.dataclass(frozen=True)
 class _Total:
-    """All collectives of one kind."""
+    """The total of all collectives of one kind."""
 
     count: int
     bytes: int
@@ -62,11 +62,11 @@ class _Total:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, as the compiler says. `peak`: at most, everything at once."""
+    """Bytes on one device according to the compiler. `peak` assumes that all are live at once."""
 
     arguments: int
     outputs: int
-    aliased: int  # outputs that lie in donated arguments
+    aliased: int  # outputs that reuse donated arguments
     temporaries: int
 
     @property
@@ -76,30 +76,30 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """What one step moves, computes and holds, on one device. Print it."""
+    """What one step sends, computes and holds on one device. Print it to see a table."""
 
     collectives: list[Collective]
     mesh: dict[str, int] | None
     devices: int
-    flops: float  # of matrix products and convolutions, loops multiplied in
-    compiler_flops: float | None  # of everything, as the compiler says: loops counted once
+    flops: float  # of matrix products and convolutions, in loops as often as they run
+    compiler_flops: float | None  # of everything according to the compiler: loops count once
     unread_products: list[str]  # library calls whose FLOPs are not in `flops`
-    traffic: float  # bytes read from and written to memory, an estimate from shapes
+    traffic: float  # bytes read from and written to memory, estimated from shapes
     memory: Memory | None
 
     @property
     def totals(self) -> dict[str, _Total]:
-        """By kind, times multiplied in."""
-        found: dict[str, _Total] = {}
+        """Totals by kind, each collective counted as often as it runs."""
+        totals: dict[str, _Total] = {}
         for c in self.collectives:
             if c.times:
-                old = found.get(c.kind, _Total(0, 0, 0.0))
-                found[c.kind] = _Total(
+                old = totals.get(c.kind, _Total(0, 0, 0.0))
+                totals[c.kind] = _Total(
                     old.count + c.times,
                     old.bytes + c.times * c.bytes,
                     old.sent + c.times * c.sent,
                 )
-        return found
+        return totals
 
     @property
     def bytes(self) -> int:
@@ -111,7 +111,7 @@ class StepReport:
 
     @property
     def unknown_loops(self) -> int:
-        """Collectives in loops whose trip count is not known: each such loop is counted once."""
+        """Collectives in loops of unknown trip count. Each such loop is counted once."""
         return sum(None in c.trip_counts for c in self.collectives)
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,11 +167,11 @@ class StepReport:
             )
         if self.unknown_loops:
             lines.append(
-                f"{self.unknown_loops} collectives are in loops whose trip count is not known: "
-                "such a loop is counted once"
+                f"{self.unknown_loops} collectives are in loops whose trip count is not known; "
+                "each such loop is counted once"
             )
         if any(c.in_branch for c in self.collectives):
-            lines.append("of each conditional, one branch is counted")
+            lines.append("only one branch is counted of each conditional")
         if self.unread_products:
             lines.append(f"FLOPs of {', '.join(self.unread_products)} are not counted")
         return lines

@@ -1,8 +1,7 @@
-"""Grids of blocks as one small SVG, without scripts or other files.
+"""Draw grids of blocks as one small SVG without scripts or external files.
 
-It has a background of its own, which follows the reader's light or dark theme together with the
-text on it, so it can be read wherever it is put. Cells have the colour of their first device and
-dark text in both themes.
+Its background and text follow the reader's light or dark theme together, so it is readable on any
+page. Cells have the colour of their first device, and dark text in both themes.
 """
 
 import html
@@ -12,7 +11,7 @@ from bevel.inspection.blocks import Grid, number_ranges
 
 LINE, MARGIN, GAP = 18, 12, 16
 CELL_WIDTH, CELL_HEIGHT = 56, 30
-LETTER = 6.7  # width of one letter of 11 px, at most
+LETTER = 6.7  # largest width of a letter at 11 px
 
 STYLE = (
     ".bevel-sharding{font:11px ui-monospace,Menlo,Consolas,monospace}"
@@ -25,7 +24,7 @@ STYLE = (
 
 
 def stacked(pictures: Sequence[tuple[str, Sequence[Grid], str]]) -> str:
-    """Pictures below one another: title, slices, note."""
+    """Stacks pictures vertically. Each is a title, slices and a note."""
     parts, y, width = list[str](), float(MARGIN), 0.0
     for title, slices, note in pictures:
         width = max(width, len(title) * LETTER, len(note) * LETTER)
@@ -58,23 +57,23 @@ def _words(text: str, y: float) -> str:
 
 
 def _cells(grid: Grid, top: float) -> tuple[list[str], float, float]:
-    """The cells of a grid, and its width and height."""
+    """Draws the cells of a grid. Returns them with its width and height."""
     labels = [[number_ranges(cell) for cell in row] for row in grid.devices]
     longest = max(len(label) for row in labels for label in row)
     width = max(CELL_WIDTH, round(longest * LETTER) + 12)
-    found = []
+    cells = []
     for i, row in enumerate(labels):
         for j, label in enumerate(row):
             x, y = MARGIN + j * width, top + i * CELL_HEIGHT
-            found.append(
+            cells.append(
                 f'<rect class="cell" x="{x}" y="{y:g}" width="{width}" height="{CELL_HEIGHT}" '
                 f'fill="{colour(grid.devices[i][j])}"/><text class="ids" x="{x + width / 2:g}" '
                 f'y="{y + CELL_HEIGHT / 2:g}">{label}</text>'
             )
-    return found, width * len(grid.columns), CELL_HEIGHT * len(grid.rows)
+    return cells, width * len(grid.columns), CELL_HEIGHT * len(grid.rows)
 
 
 def colour(devices: Sequence[int]) -> str:
-    """Light enough for dark text. Neighbours differ: hues go around by the golden angle."""
+    """A light colour for dark text. Hues advance by the golden angle, so neighbours differ."""
     hue = round(devices[0] * 137.508) % 360 if devices else 0
     return f"hsl({hue},60%,78%)"

@@ -1,4 +1,4 @@
-"""Pictures of where arrays lie: as text, and as SVG for a page."""
+"""Draw which devices hold which part of an array, as text or SVG."""
 
 import dataclasses
 import html
@@ -14,12 +14,12 @@ from bevel.inspection.blocks import Grid, grids, number_ranges
 from bevel.inspection.leaf_shardings import COMPILER_DECIDES, LeafSharding, leaf_shardings
 from bevel.sharding.tables import shown_shape, shown_spec
 
-MOST_SLICES = 16
+MAX_SLICES = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class _Picture:
-    """One array: a title, its slices, and what is not drawn."""
+    """One array: a title, its slices, and a note on what is not drawn."""
 
     title: str
     slices: tuple[Grid, ...]
@@ -28,7 +28,7 @@ class _Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """Pictures of the arrays of a tree. Print it; a notebook shows the SVG."""
+    """Pictures of the arrays of a tree. Print it as text; notebooks display the SVG."""
 
     pictures: tuple[_Picture, ...]
 
@@ -37,14 +37,14 @@ class Drawing:
 
     @property
     def svg(self) -> str:
-        """One self-contained SVG, for a file, an `<img>` or within a page, light or dark."""
+        """One self-contained SVG for a file, an `<img>` or inline use, in light and dark themes."""
         return svg.stacked(
             [(picture.title, picture.slices, picture.note) for picture in self.pictures]
         )
 
     @property
     def html(self) -> str:
-        """A whole page with the SVG and, for readers without pictures, the text."""
+        """A complete page with the SVG, and the text as an alternative."""
         text = html.escape(str(self))
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -57,45 +57,44 @@ class Drawing:
         return self.svg
 
     def save(self, path: str | Path) -> None:
-        """Writes a file; its ending says what: .svg, .html or .txt."""
+        """Writes a file in the format of its suffix: .svg, .html or .txt."""
         forms = {".svg": lambda: self.svg, ".html": lambda: self.html, ".txt": lambda: str(self)}
         file = Path(path)
         if file.suffix not in forms:
             raise FixArgumentsError(
-                f"{str(file)!r} does not end in {', '.join(forms)}: that says what is written."
+                f"{str(file)!r} does not end in {', '.join(forms)}: the suffix sets the format."
             )
         file.write_text(forms[file.suffix](), encoding="utf-8")
 
 
 def visualize(tree: Any, show: Callable[[Drawing], Any] | None = None) -> Drawing:
-    """Draws which devices hold which part of each array, of any rank.
+    """Draws which devices hold which part of each array, for arrays of any rank.
 
-    Two dimensions are drawn; those that are split come first. If more are split, there is one
-    picture for each block of the others, up to 16. A cell lists the numbers of all devices that
-    hold that part.
+    Two dimensions are drawn, split ones if possible. If more are split, there is one picture for
+    each block of the others, up to 16. A cell lists the ids of all devices that hold that part.
 
-    Args and what happens inside `jit` are those of `describe`.
+    The arguments, and the behaviour inside `jit`, are those of `describe`.
     """
 
-    def report(found: list[LeafSharding]) -> None:
-        (show or print)(Drawing(tuple(map(_picture_of, found))))
+    def report(leaves: list[LeafSharding]) -> None:
+        (show or print)(Drawing(tuple(map(_picture_of, leaves))))
 
-    found = leaf_shardings(tree, report)
-    drawing = Drawing(tuple(map(_picture_of, found)))
-    if show is not None and all(where.note != COMPILER_DECIDES for where in found):
+    leaves = leaf_shardings(tree, report)
+    drawing = Drawing(tuple(map(_picture_of, leaves)))
+    if show is not None and all(leaf.note != COMPILER_DECIDES for leaf in leaves):
         show(drawing)
     return drawing
 
 
-def _picture_of(where: LeafSharding) -> _Picture:
-    title = " ".join(filter(None, [where.path, shown_shape(where.shape), where.dtype]))
-    if isinstance(where.sharding, NamedSharding):
-        axes = ", ".join(f"{name}={size}" for name, size in where.sharding.mesh.shape.items())
-        title += f"  {shown_spec(where.sharding.spec)} on {axes}"
-    if where.sharding is None:
-        return _Picture(title, (), where.note)
-    slices, hidden = grids(where, MOST_SLICES)
-    note = "; ".join(filter(None, [where.note, f"{hidden} more slices" if hidden else ""]))
+def _picture_of(leaf: LeafSharding) -> _Picture:
+    title = " ".join(filter(None, [leaf.path, shown_shape(leaf.shape), leaf.dtype]))
+    if isinstance(leaf.sharding, NamedSharding):
+        axes = ", ".join(f"{name}={size}" for name, size in leaf.sharding.mesh.shape.items())
+        title += f"  {shown_spec(leaf.sharding.spec)} on {axes}"
+    if leaf.sharding is None:
+        return _Picture(title, (), leaf.note)
+    slices, hidden = grids(leaf, MAX_SLICES)
+    note = "; ".join(filter(None, [leaf.note, f"{hidden} more slices" if hidden else ""]))
     return _Picture(title, tuple(slices), note)
 
 
@@ -108,7 +107,7 @@ def _text_lines(picture: _Picture) -> list[str]:
 
 
 def _grid_lines(grid: Grid) -> list[str]:
-    """A grid in box characters, the devices of each block in the middle."""
+    """Draws a grid in box characters, with the devices of each block in its cell."""
     labels = [[f" {number_ranges(cell)} " for cell in row] for row in grid.devices]
     width = max(5, max(len(label) for row in labels for label in row))
 

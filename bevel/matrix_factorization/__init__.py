@@ -1,33 +1,5 @@
-"""Factorizations A = B C of a workload: noise C^-1 z costs less error than independent noise."""
+"""Factorizations A = B C of a workload, for correlated noise C^-1 z with a smaller error."""
 
-from bevel.matrix_factorization import (
-    banded,
-    buffered_toeplitz,
-    dense,
-    optimization,
-    sensitivity,
-    streaming_matrix,
-    toeplitz,
-    tree_aggregation,
-)
-from bevel.matrix_factorization.choose_mechanism import (
-    Candidate,
-    Choice,
-    choose_mechanism,
-)
-from bevel.matrix_factorization.streaming_matrix import StreamingMatrix
+from bevel.lazy import lazy_exports
 
-__all__ = [
-    "banded",
-    "buffered_toeplitz",
-    "dense",
-    "optimization",
-    "sensitivity",
-    "streaming_matrix",
-    "toeplitz",
-    "tree_aggregation",
-    "Candidate",
-    "Choice",
-    "choose_mechanism",
-    "StreamingMatrix",
-]
+__getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -1,6 +1,6 @@
-"""Banded strategies whose columns differ but all have norm 1: BandMF without the Toeplitz form.
+"""Banded strategy matrices whose columns have norm 1: BandMF without the Toeplitz constraint.
 
-JAX; called with plain numbers the functions compute in float64 and return NumPy arrays.
+The functions are JAX. With concrete arguments they compute in float64 and return NumPy arrays.
 """
 
 import dataclasses
@@ -27,37 +27,37 @@ class ColumnNormalizedBanded:
 
     Attributes:
       params: shape (n, bands). Row j holds column j of C from the diagonal down, before it is
-        divided by its norm. What would lie below the last row of C is left out.
+        divided by its norm. Entries that would lie below the last row of C are ignored.
     """
 
     params: Any
 
     @property
     def n(self) -> int:
-        """Size of C: steps."""
+        """The number of steps, which is the size of C."""
         return self.params.shape[0]
 
     @property
     def bands(self) -> int:
-        """Diagonals of C."""
+        """The number of diagonals of C."""
         return self.params.shape[1]
 
     @classmethod
     def from_banded_toeplitz(cls, n: int, coefs: Any) -> "ColumnNormalizedBanded":
-        """All columns alike, as in the Toeplitz matrix of `coefs`."""
+        """Starts from the Toeplitz matrix with first column `coefs`."""
         n = whole_number("n", n)
         checked_bands(np.shape(checked_coefs(coefs, "coefs"))[0], n)
         return _checked_strategy(cls(np.tile(np.asarray(coefs, float), (n, 1))))
 
     @classmethod
     def default(cls, n: int, bands: int) -> "ColumnNormalizedBanded":
-        """The square root of prefix sums, cut to `bands`."""
+        """The square root of the prefix-sum matrix, truncated to `bands` diagonals."""
         bands = checked_bands(bands, whole_number("n", n))
         return cls.from_banded_toeplitz(n, optimal_max_error_strategy_coefs(bands))
 
     @jax_enable_x64
     def columns(self) -> jax.Array:
-        """Columns of C in the layout of `params`, with norm 1."""
+        """The columns of C in the layout of `params`, with norm 1."""
         params = jnp.asarray(_checked_strategy(self).params, float)
         inside = np.add.outer(np.arange(self.n), np.arange(self.bands)) < self.n
         params = jnp.where(inside, params, 0.0)
@@ -69,18 +69,17 @@ class ColumnNormalizedBanded:
         columns = self.columns()
         row = np.add.outer(np.arange(self.n), np.arange(self.bands))
         column = np.broadcast_to(np.arange(self.n)[:, None], row.shape)
-        # Rows past the last one are dropped.
         return jnp.zeros((self.n, self.n)).at[row, column].add(columns, mode="drop")
 
     def inverse_as_streaming_matrix(self) -> StreamingMatrix:
-        """C^-1, one step at a time: noise of the mechanism.
+        """C^-1 as a streaming matrix, for correlated noise.
 
-        Its state is the last `bands - 1` values that went out. Steps from n on give NaN.
+        Its state is the last `bands - 1` outputs. Steps from n on give NaN.
         """
         columns, lag = self.columns(), np.arange(self.bands, dtype=np.int32)
 
         def row(step: jax.Array, dtype: Any) -> jax.Array:
-            # C[t, t - k] is entry k of column t - k. Before step 0 the ring is zero anyway.
+            # C[t, t - k] is entry k of column t - k. Before step 0 the ring holds zeros.
             column = jnp.maximum(step - lag, 0)
             values = jnp.asarray(columns, dtype)
             return values.at[column, lag].get(mode="fill", fill_value=jnp.nan)
@@ -95,13 +94,14 @@ def minsep_sensitivity_squared(
     n: int | None = None,
     skip_checks: bool = False,
 ) -> int:
-    """Squared sensitivity if an example's steps are at least `min_sep` apart: how many there are.
+    """Squared sensitivity if the steps of an example are at least `min_sep` apart.
 
-    Columns have norm 1, and those at least `bands` apart do not overlap, so squares add.
+    It equals the number of participations: columns have norm 1, and columns at least `bands` apart
+    do not overlap, so their squared norms add.
 
     Args:
-      min_sep: at least as large as the number of bands, unless skip_checks.
-      n: steps, those of the strategy by default.
+      min_sep: at least the number of bands, unless `skip_checks` is True.
+      n: number of steps, by default that of the strategy.
     """
     if not skip_checks and strategy.bands > whole_number("min_sep", min_sep):
         raise FixArgumentsError(
@@ -116,10 +116,10 @@ def minsep_sensitivity_squared(
 def per_query_error(
     C: ColumnNormalizedBanded, A: StreamingMatrix | None = None, scan_fn: Any = jax.lax.scan
 ) -> jax.Array:
-    """Squared error of each query for noise of variance 1: row norms of A C^-1, squared.
+    """Squared error of each query for noise of variance 1: squared row norms of A C^-1.
 
-    O(n^2 bands) operations, O(n bands) memory. A is prefix sums by default; `scan_fn` takes the
-    arguments of `jax.lax.scan`, for instance to save memory when it is differentiated.
+    A is prefix sums by default. `scan_fn` takes the arguments of `jax.lax.scan`; replace it, for
+    instance, to save memory in differentiation. Cost: O(n^2 bands) time, O(n bands) memory.
     """
     workload = streaming_matrix.prefix_sum() if A is None else A
     return (workload @ C.inverse_as_streaming_matrix()).row_norms_squared(C.n, scan_fn)
@@ -137,17 +137,17 @@ def optimize(
     scan_fn: Any = jax.lax.scan,
     callback: optimization.CallbackFnType = lambda _: None,
 ) -> ColumnNormalizedBanded:
-    """The best banded C with columns of norm 1, by L-BFGS on its n x bands entries.
+    """Optimises a banded C with columns of norm 1, by L-BFGS on its n x bands entries.
 
-    Differentiation keeps the state of all steps: n^2 bands numbers, unless `scan_fn` does
-    otherwise. For large n, `toeplitz.optimize_banded_toeplitz` is much cheaper and nearly as good.
+    Differentiation stores the state of all steps, n^2 bands numbers, unless `scan_fn` avoids it.
+    For large n, `toeplitz.optimize_banded_toeplitz` is much cheaper and nearly as good.
 
     Args:
-      n: steps.
+      n: number of steps.
       bands: diagonals of C, from 1 to n.
-      C: where to start, `ColumnNormalizedBanded.default` otherwise.
+      C: starting point, `ColumnNormalizedBanded.default` by default.
       A: workload, prefix sums by default.
-      reduction_fn: of the squared errors of the queries: `jnp.mean` or `jnp.max`.
+      reduction_fn: reduces the squared errors of the queries: `jnp.mean` or `jnp.max`.
     """
     bands = checked_bands(bands, whole_number("n", n))
     C = ColumnNormalizedBanded.default(n, bands) if C is None else C
@@ -164,14 +164,16 @@ def optimize(
 
 
 def _checked_strategy(strategy: ColumnNormalizedBanded) -> ColumnNormalizedBanded:
-    """Refuses params that are not finite, have a zero on the diagonal, or no (n, bands) shape."""
+    """Raises unless params have shape (n, bands), are finite and have no zero on the diagonal."""
     params = strategy.params
     if np.ndim(params) != 2 or not 1 <= params.shape[1] <= params.shape[0]:
         raise FixArgumentsError(
-            f"params has shape {np.shape(params)}: write one row a step and one column a band, at "
-            "most as many bands as steps."
+            f"params has shape {np.shape(params)}: give one row per step and one column per band, "
+            "with at most as many bands as steps."
         )
     checked_finite(params, "params")
     if not isinstance(params, jax.core.Tracer) and np.any(np.asarray(params)[:, 0] == 0):
-        raise FixArgumentsError("params[:, 0] has a zero: C would have no inverse.")
+        raise FixArgumentsError(
+            "params[:, 0] has a zero, so C has no inverse: give nonzero numbers."
+        )
     return strategy

@@ -1,4 +1,4 @@
-"""Noise for a privacy target, from dp-accounting. All NumPy."""
+"""Noise multipliers for a privacy target, computed by dp-accounting."""
 
 import math
 
@@ -7,9 +7,9 @@ from bevel.errors import FixArgumentsError
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Standard deviation, beside the sensitivity, of one Gaussian release that is private enough.
+    """Noise standard deviation per unit of sensitivity of one Gaussian release.
 
-    A matrix mechanism is one such release of C g, whatever n is.
+    A matrix mechanism is one such release, of C g, for any number of steps.
     """
     import dp_accounting
 
@@ -22,8 +22,8 @@ def poisson_noise_multiplier(
 ) -> float:
     """The same for `steps` Gaussian releases, each of a Poisson sample of the examples.
 
-    For adding or removing one example. By privacy loss distributions on a grid of a thousandth of
-    epsilon, which overstates the noise by little; Renyi accounting says where to look.
+    The target holds for adding or removing one example. Uses privacy loss distributions with a grid
+    of epsilon / 1000, which overstates the noise slightly; Renyi accounting brackets the search.
     """
     import dp_accounting
     from dp_accounting import pld, rdp
@@ -31,7 +31,7 @@ def poisson_noise_multiplier(
     _checked_target(epsilon, delta)
     steps = whole_number("steps", steps)
     if not 0 < sampling_prob <= 1:
-        raise FixArgumentsError(f"sampling_prob={sampling_prob!r}: write a number in (0, 1].")
+        raise FixArgumentsError(f"sampling_prob={sampling_prob!r}: give a number in (0, 1].")
     if sampling_prob == 1:
         return math.sqrt(steps) * gaussian_noise_multiplier(epsilon, delta)
 
@@ -40,8 +40,8 @@ def poisson_noise_multiplier(
         sampled = dp_accounting.PoissonSampledDpEvent(sampling_prob, release)
         return dp_accounting.SelfComposedDpEvent(sampled, steps)
 
-    orders = [*range(2, 65), 128, 256, 512]  # whole numbers: others may fail to converge
-    enough = dp_accounting.calibrate_dp_mechanism(
+    orders = [*range(2, 65), 128, 256, 512]  # fractional orders may fail to converge
+    upper = dp_accounting.calibrate_dp_mechanism(
         lambda: rdp.RdpAccountant(orders), event, epsilon, delta, tol=1e-3
     )
     try:
@@ -51,16 +51,16 @@ def poisson_noise_multiplier(
                 event,
                 epsilon,
                 delta,
-                bracket_interval=dp_accounting.ExplicitBracketInterval(0.5 * enough, enough),
-                tol=1e-4 * enough,
+                bracket_interval=dp_accounting.ExplicitBracketInterval(0.5 * upper, upper),
+                tol=1e-4 * upper,
             )
         )
     except dp_accounting.NoBracketIntervalFoundError:
-        return float(enough)  # the grid is too coarse here: Renyi accounting is a proof as well
+        return float(upper)  # the grid is too coarse here; the Renyi bound is valid too
 
 
 def _checked_target(epsilon: float, delta: float) -> None:
     if not (0 < epsilon < math.inf and 0 < delta < 1):
         raise FixArgumentsError(
-            f"epsilon={epsilon!r}, delta={delta!r}: write a positive epsilon and a delta in (0, 1)."
+            f"epsilon={epsilon!r}, delta={delta!r}: give a positive epsilon and a delta in (0, 1)."
         )

@@ -1,4 +1,4 @@
-"""Arguments that many of these modules take, checked in one place."""
+"""Argument checks shared by the matrix factorization modules. Each returns its argument."""
 
 from typing import Any
 
@@ -10,42 +10,44 @@ from bevel.errors import FixArgumentsError
 
 
 def checked_steps(n: Any, name: str = "n", least: int = 1) -> Any:
-    """A count that may also be traced: then it is not known yet and passes."""
+    """Checks a count. Traced values pass, because they are not known yet."""
     return n if isinstance(n, jax.core.Tracer) else whole_number(name, n, least)
 
 
 def checked_bands(bands: Any, n: int) -> int:
-    """The number of diagonals of an n x n matrix: from 1, the diagonal alone, to n."""
+    """Checks the number of diagonals of an n x n matrix: from 1, the diagonal alone, to n."""
     bands = whole_number("bands", bands)
     if bands > n:
         raise FixArgumentsError(
-            f"bands={bands} for n={n}: an n x n lower triangular matrix has n diagonals. "
-            f"Write at most {n}."
+            f"bands={bands} for n={n}: a lower triangular n x n matrix has n diagonals. "
+            f"Give at most {n}."
         )
     return bands
 
 
 def checked_coefs(coef: Any, name: str) -> Any:
-    """First column of a Toeplitz matrix: one dimension, not empty, finite. Traced values pass."""
+    """Checks the first column of a Toeplitz matrix: 1-D, not empty and finite."""
     shape = np.shape(coef)
     if len(shape) != 1 or shape[0] < 1:
         raise FixArgumentsError(
-            f"{name} has shape {shape}: write the first column of the Toeplitz matrix, one number "
+            f"{name} has shape {shape}: give the first column of the Toeplitz matrix, one number "
             "for each diagonal."
         )
     return checked_finite(coef, name)
 
 
 def checked_square(matrix: Any, name: str) -> Any:
-    """A finite square matrix that is not empty."""
+    """Checks that a matrix is square, finite and not empty."""
     shape = np.shape(matrix)
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 1:
-        raise FixArgumentsError(f"{name} has shape {shape}: write a square matrix, one row a step.")
+        raise FixArgumentsError(
+            f"{name} has shape {shape}: give a square matrix with one row per step."
+        )
     return checked_finite(matrix, name)
 
 
 def checked_lower_triangular(matrix: Any, name: str) -> Any:
-    """A square matrix without an entry above the diagonal: step i may not use later steps."""
+    """Checks that a matrix is lower triangular: a step must not depend on later steps."""
     checked_square(matrix, name)
     if isinstance(matrix, jax.core.Tracer):
         return matrix
@@ -54,24 +56,21 @@ def checked_lower_triangular(matrix: Any, name: str) -> Any:
         row, column = above[0]
         raise FixArgumentsError(
             f"{name}[{row}, {column}] = {np.asarray(matrix)[row, column]} is above the diagonal: "
-            f"step {row} would need the noise or the gradient of step {column}. Write a lower "
-            f"triangular matrix, np.tril({name}) if the rest is rounding."
+            f"step {row} would depend on the later step {column}. Give a lower triangular matrix, "
+            f"such as np.tril({name}) if the entry is a rounding error."
         )
     return matrix
 
 
 def checked_finite(values: Any, name: str) -> Any:
-    """Numbers without NaN or infinity. Traced values pass: they are not known yet."""
+    """Checks that values are real and finite. Traced values pass: they are not known yet."""
     if isinstance(values, jax.core.Tracer):
         return values
     array = np.asarray(values)
     if array.dtype.kind not in "fiu":
-        raise FixArgumentsError(f"{name} has dtype {array.dtype}: write real numbers.")
+        raise FixArgumentsError(f"{name} has dtype {array.dtype}: give real numbers.")
     bad = np.argwhere(~np.isfinite(array))
     if bad.size:
-        place = "".join(f"[{i}]" for i in bad[0])
-        raise FixArgumentsError(
-            f"{name}{place} is {array[tuple(bad[0])]}: a sensitivity or error computed from it "
-            "would be no number. Write finite numbers."
-        )
+        index = "".join(f"[{i}]" for i in bad[0])
+        raise FixArgumentsError(f"{name}{index} is {array[tuple(bad[0])]}: give finite numbers.")
     return values

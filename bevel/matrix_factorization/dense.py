@@ -1,6 +1,6 @@
-"""The best strategy without any structure: an n x n matrix, for n up to a few thousand.
+"""Optimal dense strategy matrices C, for n up to a few thousand steps.
 
-Losses are JAX in float64, the L-BFGS steps are SciPy's; results are NumPy arrays.
+Losses are computed by JAX in float64 and minimised by SciPy's L-BFGS. Results are NumPy arrays.
 """
 
 from collections.abc import Callable
@@ -31,23 +31,23 @@ def per_query_error(
     workload_matrix: jax.Array | None = None,
     skip_checks: bool = False,
 ) -> jax.Array:
-    """Squared error of each query for noise of variance 1: row norms of A C^-1, squared.
+    """Squared error of each query for noise of variance 1: squared row norms of A C^-1.
 
     Args:
-      strategy_matrix: C, lower triangular. Give this one or `noising_matrix`.
+      strategy_matrix: C, lower triangular. Give either this or `noising_matrix`.
       noising_matrix: C^-1, lower triangular.
-      workload_matrix: A, one row a query; prefix sums by default.
-      skip_checks: for matrices that are known to be lower triangular and finite.
+      workload_matrix: A, one row per query; prefix sums by default.
+      skip_checks: True if the matrix is known to be lower triangular and finite.
     """
     if (strategy_matrix is None) == (noising_matrix is None):
         raise FixArgumentsError("give either strategy_matrix (C) or noising_matrix (C^-1).")
-    given = strategy_matrix if noising_matrix is None else noising_matrix
+    argument = strategy_matrix if noising_matrix is None else noising_matrix
     if not skip_checks:
         name = "strategy_matrix" if noising_matrix is None else "noising_matrix"
-        checked_lower_triangular(given, name)
-        if not isinstance(given, jax.core.Tracer) and np.any(np.diag(given) == 0):
-            raise FixArgumentsError(f"{name} has a zero on its diagonal: it has no inverse.")
-    matrix = jnp.asarray(given, float)
+        checked_lower_triangular(argument, name)
+        if not isinstance(argument, jax.core.Tracer) and np.any(np.diag(argument) == 0):
+            raise FixArgumentsError(f"{name} has a zero on its diagonal, so it has no inverse.")
+    matrix = jnp.asarray(argument, float)
     workload = _checked_workload(workload_matrix, matrix.shape[0])
     if noising_matrix is None:
         decoder = solve_triangular(matrix, workload.T, trans=1, lower=True).T
@@ -57,30 +57,30 @@ def per_query_error(
 
 
 def get_orthogonal_mask(n: int, epochs: int = 1) -> np.ndarray:
-    """1.0 where X = C'C may differ from zero, if the steps of one example are to be orthogonal.
+    """1.0 where X = C'C may be nonzero if the columns that one example joins are orthogonal.
 
     Every epoch has the same order, so the steps of an example are multiples of n / epochs apart.
-    The squares of the columns it joins then add, whatever its contributions are.
+    The squared norms of its columns then add, whatever its contributions are.
     """
     period = _epoch_length(n, epochs)
     step = np.arange(n)
-    apart = np.subtract.outer(step, step)
-    return np.where((apart % period == 0) & (apart != 0), 0.0, 1.0)
+    distance = np.subtract.outer(step, step)
+    return np.where((distance % period == 0) & (distance != 0), 0.0, 1.0)
 
 
 @jax_enable_x64
 def strategy_from_X(X: jax.Array) -> jax.Array:
-    """The lower triangular C with C'C = X and a positive diagonal. X is positive definite."""
+    """The lower triangular C with a positive diagonal and C'C = X, for positive definite X."""
     X = jnp.asarray(checked_square(X, "X"), float)
-    # Reversed in rows and columns, a lower triangular C is the upper triangular Cholesky factor.
+    # With rows and columns reversed, C is the upper triangular Cholesky factor.
     C = jnp.linalg.cholesky(X[::-1, ::-1]).T[::-1, ::-1]
     if not isinstance(C, jax.core.Tracer) and not np.all(np.isfinite(C)):
-        raise FixArgumentsError("X is not positive definite: there is no C with C'C = X.")
+        raise FixArgumentsError("X is not positive definite, so there is no C with C'C = X.")
     return C
 
 
 def pg_tol_termination_fn(step_info: optimization.CallbackArgs) -> bool:
-    """Whether the gradient, in the free entries of X, is small beside the loss."""
+    """Whether the gradient with respect to the free entries of X is small relative to the loss."""
     largest = max(float(np.max(np.abs(leaf))) for leaf in jax.tree.leaves(step_info.grad))
     return largest <= 1e-7 * abs(float(step_info.loss))
 
@@ -97,22 +97,22 @@ def optimize(
     reduction_fn: Callable[[Any], Any] = jnp.mean,
     callback: optimization.CallbackFnType = pg_tol_termination_fn,
 ) -> jax.Array:
-    """The C with the smallest error whose sensitivity is 1, every epoch having the same order.
+    """Minimises the error over C with sensitivity 1, if every epoch has the same order.
 
-    For other participations compute it, with `sensitivity`; for `equal_norm` and bands up to
-    n / epochs it is 1 also if steps are only known to be n / epochs apart.
-    The optimisation is over X = C'C, in which the mean error is convex. O(n^3) a step.
+    For other participation patterns, compute the sensitivity with `sensitivity`. With `equal_norm`
+    and at most n / epochs bands it is 1 for all steps that are at least n / epochs apart.
+    The optimisation is over X = C'C, in which the mean error is convex. Each step takes O(n^3).
 
     Args:
-      n: steps, a multiple of epochs.
-      epochs: participations of each example. Columns that one example joins are kept orthogonal.
-      bands: diagonals of C that may differ from zero; all by default.
-      equal_norm: all columns have the same norm. Otherwise only the squares of those that one
-        example joins add to 1.
+      n: number of steps, a multiple of epochs.
+      epochs: participations of each example. Columns that one example joins are orthogonal.
+      bands: number of diagonals of C that may be nonzero; all by default.
+      equal_norm: whether all columns have the same norm. Otherwise only the squared norms of the
+        columns that one example joins sum to 1.
       A: workload with n columns, prefix sums by default.
-      max_optimizer_steps, callback: as in `optimization.optimize`; by default it ends when the
-        gradient is small.
-      reduction_fn: of the squared errors of the queries: `jnp.mean` or `jnp.max`.
+      max_optimizer_steps, callback: as in `optimization.optimize`. The default callback stops when
+        the gradient is small.
+      reduction_fn: reduces the squared errors of the queries: `jnp.mean` or `jnp.max`.
     """
     period = _epoch_length(n, epochs)
     mask = get_orthogonal_mask(n, epochs)
@@ -121,7 +121,7 @@ def optimize(
     workload = _checked_workload(A, n)
 
     def gram_of(free: jax.Array) -> jax.Array:
-        """A feasible X from any matrix near the identity."""
+        """Maps any matrix near the identity to a feasible X."""
         X = mask * (free + free.T) / 2
         squares = jnp.diagonal(X).reshape(epochs, period)
         if equal_norm:
@@ -140,24 +140,25 @@ def optimize(
         loss, np.eye(n), max_optimizer_steps=max_optimizer_steps, callback=callback
     )
     C = strategy_from_X(gram_of(jnp.asarray(free)))
-    # Rounding of the factor must not bring back what is zero by design.
-    kept = np.tril(mask) if bands is not None else np.tril(np.ones((n, n)))
-    return C * kept
+    # Remove rounding errors from entries that are zero by construction.
+    return C * np.tril(mask if bands is not None else np.ones((n, n)))
 
 
 def _epoch_length(n: int, epochs: int) -> int:
     n, epochs = whole_number("n", n), whole_number("epochs", epochs)
     if n % epochs:
-        raise FixArgumentsError(f"epochs={epochs} does not divide n={n}: epochs have equal length.")
+        raise FixArgumentsError(
+            f"epochs={epochs} does not divide n={n}: give epochs of equal length."
+        )
     return n // epochs
 
 
 def _checked_workload(workload: Any, n: int) -> jax.Array:
-    """A as an array with n columns."""
+    """Returns A as an array with n columns."""
     if workload is None:
         return jnp.tril(jnp.ones((n, n)))
     if np.ndim(workload) != 2 or np.shape(workload)[1] != n:
         raise FixArgumentsError(
-            f"the workload has shape {np.shape(workload)}: write one row a query and {n} columns."
+            f"the workload has shape {np.shape(workload)}: give one row per query and {n} columns."
         )
     return jnp.asarray(checked_finite(workload, "workload"), float)

@@ -1,7 +1,7 @@
-"""L-BFGS in float64: what all factorizations are optimised with.
+"""The float64 optimizer behind all factorizations.
 
-Losses are JAX functions, differentiated and compiled by JAX. The steps are SciPy's L-BFGS-B, on the
-host, or those of an optax optimizer. Everything runs on the CPU, where float64 is cheap.
+Losses are JAX functions, differentiated and compiled by JAX. The optimizer is SciPy's L-BFGS-B on
+the host, or an optax optimizer. Everything runs on the CPU, where float64 is cheap.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class CallbackArgs:
-    """What a callback sees after each step: the step from 0, and loss and gradient at params.
+    """Passed to the callback after each step: the step (from 0), and loss and gradient at `params`.
 
-    Numbers are NumPy's; `state` is what the optimizer keeps, and differs between optimizers.
+    Values are NumPy arrays; the type of `state` depends on the optimizer.
     """
 
     step: int
@@ -40,10 +40,10 @@ CallbackFnType = Callable[[CallbackArgs], Any]
 
 
 def jax_enable_x64(fn: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Runs `fn` in float64 on the CPU, and hands out its arrays as NumPy arrays.
+    """Runs `fn` in float64 on the CPU, and returns its arrays as NumPy arrays.
 
-    JAX arrays of float64 would be rounded to float32, or refused, by the first operation outside,
-    where x64 is usually off. With traced arguments `fn` runs as it is, in the caller's precision.
+    The caller usually has x64 off, where the next JAX operation would round a float64 JAX array to
+    float32, or reject it. With traced arguments `fn` runs unchanged, in the caller's precision.
     """
 
     @functools.wraps(fn)
@@ -57,7 +57,7 @@ def jax_enable_x64(fn: Callable[Arguments, Result]) -> Callable[Arguments, Resul
 
 
 def on_the_cpu() -> Any:
-    """Places new arrays on the CPU, if this process has one as a JAX device."""
+    """A context that places new arrays on the CPU, if this process has a CPU JAX device."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:
@@ -65,14 +65,14 @@ def on_the_cpu() -> Any:
 
 
 def namespace(*values: Any) -> Any:
-    """`jax.numpy` if any of the values is traced, else `numpy`: plain numbers compile nothing."""
+    """Returns `jax.numpy` if any value is traced, else `numpy`, which compiles nothing."""
     return jnp if any(isinstance(x, jax.core.Tracer) for x in values) else np
 
 
 def _as_numpy(x: Any) -> Any:
-    """A JAX array as a NumPy array, or as a NumPy number if it has no axes; all else as it is."""
-    known = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-    return np.array(x)[()] if known else x
+    """Converts a concrete JAX array to a NumPy array or scalar; returns anything else unchanged."""
+    concrete = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    return np.array(x)[()] if concrete else x
 
 
 @jax_enable_x64
@@ -85,19 +85,20 @@ def optimize(
     callback: CallbackFnType = lambda _: None,
     optimizer: Any = None,
 ) -> ParamT:
-    """Minimises a loss of a tree of arrays, from `params`, in float64.
+    """Minimises a loss over a tree of arrays, starting from `params`, in float64.
 
     Args:
-      loss_fn: a JAX function of the tree; it is differentiated and compiled. Where it is not finite
-        the line search turns back; at the start it must be finite.
-      max_optimizer_steps: each step is a line search, mostly of one or two evaluations.
-      grad: `loss_fn` returns (loss, gradient) and is called as it is: compile it with `jax.jit`.
-      callback: called after each step with `CallbackArgs`; True ends the optimisation.
-      optimizer: an optax transformation, for instance `optax.lbfgs()`. None is SciPy's L-BFGS-B,
-        which compiles nothing but the loss and ends by itself when it has converged.
+      loss_fn: a JAX function of the tree, which is differentiated and compiled. It must be finite
+        at the start; the line search backtracks from points where it is not.
+      max_optimizer_steps: each step is a line search, usually with one or two evaluations.
+      grad: whether `loss_fn` returns (loss, gradient). It is then called unchanged, so compile it
+        with `jax.jit`.
+      callback: called with `CallbackArgs` after each step; return True to stop.
+      optimizer: an optax transformation, for instance `optax.lbfgs()`. None uses SciPy's L-BFGS-B,
+        which compiles only the loss and stops when it has converged.
 
     Returns:
-      The tree of the last step, of NumPy arrays.
+      The parameters after the last step, as NumPy arrays.
     """
     whole_number("max_optimizer_steps", max_optimizer_steps, least=0)
     params = jax.tree.map(lambda x: jnp.asarray(x, float), params)
@@ -105,28 +106,28 @@ def optimize(
     loss, _ = value_and_grad(params)
     if not np.isfinite(loss):
         raise FixArgumentsError(
-            f"the loss of the starting point is {loss}: start where it is finite."
+            f"the loss at the starting point is {loss}: start where it is finite."
         )
     if max_optimizer_steps == 0 or not any(x.size for x in jax.tree.leaves(params)):
         return params
-    run = _by_scipy if optimizer is None else functools.partial(_by_optax, optimizer=optimizer)
+    run = _run_scipy if optimizer is None else functools.partial(_run_optax, optimizer=optimizer)
     return run(value_and_grad, params, max_optimizer_steps, callback)
 
 
-def _by_scipy(
+def _run_scipy(
     value_and_grad: Callable[[ParamT], Any], params: ParamT, steps: int, callback: CallbackFnType
 ) -> ParamT:
     import scipy.optimize
 
-    # Trees are cut and joined by NumPy: JAX would dispatch an operation for every leaf.
+    # NumPy splits and joins the trees, because JAX would dispatch an operation for every leaf.
     leaves, treedef = jax.tree.flatten(params)
     ends = np.cumsum([leaf.size for leaf in leaves])
 
-    def tree_of(x: np.ndarray) -> ParamT:
+    def to_tree(x: np.ndarray) -> ParamT:
         parts = zip(np.split(x, ends[:-1]), leaves, strict=True)
         return jax.tree.unflatten(treedef, [part.reshape(leaf.shape) for part, leaf in parts])
 
-    def vector_of(tree: ParamT) -> np.ndarray:
+    def to_vector(tree: ParamT) -> np.ndarray:
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
     ceiling = np.inf
@@ -134,14 +135,14 @@ def _by_scipy(
 
     def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal ceiling, last
-        value, tree = value_and_grad(tree_of(x))
-        loss, gradient = float(value), vector_of(tree)
+        value, tree = value_and_grad(to_tree(x))
+        loss, gradient = float(value), to_vector(tree)
         if not (loss < ceiling and np.all(np.isfinite(gradient))):
-            # The search interpolates: beside an infinite or huge loss its next step would be so
-            # short that it looks converged. A low wall makes it turn back by a moderate factor.
+            # The line search interpolates. After an infinite or huge loss its next step would be so
+            # short that it looks converged. A moderate ceiling makes it backtrack moderately.
             loss, gradient = ceiling, np.zeros_like(gradient)
         if not np.isfinite(ceiling):
-            ceiling = _wall(loss)
+            ceiling = _loss_ceiling(loss)
         last = x.copy(), loss, gradient
         return loss, gradient
 
@@ -149,32 +150,32 @@ def _by_scipy(
 
     def after_step(intermediate_result: Any) -> None:
         nonlocal ceiling, step
-        x = intermediate_result.x.copy()  # SciPy writes into it again
+        x = intermediate_result.x.copy()  # SciPy reuses this buffer
         if not np.array_equal(last[0], x):
             evaluate(x)
-        ceiling = _wall(last[1])
-        if callback(CallbackArgs(step, last[1], tree_of(last[2]), tree_of(x), intermediate_result)):
+        ceiling = _loss_ceiling(last[1])
+        if callback(CallbackArgs(step, last[1], to_tree(last[2]), to_tree(x), intermediate_result)):
             raise StopIteration
         step += 1
 
     options = {"maxiter": steps, "maxfun": 20 * steps, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-10}
     result = scipy.optimize.minimize(
         evaluate,
-        vector_of(params),
+        to_vector(params),
         jac=True,
         method="L-BFGS-B",
         callback=after_step,
         options=options,
     )
-    return tree_of(result.x)
+    return to_tree(result.x)
 
 
-def _wall(loss: float) -> float:
-    """A loss that is far too high to be accepted from where the search stands."""
+def _loss_ceiling(loss: float) -> float:
+    """A loss that the line search never accepts when the current loss is `loss`."""
     return loss + 10 * (abs(loss) + 1)
 
 
-def _by_optax(
+def _run_optax(
     value_and_grad: Callable[[ParamT], Any],
     params: ParamT,
     steps: int,
@@ -204,7 +205,7 @@ def _by_optax(
     for step in range(steps):
         params, state = one_step(params, state)
         loss, gradient = jax.tree.map(_as_numpy, value_and_grad(params))
-        seen = jax.tree.map(_as_numpy, params)
-        if callback(CallbackArgs(step, loss, gradient, seen, state)):
+        host_params = jax.tree.map(_as_numpy, params)
+        if callback(CallbackArgs(step, loss, gradient, host_params, state)):
             break
     return params

@@ -1,9 +1,9 @@
-"""Sensitivity of dense strategies: how far one example moves C g, over the steps it may join.
+"""Sensitivity of dense strategy matrices C: how far one example can move C g.
 
-All NumPy, in float64. Contributions are vectors of norm at most 1, one for each step of the
-example. An example that joins the steps u moves C g by at most the root of the sum of `|X[i, j]|`
-over i, j in u, where X = C'C: absolute values, because two contributions may point either way. The
-bound is attained if no entry of X is negative.
+Everything is NumPy in float64. Contributions are vectors of norm at most 1, one for each step that
+the example joins. An example that joins the steps u moves C g by at most the square root of the sum
+of `|X[i, j]|` over i, j in u, where X = C'C. The sum is over absolute values because two
+contributions may point in any direction. The bound is tight if no entry of X is negative.
 
 | participation      | steps u of one example                                                 |
 | ------------------ | ---------------------------------------------------------------------- |
@@ -23,16 +23,14 @@ from bevel.matrix_factorization.checks import checked_finite, checked_square
 
 
 def single_participation_sensitivity(C: np.typing.ArrayLike) -> float:
-    """The largest norm of a column. C may have any number of rows."""
-    if np.ndim(C) != 2 or 0 in np.shape(C):
-        raise FixArgumentsError(f"C has shape {np.shape(C)}: write a matrix, one column a step.")
-    return float(np.max(np.linalg.norm(np.asarray(checked_finite(C, "C"), float), axis=0)))
+    """The largest column norm. C may have any number of rows."""
+    return float(np.max(np.linalg.norm(_checked_matrix(C), axis=0)))
 
 
 def minsep_true_max_participations(
     n: int, min_sep: int, max_participations: int | None = None
 ) -> int:
-    """How often an example can take part in n steps, `min_sep` apart: never more than fit."""
+    """The largest number of participations in n steps that are at least `min_sep` apart."""
     fit = -(-whole_number("n", n) // whole_number("min_sep", min_sep))
     if max_participations is None:
         return fit
@@ -42,27 +40,28 @@ def minsep_true_max_participations(
 def max_participation_for_linear_fn(
     x: Any, min_sep: int = 1, max_participations: int | None = None
 ) -> Any:
-    """The largest sum of entries of x (..., n) that are at least `min_sep` apart.
+    """The largest sum of entries of x, of shape (..., n), that are at least `min_sep` apart.
 
-    Steps may be left out, so the sum is never negative. By dynamic programming, O(n) steps on
+    The sum is never negative, because it may have no entries. Dynamic programming: O(n) steps on
     arrays of `max_participations` numbers.
     """
     x = np.asarray(checked_finite(x, "x"), float)
     if x.ndim == 0 or x.shape[-1] == 0:
-        raise FixArgumentsError(f"x has shape {x.shape}: write one number for each step.")
+        raise FixArgumentsError(f"x has shape {x.shape}: give one number for each step.")
     n = x.shape[-1]
     times = minsep_true_max_participations(n, min_sep, max_participations)
     limited = times < -(-n // min_sep)
-    # The last min_sep of: the largest sum of entries of x[..., :i], of at most k of them at [k].
-    nothing = np.zeros((*x.shape[:-1], times + 1) if limited else x.shape[:-1])
-    best = collections.deque([nothing] * min_sep, maxlen=min_sep)
+    # best[-1] is the largest sum over x[..., :i], and best[0] that over x[..., :i - min_sep + 1].
+    # With a limit, element k is the largest sum of at most k entries.
+    zeros = np.zeros((*x.shape[:-1], times + 1) if limited else x.shape[:-1])
+    best = collections.deque([zeros] * min_sep, maxlen=min_sep)
     for entry in np.moveaxis(x, -1, 0):
         if limited:
-            joined = entry[..., None] + best[0][..., :-1]
-            now = np.concatenate([nothing[..., :1], np.maximum(best[-1][..., 1:], joined)], axis=-1)
+            with_entry = entry[..., None] + best[0][..., :-1]
+            larger = np.maximum(best[-1][..., 1:], with_entry)
+            best.append(np.concatenate([zeros[..., :1], larger], axis=-1))
         else:
-            now = np.maximum(best[-1], entry + best[0])
-        best.append(now)
+            best.append(np.maximum(best[-1], entry + best[0]))
     return (best[-1][..., -1] if limited else best[-1])[()]
 
 
@@ -73,7 +72,7 @@ def banded_lower_triangular_mask(n: int, num_bands: int) -> np.ndarray:
 
 
 def banded_symmetric_mask(n: int, num_bands: int) -> np.ndarray:
-    """1.0 where |i - j| < num_bands, 0.0 elsewhere: where C'C of a banded C is not zero."""
+    """1.0 where |i - j| < num_bands, 0.0 elsewhere: the nonzeros of C'C for a banded C."""
     lower = banded_lower_triangular_mask(n, num_bands)
     return np.maximum(lower, lower.T)
 
@@ -83,8 +82,8 @@ def get_min_sep_sensitivity_upper_bound_for_X(
 ) -> float:
     """Upper bound on the min-sep sensitivity from X = C'C.
 
-    Every row's best sum of `|X[i, j]|` over steps j that an example could join, then the best sum
-    of these over i. The rows may choose different steps, so it is not always attained.
+    Takes the largest sum of `|X[i, j]|` over steps j that an example could join for every row i,
+    then the largest sum of these over i. It is not always tight: rows may choose different steps.
     """
     X = np.abs(_checked_gram(X))
     rows = max_participation_for_linear_fn(X, min_sep, max_participations)
@@ -101,14 +100,14 @@ def get_min_sep_sensitivity_upper_bound(
 def get_sensitivity_banded_for_X(
     X: Any, min_sep: int = 1, max_participations: int | None = None
 ) -> float:
-    """The min-sep sensitivity, exactly, where columns `min_sep` or more apart are orthogonal."""
+    """The exact min-sep sensitivity if columns `min_sep` or more apart are orthogonal."""
     X = _checked_gram(X)
-    apart = np.argwhere(np.triu(X, whole_number("min_sep", min_sep)) != 0)
-    if apart.size:
-        i, j = apart[0]
+    overlaps = np.argwhere(np.triu(X, whole_number("min_sep", min_sep)) != 0)
+    if overlaps.size:
+        i, j = overlaps[0]
         raise FixArgumentsError(
             f"X[{i}, {j}] = {X[i, j]}: columns {min_sep} or more apart are not orthogonal, so "
-            "their squares do not add. Use get_min_sep_sensitivity_upper_bound_for_X."
+            "their squared norms do not add. Use get_min_sep_sensitivity_upper_bound_for_X."
         )
     return float(np.sqrt(max_participation_for_linear_fn(np.diag(X), min_sep, max_participations)))
 
@@ -116,20 +115,22 @@ def get_sensitivity_banded_for_X(
 def get_sensitivity_banded(
     C: Any, min_sep: int = 1, max_participations: int | None = None
 ) -> float:
-    """The min-sep sensitivity, exactly, of a C with at most `min_sep` bands."""
+    """The exact min-sep sensitivity of a C with at most `min_sep` bands."""
     return get_sensitivity_banded_for_X(_gram(C), min_sep, max_participations)
 
 
 def fixed_epoch_sensitivity_for_X(X: Any, epochs: int) -> float:
-    """Sensitivity if every epoch has the same order, from X = C'C; n is a multiple of epochs.
+    """Sensitivity from X = C'C if every epoch has the same order; epochs must divide n.
 
     Exact if no entry of X is negative, otherwise an upper bound.
     """
     X = np.abs(_checked_gram(X))
     n, epochs = len(X), whole_number("epochs", epochs)
     if n % epochs:
-        raise FixArgumentsError(f"epochs={epochs} does not divide n={n}: epochs have equal length.")
-    # Axes: epoch, place in the epoch, epoch, place in the epoch.
+        raise FixArgumentsError(
+            f"epochs={epochs} does not divide n={n}: give epochs of equal length."
+        )
+    # Axes: epoch, step in the epoch, epoch, step in the epoch.
     blocks = X.reshape(epochs, n // epochs, epochs, n // epochs)
     return float(np.sqrt(np.max(np.einsum("aibi->i", blocks))))
 
@@ -139,17 +140,23 @@ def fixed_epoch_sensitivity(C: Any, epochs: int) -> float:
     return fixed_epoch_sensitivity_for_X(_gram(C), epochs)
 
 
-def _gram(C: Any) -> np.ndarray:
-    """C'C of a matrix with one column for each step."""
+def _checked_matrix(C: Any) -> np.ndarray:
+    """Returns C as a finite float64 matrix with one column per step."""
     if np.ndim(C) != 2 or 0 in np.shape(C):
-        raise FixArgumentsError(f"C has shape {np.shape(C)}: write a matrix, one column a step.")
-    C = np.asarray(checked_finite(C, "C"), float)
+        raise FixArgumentsError(
+            f"C has shape {np.shape(C)}: give a matrix with one column per step."
+        )
+    return np.asarray(checked_finite(C, "C"), float)
+
+
+def _gram(C: Any) -> np.ndarray:
+    C = _checked_matrix(C)
     return C.T @ C
 
 
 def _checked_gram(X: Any) -> np.ndarray:
-    """X as a symmetric float64 matrix with no negative entry on the diagonal."""
+    """Returns X as a float64 matrix; raises unless it is symmetric with a nonnegative diagonal."""
     X = np.asarray(checked_square(X, "X"), float)
     if not np.allclose(X, X.T, rtol=1e-9, atol=1e-12 * np.abs(X).max()) or np.diag(X).min() < 0:
-        raise FixArgumentsError("X is not C'C of any C: write a symmetric matrix, C.T @ C.")
+        raise FixArgumentsError("X is not C'C for any C: give a symmetric matrix, C.T @ C.")
     return X

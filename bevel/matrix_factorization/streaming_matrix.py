@@ -1,9 +1,8 @@
-"""Lower triangular matrices that are applied one step at a time, to trees of arrays (JAX).
+"""Lower triangular matrices that are applied to trees of arrays one step at a time (JAX).
 
-Correlated noise is `C^-1 z`: row i needs the draws of steps 0 to i, and step i must not wait for
-later ones. A `StreamingMatrix` keeps what it needs of the past in a state, so that n x n numbers
-are never formed. Everything here is JAX and can be traced; the state is a tree of arrays that can
-be donated, sharded and saved.
+Correlated noise is `C^-1 z`: row i depends on the draws of steps 0 to i only. A `StreamingMatrix`
+keeps what it needs of earlier steps in a state, so the n x n matrix is never formed. Everything
+here can be traced by JAX; the state is a tree of arrays that can be donated, sharded and saved.
 """
 
 import dataclasses
@@ -30,15 +29,17 @@ State = TypeVar("State")
 class StreamingMatrix(Generic[State]):
     """A lower triangular matrix A as two functions: y[i] = sum of A[i, j] x[j] over j <= i.
 
-    Each x[j] is a tree of arrays, all of one structure and all of one shape per leaf; A acts on
-    the steps and treats every number of the tree alike. Where A is built from n numbers (learning
-    rates, column norms), steps from n on give NaN: no privacy was computed for them.
+    Each x[j] is a tree of arrays; all of them have the same structure and shapes. A acts on the
+    steps and treats every element of the tree alike. If A is built from n numbers (learning rates,
+    column norms), steps from n on give NaN, because no privacy was computed for them.
 
     Attributes:
-      init_multiply: the state before step 0, from x[0] or its shapes (`jax.ShapeDtypeStruct`).
-        Buffers lie where the leaf they belong to lies, with leading dimensions on no mesh axis.
+      init_multiply: returns the state before step 0 from x[0] or its shapes
+        (`jax.ShapeDtypeStruct`). Buffers are sharded like their leaf, with extra leading dimensions
+        unsharded.
       multiply_next: `(x[i], state) -> (y[i], state)`, linear in x[i] and state. y has the shapes
-        of x. Buffers and sums are float32, or float64 if x is: so is y, unless A only copies.
+        of x. Buffers, sums and y are float32, or float64 if x is; a matrix that only copies, such
+        as the identity, keeps the dtype of x.
 
     `A @ B` is the product of two matrices, `A @ x` multiplies an array of shape (steps, ...), and
     `A * 2.0` scales every entry.
@@ -47,7 +48,7 @@ class StreamingMatrix(Generic[State]):
     init_multiply: Callable[[PyTree], State]
     multiply_next: Callable[[PyTree, State], tuple[PyTree, State]]
 
-    __array_ufunc__ = None  # so that `np.float64(2) * A` asks A
+    __array_ufunc__ = None  # makes `np.float64(2) * A` call A.__rmul__
 
     @classmethod
     def from_array_implementation(
@@ -55,9 +56,9 @@ class StreamingMatrix(Generic[State]):
         init_multiply_fn: Callable[[jax.Array | jax.ShapeDtypeStruct], State],
         multiply_next_fn: Callable[[jax.Array, State], tuple[jax.Array, State]],
     ) -> "StreamingMatrix":
-        """Lifts functions of one array to trees of arrays: every leaf has a state of its own.
+        """Lifts functions of one array to trees of arrays. Every leaf has a separate state.
 
-        A state that belongs to another tree, or to leaves of another shape, is an error.
+        A state of a different tree, or of leaves with different shapes, is an error.
         """
 
         def init_multiply(tree: PyTree) -> PyTree:
@@ -70,7 +71,7 @@ class StreamingMatrix(Generic[State]):
                 states = treedef.flatten_up_to(state)
             except (ValueError, TypeError, KeyError) as error:
                 raise FixArgumentsError(
-                    f"the state belongs to another tree than the value: {error} Make the state "
+                    f"the state belongs to another tree than the value: {error} Create the state "
                     "with init_multiply(value)."
                 ) from error
             steps = [
@@ -81,14 +82,14 @@ class StreamingMatrix(Generic[State]):
         return cls(init_multiply, multiply_next)
 
     def materialize(self, n: int) -> jax.Array:
-        """The first n rows and columns, as an (n, n) array of JAX's default float. O(n^2)."""
+        """The first n rows and columns, as an (n, n) array of JAX's default float."""
         return multiply_array(self, jnp.eye(whole_number("n", n)))
 
     def row_norms_squared(self, n: int, scan_fn: Any = jax.lax.scan) -> jax.Array:
-        """Squares of the norms of the first n rows.
+        """Squared norms of the first n rows.
 
-        Memory for n columns and their state at a time, not for n x n. `scan_fn` takes the
-        arguments of `jax.lax.scan`, for instance to save memory when it is differentiated.
+        Needs memory for one row of n columns and its state, not for n x n. `scan_fn` takes the
+        arguments of `jax.lax.scan`; replace it, for instance, to save memory in differentiation.
         """
         n = whole_number("n", n)
         columns = jnp.arange(n)
@@ -121,35 +122,34 @@ class StreamingMatrix(Generic[State]):
 def _next_of_leaf(
     multiply_next: Callable[[jax.Array, Any], tuple[jax.Array, Any]], x: jax.Array, state: Any
 ) -> tuple[jax.Array, Any]:
-    """One step of one leaf; a state of another shape must not be broadcast against it."""
+    """One step of one leaf. Raises if the state has another shape and would be broadcast."""
     x = jnp.asarray(x)
-    y, after = multiply_next(x, state)
-    shapes = [jax.tree.map(jnp.shape, s) for s in (state, after)]
+    y, next_state = multiply_next(x, state)
+    shapes = [jax.tree.map(jnp.shape, s) for s in (state, next_state)]
     if y.shape != x.shape or shapes[0] != shapes[1]:
         raise FixArgumentsError(
-            f"a value of shape {x.shape} met a state of shapes {shapes[0]}, made for values of "
-            "another shape. Make the state with init_multiply(value)."
+            f"the value has shape {x.shape}, but its state has shapes {shapes[0]} and belongs to "
+            "values of another shape. Create the state with init_multiply(value)."
         )
-    return y, after
+    return y, next_state
 
 
 def buffers_like(x: Any, *lead: int) -> jax.Array:
-    """Zeros of shape (*lead, *x.shape), float32 or wider, placed as x with `lead` on no axis."""
+    """Zeros of shape (*lead, *x.shape), float32 or wider, sharded like x with `lead` unsharded."""
     zeros = jnp.zeros_like(x, dtype=precision.accumulation_dtype(x.dtype))
     if isinstance(x, jax.core.Tracer) and not manual_axes() and explicit_sharding(x) is None:
-        zeros = with_sharding_like(
-            zeros, x
-        )  # on Auto axes under jit, only the compiler knows the place
+        # On Auto axes under jit, only the compiler knows the sharding.
+        zeros = with_sharding_like(zeros, x)
     return jnp.broadcast_to(zeros, (*lead, *x.shape)) if lead else zeros
 
 
 def widened(x: jax.Array) -> jax.Array:
-    """`x` in the dtype in which it is scaled and summed."""
+    """Casts `x` to the dtype in which it is scaled and summed."""
     return x.astype(precision.accumulation_dtype(x.dtype))
 
 
 def _at_step(values: Any, i: jax.Array, dtype: Any) -> jax.Array:
-    """values[i], and NaN past the end."""
+    """values[i], or NaN past the end."""
     return jnp.asarray(values, dtype).at[i].get(mode="fill", fill_value=math.nan)
 
 
@@ -171,7 +171,7 @@ def multiply_array(A: StreamingMatrix, x: jax.Array) -> jax.Array:
     """A x, for x of shape (steps, ...): A acts on the leading axis."""
     x = jnp.asarray(x)
     if x.ndim == 0:
-        raise FixArgumentsError("A @ x needs an array of shape (steps, ...), found a number.")
+        raise FixArgumentsError("A @ x: x is a scalar. Give an array of shape (steps, ...).")
 
     def step(state: Any, row: jax.Array) -> tuple[Any, jax.Array]:
         y, state = A.multiply_next(row, state)
@@ -182,21 +182,21 @@ def multiply_array(A: StreamingMatrix, x: jax.Array) -> jax.Array:
 
 
 def multiply_streaming_matrices(A: StreamingMatrix, B: StreamingMatrix) -> StreamingMatrix:
-    """A B: the rows of B x, as they come, are what A multiplies."""
+    """A B: each step passes through B, then through A."""
 
     def init_multiply(tree: PyTree) -> tuple[Any, Any]:
         return A.init_multiply(tree), B.init_multiply(tree)
 
     def multiply_next(tree: PyTree, state: tuple[Any, Any]) -> tuple[PyTree, tuple[Any, Any]]:
-        tree, of_b = B.multiply_next(tree, state[1])
-        tree, of_a = A.multiply_next(tree, state[0])
-        return tree, (of_a, of_b)
+        tree, state_b = B.multiply_next(tree, state[1])
+        tree, state_a = A.multiply_next(tree, state[0])
+        return tree, (state_a, state_b)
 
     return StreamingMatrix(init_multiply, multiply_next)
 
 
 def identity() -> StreamingMatrix:
-    """The identity: values pass unchanged and there is no state."""
+    """The identity, without state."""
     return StreamingMatrix.from_array_implementation(lambda x: (), lambda x, state: (x, state))
 
 
@@ -227,13 +227,13 @@ def diagonal(diag: jax.Array) -> StreamingMatrix:
 def momentum_sgd_matrix(
     momentum: float = 0, learning_rates: jax.Array | None = None
 ) -> StreamingMatrix:
-    """What SGD does with its gradients: parameters after step i are theta_0 - (A g)[i].
+    """The workload A of SGD with momentum: parameters after step i are theta_0 - (A g)[i].
 
     v[i] = momentum v[i-1] + g[i], and A g sums learning_rates[i] v[i]. With momentum 0 and no
     learning rates this is `prefix_sum()`. Steps past the end of learning_rates give NaN.
     """
     if not 0 <= momentum <= 1:
-        raise FixArgumentsError(f"momentum={momentum!r}: write a number from 0 to 1.")
+        raise FixArgumentsError(f"momentum={momentum!r}: give a number from 0 to 1.")
 
     def next_velocity(g: jax.Array, velocity: jax.Array) -> tuple[jax.Array, jax.Array]:
         velocity = jnp.asarray(momentum, velocity.dtype) * velocity + widened(g)

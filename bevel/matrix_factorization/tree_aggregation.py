@@ -1,9 +1,9 @@
-"""Tree aggregation: the baseline that matrix factorizations are measured against. All NumPy.
+"""Tree aggregation, the baseline for matrix factorizations (NumPy).
 
-Every interval of 2^h steps that starts at a multiple of 2^h is a node; each node's sum is released
-with independent noise, and a prefix sum is put together from at most log2(n) + 1 of them. A node's
-sum is also known from its children: the two are averaged with the best weights, as far as the steps
-have come (Honaker, 2015).
+Every interval of 2^h steps that starts at a multiple of 2^h is a node. The sum of each node is
+released with independent noise, and a prefix sum is composed of at most log2(n) + 1 nodes. The sum
+of a node is also known from its children: the two estimates are averaged with optimal weights, from
+the nodes that are complete so far (Honaker, 2015).
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ from bevel.matrix_factorization import sensitivity
 
 
 def num_levels(n: int) -> int:
-    """Levels of nodes that fit into n steps: also the buffers that a run has to keep."""
+    """The number of node levels in n steps, which is also the number of buffers of a run."""
     return whole_number("n", n).bit_length()
 
 
 def strategy_matrix(n: int) -> np.ndarray:
-    """C: one row for each node that fits into n steps, 1.0 for the steps in it.
+    """C: one row per node within n steps, with 1.0 for the steps in the node.
 
-    It is not square. `dense.strategy_from_X(C.T @ C)` is a square strategy of the same privacy.
+    C is not square. `dense.strategy_from_X(C.T @ C)` is a square matrix with the same privacy.
     """
     rows = []
     for level in range(num_levels(n)):
@@ -35,7 +35,7 @@ def strategy_matrix(n: int) -> np.ndarray:
 def per_query_error(n: int) -> np.ndarray:
     """Squared error of each of n prefix sums, for noise of variance 1 at every node.
 
-    The sum of a node at level h has variance 1 / (2 - 2^-h), its children included.
+    Averaged with its children, the sum of a node at level h has variance 1 / (2 - 2^-h).
     """
     prefix = np.arange(1, whole_number("n", n) + 1)
     error = np.zeros(n)
@@ -47,7 +47,7 @@ def per_query_error(n: int) -> np.ndarray:
 def sensitivity_squared(n: int, min_sep: int = 1, max_participations: int | None = 1) -> Any:
     """Squared sensitivity: exact for one participation, otherwise an upper bound.
 
-    A step is in one node of each level. Of `min_sep` separated participations, at most
+    A step is in one node of each level. Of participations that are `min_sep` apart, at most
     ceil(2^h / min_sep) share a node of level h.
     """
     times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)

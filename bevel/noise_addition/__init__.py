@@ -1,25 +1,5 @@
-"""Noise: independent, correlated or discrete, sharded like the gradient, from keys of choice."""
+"""Noise addition: independent, correlated or discrete noise, sharded like the gradient."""
 
-from bevel.noise_addition import keys
-from bevel.noise_addition.buffers import state_specs
-from bevel.noise_addition.discrete_noise import (
-    discrete_gaussian_privatizer,
-    zcdp_rho,
-)
-from bevel.noise_addition.gaussian import (
-    gaussian_privatizer,
-    matrix_factorization_privatizer,
-)
-from bevel.noise_addition.noise_layout import SupportedStrategies
-from bevel.noise_addition.state import NoiseState
+from bevel.lazy import lazy_exports
 
-__all__ = [
-    "keys",
-    "state_specs",
-    "discrete_gaussian_privatizer",
-    "zcdp_rho",
-    "gaussian_privatizer",
-    "matrix_factorization_privatizer",
-    "SupportedStrategies",
-    "NoiseState",
-]
+__getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -1,17 +1,17 @@
-"""ChaCha20 as a pseudorandom generator for JAX, with keys of 256 bits.
+"""ChaCha20 as a pseudorandom generator for JAX, with 256-bit keys.
 
-The state of one block, 16 words of 32 bits, in the layout of D. J. Bernstein's cipher:
+A block has 16 words of 32 bits, in the layout of D. J. Bernstein's cipher:
 
-| words    | hold                                                               |
-| -------- | ------------------------------------------------------------------ |
-| 0 to 3   | "expand 32-byte k"                                                 |
-| 4 to 11  | the key                                                            |
-| 12, 13   | the number of the block, 64 bits, low word first                   |
-| 14, 15   | the nonce: a word that the purpose is free to use, and the purpose |
+| words    | content                                                             |
+| -------- | ------------------------------------------------------------------- |
+| 0 to 3   | "expand 32-byte k"                                                  |
+| 4 to 11  | the key                                                             |
+| 12, 13   | the 64-bit block number, low word first                             |
+| 14, 15   | the nonce: a word for free use by the purpose, and a `BlockPurpose` |
 
-Purposes are listed in `Purpose`. Bits, splits and folds read blocks with different nonces, so what
-one of them gives is never part of what another gives. RFC 8439 reads words 12 to 15 as a counter of
-32 bits and a nonce of 96; the block function is the same.
+Random bits, `split` and `fold_in` use different nonces, so no output of one is ever part of the
+output of another. RFC 8439 splits words 12 to 15 into a 32-bit counter and a 96-bit nonce instead;
+the block function is the same.
 """
 
 import enum
@@ -23,7 +23,7 @@ import numpy as np
 from jax.extend.random import define_prng_impl
 
 from bevel.noise_addition import chacha20_kernel
-from bevel.noise_addition.offsets import Wide, flat_offsets, plus, shifted
+from bevel.noise_addition.offsets import WordPair, flat_offsets, plus, shifted
 from bevel.sharding import types
 from bevel.sharding.shard_generation import Arrays, Shard
 
@@ -36,7 +36,7 @@ DOUBLE_ROUNDS = 10
 
 
 class BlockPurpose(enum.IntEnum):
-    """The last word of the nonce: what a block is read for."""
+    """The last word of the nonce: what the block is used for."""
 
     BITS = 0
     SPLIT = 1
@@ -47,16 +47,16 @@ class BlockPurpose(enum.IntEnum):
 
 @jax.jit
 def block(words: Sequence[jax.Array]) -> jax.Array:
-    """The block function: from 16 words to 16 words, for arrays of any one shape.
+    """The block function: maps 16 words, arrays of one shape, to 16 words.
 
-    Under `jit`, so that leaves of one shape share its trace: it has more than a thousand equations.
+    The `jit` lets leaves of one shape share a trace, which has more than a thousand equations.
     """
     rounds = _rolled_rounds if jax.default_backend() == "cpu" else unrolled_rounds
     return jnp.stack(words) + rounds(words)
 
 
 def unrolled_rounds(words: Sequence[jax.Array]) -> jax.Array:
-    """All rounds as one elementwise program, for accelerators without the kernel."""
+    """All rounds as one elementwise program, for accelerators that do not use the kernel."""
     for _ in range(DOUBLE_ROUNDS):
         words = _double_round(words)
     return jnp.stack(words)
@@ -64,28 +64,30 @@ def unrolled_rounds(words: Sequence[jax.Array]) -> jax.Array:
 
 def _double_round(words: Sequence[jax.Array]) -> list[jax.Array]:
     state = list(words)
-    for places in COLUMNS + DIAGONALS:
-        quarter = _quarter_round(*(state[p] for p in places))
-        for place, word in zip(places, quarter, strict=True):
-            state[place] = word
+    for indices in COLUMNS + DIAGONALS:
+        quarter = _quarter_round(*(state[i] for i in indices))
+        for i, word in zip(indices, quarter, strict=True):
+            state[i] = word
     return state
 
 
 def _rolled_rounds(words: Sequence[jax.Array]) -> jax.Array:
-    """A loop over double rounds, on rows of four words: for CPUs, where the other takes seconds to
-    compile. Turning the rows makes columns of the diagonals."""
+    """A loop over double rounds, for CPUs, where the unrolled form takes seconds to compile.
+
+    It works on rows of four words. Rotating the rows turns the diagonals into columns.
+    """
     rows = tuple(jnp.stack(words[i : i + 4]) for i in range(0, 16, 4))
 
-    def turned(row: jax.Array, by: int) -> jax.Array:
+    def rotate_row(row: jax.Array, by: int) -> jax.Array:
         return jnp.concatenate([row[by:], row[:by]])
 
-    def both(_: int, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        for turns in ((1, 2, 3), (3, 2, 1)):
+    def double_round(_: int, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        for rotations in ((1, 2, 3), (3, 2, 1)):
             first, *others = _quarter_round(*rows)
-            rows = first, *(turned(row, by) for row, by in zip(others, turns, strict=True))
+            rows = first, *(rotate_row(row, by) for row, by in zip(others, rotations, strict=True))
         return rows
 
-    return jnp.concatenate(jax.lax.fori_loop(0, DOUBLE_ROUNDS, both, rows))
+    return jnp.concatenate(jax.lax.fori_loop(0, DOUBLE_ROUNDS, double_round, rows))
 
 
 def _quarter_round(
@@ -107,108 +109,108 @@ def _rotated(x: jax.Array, bits: int) -> jax.Array:
 
 
 def blocks(
-    key: jax.Array, counter: Wide, purpose: BlockPurpose, word: jax.Array | int = 0
+    key: jax.Array, counter: WordPair, purpose: BlockPurpose, word: jax.Array | int = 0
 ) -> jax.Array:
-    """The blocks with the given numbers: the 16 words, then the counter's dimensions."""
+    """Returns the blocks numbered by `counter`, with the nonce (word, purpose): (16, ...)."""
     high, low = counter
     scalars = [*CONSTANTS, *(key[i] for i in range(KEY_WORDS))]
     nonce = [jnp.asarray(word, np.uint32), np.uint32(purpose)]
     words = [jnp.broadcast_to(x, low.shape) for x in (*scalars, low, high, *nonce)]
-    # A loop needs the type that its values have in the end, from the start.
+    # All inputs of a loop need the varying axes that its results have.
     axes = frozenset().union(*map(types.varying_axes, words))
     if chacha20_kernel.available() and not jnp.ndim(word) and low.size:
-        none = jnp.zeros((), np.uint32)
-        start = jnp.stack([jnp.asarray(x) for x in (*scalars, none, none, *nonce)])
+        zero = jnp.zeros((), np.uint32)
+        start = jnp.stack([jnp.asarray(x) for x in (*scalars, zero, zero, *nonce)])
         start, high, low = (types.as_varying(x, axes) for x in (start, high, low))
         return chacha20_kernel.blocks(start, high, low, _double_round, DOUBLE_ROUNDS)
     return block([types.as_varying(x, axes) for x in words])
 
 
 def stream(
-    key: jax.Array, piece: Shard, width: int, then: Callable[[Arrays], Arrays] | None = None
+    key: jax.Array, shard: Shard, width: int, transform: Callable[[Arrays], Arrays] | None = None
 ) -> Arrays:
-    """`width` bits for each element of a piece: the key's stream, read in row-major order.
+    """Returns `width` bits per element of a shard: the key's stream in row-major order.
 
-    Little endian, so that 8 bits at a time give the stream's bytes. 64 bits come as two words, high
-    and low, fewer as one word with zeros above. `then`, an elementwise function, is applied to
-    them, also to those of the blocks that are left out.
+    The stream is little endian: with a width of 8 the results are its bytes. A width of 64 gives
+    two words, high and low; a smaller width gives one word, with zeros in its upper bits.
+    `transform` is an elementwise function of the bits of all blocks, used or not.
 
-    A piece reads the blocks that hold its rows, and leaves out what lies between and around them.
-    A row is the last dimension if it fills whole blocks. Otherwise all dimensions from the last
-    one that is cut: then there are few rows, or one, to fit to blocks.
+    A shard computes the blocks that contain its rows and drops the rest of these blocks. A row is
+    the last dimension, if that fills whole blocks. Otherwise a row spans all dimensions from the
+    last split one on, so that only a few rows, or one, are not aligned with blocks.
     """
-    if not piece.shape:
-        return tuple(x.reshape(()) for x in stream(key, Shard.all_of((1,)), width, then))
+    if not shard.shape:
+        return tuple(x.reshape(()) for x in stream(key, Shard.all_of((1,)), width, transform))
     lanes = BLOCK_BITS // width
-    shape, whole = piece.shape, piece.whole
-    cut = [d for d in range(len(shape)) if shape[d] != whole[d]]
-    lead = len(shape) - 1 if whole[-1] % lanes == 0 else max(cut, default=0)
-    row, whole_row = (int(np.prod(x[lead:], dtype=object)) for x in (shape, whole))
-    rows_fit = lead == 0 or whole_row % lanes == 0
-    fits = rows_fit and (row % lanes == 0 or row == whole_row)
+    shape, full_shape = shard.shape, shard.full_shape
+    split = [d for d in range(len(shape)) if shape[d] != full_shape[d]]
+    lead = len(shape) - 1 if full_shape[-1] % lanes == 0 else max(split, default=0)
+    row, full_row = (int(np.prod(x[lead:], dtype=object)) for x in (shape, full_shape))
+    rows_fit = lead == 0 or full_row % lanes == 0
+    fits = rows_fit and (row % lanes == 0 or row == full_row)
     count = -(-row // lanes) if fits else -(-(row + lanes - 1) // lanes)
 
-    start = flat_offsets(piece, lead)
+    start = flat_offsets(shard, lead)
     high, low = shifted(start, lanes.bit_length() - 1)
-    nth = jax.lax.broadcasted_iota(np.uint32, (*shape[:lead], count), lead)
-    counter = plus((high[..., None], low[..., None]), nth)
+    block_in_row = jax.lax.broadcasted_iota(np.uint32, (*shape[:lead], count), lead)
+    counter = plus((high[..., None], low[..., None]), block_in_row)
     words = blocks(key, counter, BlockPurpose.BITS)
 
-    phase = start[1] % np.uint32(lanes)  # of a row's first element in its block
+    phase = start[1] % np.uint32(lanes)  # lane of a row's first element in its block
 
-    def own(lanes_of_blocks: jax.Array) -> jax.Array:
-        """The elements of the piece, from all blocks, whose lanes are the last dimension."""
+    def select(lanes_of_blocks: jax.Array) -> jax.Array:
+        """The elements of the shard, from blocks whose lanes are the last dimension."""
         x = lanes_of_blocks.reshape(*shape[:lead], count * lanes)
         if fits:
             x = x[..., :row]
         elif rows_fit:
             x = jax.lax.dynamic_slice_in_dim(x, phase[(0,) * lead], row, axis=-1)
         else:
-            places = phase[..., None] + jax.lax.broadcasted_iota(
+            indices = phase[..., None] + jax.lax.broadcasted_iota(
                 np.uint32, (*shape[:lead], row), lead
             )
-            x = jnp.take_along_axis(x, places, axis=-1)
+            x = jnp.take_along_axis(x, indices, axis=-1)
         return x.reshape(shape)
 
     if width == 64:
-        found: Arrays = (words[1::2], words[0::2])
+        bits: Arrays = (words[1::2], words[0::2])
     elif width == 32:
-        found = (words,)
+        bits = (words,)
     else:
-        shifts = np.arange(0, 32, width, dtype=np.uint32).reshape(1, -1, *(1,) * nth.ndim)
+        shifts = np.arange(0, 32, width, dtype=np.uint32).reshape(1, -1, *(1,) * block_in_row.ndim)
         parts = (words[:, None] >> shifts) & np.uint32(2**width - 1)
-        found = (jax.lax.collapse(parts, 0, 2),)
-    if then is not None:
-        # Without the barrier XLA would compute what is read side by side once for each lane.
-        found = jax.lax.optimization_barrier(then(found))
+        bits = (jax.lax.collapse(parts, 0, 2),)
+    if transform is not None:
+        # Without the barrier XLA would compute a block again for each of its lanes.
+        bits = jax.lax.optimization_barrier(transform(bits))
     if width == 64:
-        # Stacked: a GPU transposes eight of sixteen words at half the speed.
-        return tuple(own(jnp.stack(list(x), axis=-1)) for x in found)
-    return tuple(own(jnp.moveaxis(x, 0, -1)) for x in found)
+        # A stack, because a GPU transposes eight of sixteen words at half the speed.
+        return tuple(select(jnp.stack(list(x), axis=-1)) for x in bits)
+    return tuple(select(jnp.moveaxis(x, 0, -1)) for x in bits)
 
 
-# The JAX implementation.
+# The functions of a JAX PRNG implementation.
 
 
 def _seed(number: jax.Array) -> jax.Array:
-    """The key of an integer."""
+    """Returns the key of an integer seed."""
     low = number.astype(np.uint32)
     high = (number >> 32).astype(np.uint32) if number.dtype.itemsize == 8 else jnp.zeros_like(low)
     words = [low, high, *(jnp.zeros_like(low) for _ in range(KEY_WORDS - 2))]
-    return _child(jnp.stack(words), (jnp.zeros_like(low),) * 2, BlockPurpose.SEED)
+    return _child_keys(jnp.stack(words), (jnp.zeros_like(low),) * 2, BlockPurpose.SEED)
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return _child(key, flat_offsets(Shard.all_of(shape)), BlockPurpose.SPLIT)
+    return _child_keys(key, flat_offsets(Shard.all_of(shape)), BlockPurpose.SPLIT)
 
 
 def _fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     low = jnp.asarray(number).astype(np.uint32)
-    return _child(key, (jnp.zeros_like(low), low), BlockPurpose.FOLD_IN)
+    return _child_keys(key, (jnp.zeros_like(low), low), BlockPurpose.FOLD_IN)
 
 
-def _child(key: jax.Array, counter: Wide, purpose: BlockPurpose) -> jax.Array:
-    """Keys that are the first halves of the numbered blocks."""
+def _child_keys(key: jax.Array, counter: WordPair, purpose: BlockPurpose) -> jax.Array:
+    """Returns the first halves of the blocks numbered by `counter`, as keys."""
     return jnp.moveaxis(blocks(key, counter, purpose)[:KEY_WORDS], 0, -1)
 
 
@@ -229,4 +231,4 @@ CHACHA20 = define_prng_impl(
     name="chacha20",
     tag="c20",
 )
-"""The `impl=` of `jax.random.key` and `jax.random.wrap_key_data`."""
+"""Pass it as `impl=` to `jax.random.key` or `jax.random.wrap_key_data`."""

@@ -1,4 +1,4 @@
-"""How the noise of a step depends on the draws of earlier steps: not at all, or by a matrix."""
+"""Correlation of noise over steps: none, a dense matrix, or a streaming matrix."""
 
 import dataclasses
 import math
@@ -13,27 +13,27 @@ from bevel.errors import FixArgumentsError
 from bevel.sharding import types
 
 Draw = Callable[[jax.Array], list[jax.Array]]
-"""Independent standard normals of any step, for all leaves."""
+"""Returns independent standard normals of a given step, for all leaves."""
 
 
 class Correlation(Protocol):
-    """Makes the noise of a step from draws and buffers, for all leaves at once."""
+    """Computes the noise of a step from draws and buffers, for all leaves at once."""
 
     def init(self, likes: list[jax.Array]) -> tuple[Any, ...]:
-        """Buffers before step 0."""
+        """Returns the buffers before step 0."""
 
     def check(self, likes: list[jax.Array], step: jax.Array, buffers: tuple[Any, ...]) -> None:
-        """Raises unless step and buffers can go on, as far as can be seen."""
+        """Raises if the step or the buffers are invalid, as far as known while tracing."""
 
     def next(
         self, draw: Draw, step: jax.Array, buffers: tuple[Any, ...]
     ) -> tuple[list[jax.Array], tuple[Any, ...]]:
-        """The noise of a step, and the buffers after it."""
+        """Returns the noise of a step and the buffers after it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NoCorrelation:
-    """Noise of the step's own draws. No buffers."""
+    """Independent noise: the draws of the step itself. No buffers."""
 
     def init(self, likes: list[jax.Array]) -> tuple[Any, ...]:
         return ()
@@ -48,10 +48,10 @@ class NoCorrelation:
 
 
 class DenseMatrix:
-    """Noise of row `step` of a dense matrix: earlier draws are drawn again. No buffers.
+    """Noise of a dense matrix: the draws of earlier steps are generated again. No buffers.
 
-    Step k costs as many draws as its row reaches back. Steps past the last row give NaN: no
-    privacy was computed for them.
+    Step k generates one draw for each column from the first non-zero entry of its row to the
+    diagonal. Steps after the last row give NaN, because no privacy was computed for them.
     """
 
     def __init__(self, matrix: np.ndarray):
@@ -65,15 +65,15 @@ class DenseMatrix:
         _check_shapes((), buffers)
         if not isinstance(step, jax.core.Tracer) and int(step) >= len(self.matrix):
             raise FixArgumentsError(
-                f"this is step {int(step)}, and noising_matrix has {len(self.matrix)} rows: the "
-                "privacy of further steps was not computed. Make the matrix as large as the run."
+                f"step {int(step)} is out of range: noising_matrix has {len(self.matrix)} rows, "
+                "and privacy was computed for these only. Pass a matrix with a row for every step."
             )
 
     def next(
         self, draw: Draw, step: jax.Array, buffers: tuple[Any, ...]
     ) -> tuple[list[jax.Array], tuple[Any, ...]]:
         row = jnp.asarray(self.matrix).at[step].get(mode="fill", fill_value=math.nan)
-        # Past the end nothing is drawn, and sums start from NaN.
+        # After the last row nothing is drawn, and the sums start from NaN.
         first = jnp.asarray(self.firsts).at[step].get(mode="fill", fill_value=2**32 - 1)
         start = jnp.where(step < np.uint32(len(self.matrix)), np.float32(0), np.float32(math.nan))
 
@@ -86,7 +86,7 @@ class DenseMatrix:
 
 
 class Streamed:
-    """Noise of a `StreamingMatrix`, which keeps what it needs of the past in buffers."""
+    """Noise of a `StreamingMatrix`, which keeps the state of earlier steps in buffers."""
 
     def __init__(self, matrix: Any):
         self.matrix = matrix
@@ -104,34 +104,33 @@ class Streamed:
         return [y for y, _ in steps], tuple(state for _, state in steps)
 
 
-def _check_shapes(expected: Any, found: Any) -> None:
-    """Raises unless buffers have the structure, shapes and dtypes of those that `init` makes."""
+def _check_shapes(expected: Any, buffers: Any) -> None:
+    """Raises unless buffers have the structure, shapes and dtypes that `init` returns."""
 
-    def kinds(tree: Any) -> Any:
+    def types_of(tree: Any) -> Any:
         return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
 
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (expected, found)]
-    if structures[0] == structures[1] and kinds(expected) == kinds(found):
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (expected, buffers)]
+    if structures[0] == structures[1] and types_of(expected) == types_of(buffers):
         return
     raise FixArgumentsError(
-        f"the noise state has buffers {kinds(found)!s:.300}, and this privatizer makes "
-        f"{kinds(expected)!s:.300} for this gradient: the state is that of another privatizer, "
-        "another gradient or another layout. Pass what `init` gave for these parameters."
+        f"the noise state has buffers {types_of(buffers)!s:.300}, but this privatizer needs "
+        f"{types_of(expected)!s:.300} for this gradient. The state belongs to another privatizer, "
+        "gradient or layout: pass the result of `init` for these parameters."
     )
 
 
 def correlation_of(noising_matrix: Any) -> DenseMatrix | Streamed:
-    """The correlation that a user's `noising_matrix` stands for, checked."""
+    """Checks the `noising_matrix` argument of a privatizer and returns its correlation."""
     if hasattr(noising_matrix, "init_multiply") and hasattr(noising_matrix, "multiply_next"):
         return Streamed(noising_matrix)
     if hasattr(noising_matrix, "inverse_as_streaming_matrix"):
         raise FixArgumentsError(
-            f"noising_matrix is a {type(noising_matrix).__name__}, a strategy C. Noise is "
+            f"noising_matrix is a {type(noising_matrix).__name__}, a strategy matrix C. Noise is "
             "multiplied by its inverse: pass noising_matrix.inverse_as_streaming_matrix()."
         )
     try:
-        found = np.asarray(noising_matrix)
-        matrix = found.astype(np.float64, casting="same_kind")
+        matrix = np.asarray(noising_matrix).astype(np.float64, casting="same_kind")
     except (TypeError, ValueError, jax.errors.TracerArrayConversionError) as error:
         raise FixArgumentsError(
             f"noising_matrix is a {type(noising_matrix).__name__}: pass C^-1 as a square array of "
@@ -139,19 +138,19 @@ def correlation_of(noising_matrix: Any) -> DenseMatrix | Streamed:
         ) from error
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise FixArgumentsError(
-            f"noising_matrix has shape {matrix.shape}: C^-1 is square, with a row for each step."
+            f"noising_matrix has shape {matrix.shape}: pass a square C^-1, with a row per step."
         )
     if not np.all(np.isfinite(matrix)):
-        raise FixArgumentsError("noising_matrix holds NaN or infinity.")
+        raise FixArgumentsError("noising_matrix contains NaN or infinity: pass finite numbers.")
     if np.any(np.triu(matrix, 1)):
         raise FixArgumentsError(
-            "noising_matrix is not lower triangular: the noise of a step cannot depend on later "
-            "steps. Was it transposed?"
+            "noising_matrix is not lower triangular, but the noise of a step cannot depend on "
+            "later steps. Pass C^-1, not its transpose."
         )
-    empty = np.flatnonzero(np.diagonal(matrix) == 0)
-    if empty.size:
+    zeros = np.flatnonzero(np.diagonal(matrix) == 0)
+    if zeros.size:
         raise FixArgumentsError(
-            f"noising_matrix has a zero on its diagonal, in row {empty[0]}: that step would get no "
-            "noise of its own. C^-1 is invertible."
+            f"noising_matrix has a zero on its diagonal, in row {zeros[0]}, so that step would add "
+            "no new noise. Pass an invertible C^-1."
         )
     return DenseMatrix(matrix.astype(np.float64 if jax.config.jax_enable_x64 else np.float32))

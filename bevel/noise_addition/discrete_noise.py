@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise on sums of whole numbers: no floating-point argument is needed."""
+"""Discrete Gaussian noise on integer sums: a guarantee that does not depend on rounding."""
 
 import dataclasses
 import functools
@@ -15,15 +15,15 @@ from bevel.noise_addition import keys
 from bevel.noise_addition.correlation import NoCorrelation
 from bevel.noise_addition.discrete_gaussian import LARGEST_SIGMA, DiscreteGaussians
 from bevel.noise_addition.gaussian import checked_dtype
-from bevel.noise_addition.leaves import checked_leaves, drawn, not_mapped
-from bevel.noise_addition.state import NoiseState, checked_state, key_of_step
+from bevel.noise_addition.leaves import checked_leaves, draw_leaves, forbid_vmap
+from bevel.noise_addition.state import NoiseState, checked_state, key_of_update
 
 if TYPE_CHECKING:
     from bevel.noise_addition.privatizer import Privatizer
 
 PyTree = Any
 INTEGERS_ONLY = (
-    "discrete noise is added to sums of whole numbers. Take the sum with "
+    "discrete noise is added to sums of signed integers. Compute the sum with "
     "clipped_grad(grid_scale=...), or use gaussian_privatizer."
 )
 
@@ -39,84 +39,83 @@ def discrete_gaussian_privatizer(
     """Adds discrete Gaussian noise to the integer sum of `clipped_grad(grid_scale=...)`.
 
     Changes the privacy guarantee:
-      stddev: a whole number of grid steps, up to 2**26: the noise multiplier times `sensitivity()`
-        of the clipped sum, rounded up. That sensitivity is in grid steps, and the rounding of
-        contributions to the grid is within it.
+      stddev: the noise multiplier times `sensitivity()` of the clipped sum, rounded up: an integer
+        number of grid steps, at most 2**26. That sensitivity is in grid steps and includes the
+        rounding of contributions to the grid.
       prng_key: a ChaCha20 key; otherwise as in `gaussian_privatizer`.
 
     Changes outputs:
-      grid_scale: divide the noised sum by it. If None, the result is int64.
-      dtype: of the quotient, float32 if None.
+      grid_scale: the noised sum is divided by it. If None, the result is int64.
+      dtype: the dtype of the quotient, float32 if None.
 
     specs: as in `gaussian_privatizer`.
 
     Formal guarantee: if neighbouring sums differ by at most `sensitivity` in L2 norm, one step is
-    `zcdp_rho(stddev, sensitivity)`-zCDP (Canonne, Kamath and Steinke 2020, theorem 4, in
-    its multivariate form), for the exact sums and the exact noise: nothing is rounded before the
-    noise is on. Steps add up. No amplification by subsampling is claimed: the theorems for
-    Gaussian noise do not cover it.
+    `zcdp_rho(stddev, sensitivity)`-zCDP (Canonne, Kamath and Steinke 2020, theorem 4, in its
+    multivariate form). It holds for the computed sums and noise, because both are exact: nothing is
+    rounded before the noise is added. The rho of several steps add up. No amplification by
+    subsampling is claimed, because the theorems for Gaussian noise do not cover discrete noise.
 
-    The noise is exact, and the same on every mesh. It costs about ten times as much as Gaussian
-    noise from the same generator on a CPU, and over a hundred times as much on a GPU. Needs x64.
+    The noise is the same on every mesh. It costs about ten times as much as Gaussian noise from the
+    same generator on a CPU, and over a hundred times as much on a GPU. It needs x64.
     """
     from bevel.noise_addition.privatizer import NoiseRecord, Privatizer  # loads optax
 
     if not jax.config.jax_enable_x64:
         raise FixArgumentsError(
-            "discrete noise is int64, which JAX has only with "
-            "jax.config.update('jax_enable_x64', True)."
+            "discrete noise needs 64-bit integers: call jax.config.update('jax_enable_x64', True)."
         )
-    if grid_scale is not None and (not _is_whole(grid_scale) or grid_scale < 1):
+    if grid_scale is not None and (not _is_integer(grid_scale) or grid_scale < 1):
         raise FixArgumentsError(
-            f"grid_scale={grid_scale!r}: give the one of clipped_grad, a positive whole number."
+            f"grid_scale={grid_scale!r}: pass the grid_scale of clipped_grad, a positive integer."
         )
     sigma = _checked_sigma(stddev)
     key = keys.noise_key(prng_key)
     if key.generator != "chacha20":
         raise FixArgumentsError(
-            f"discrete noise is drawn from ChaCha20, and prng_key is a {key.generator} key: pass "
+            f"prng_key is a {key.generator} key, but discrete noise is drawn from ChaCha20: pass "
             "bevel.noise_addition.keys.new_key(), or leave it out."
         )
-    found = checked_dtype(dtype)
+    noise = _DiscreteNoise(key, sigma, grid_scale, checked_dtype(dtype), specs)
     keys.claim(key, key.key)
-    noise = _DiscreteNoise(key, sigma, grid_scale, found, specs)
     record = NoiseRecord("discrete gaussian", float(sigma), key.generator, key.secret)
     return Privatizer(noise.init, noise.update, record)
 
 
 def zcdp_rho(stddev: float, sensitivity: float) -> float:
-    """The zCDP parameter of one step: sensitivity**2 / (2 stddev**2), both in grid steps."""
+    """Returns the zCDP rho of one step, sensitivity**2 / (2 stddev**2), both in grid steps."""
     if not (0 < stddev < math.inf and 0 <= sensitivity < math.inf):
         raise FixArgumentsError(
-            f"stddev={stddev}, sensitivity={sensitivity}: give finite lengths, stddev above 0."
+            f"stddev={stddev}, sensitivity={sensitivity}: give finite numbers, stddev above 0 and "
+            "sensitivity at least 0."
         )
     return sensitivity**2 / (2 * stddev**2)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _checked_sigma(stddev: Any) -> int:
-    whole = int(stddev) if isinstance(stddev, float) and stddev.is_integer() else stddev
-    if not _is_whole(whole) or not 1 <= whole <= LARGEST_SIGMA:
+    sigma = int(stddev) if isinstance(stddev, float) and stddev.is_integer() else stddev
+    if not _is_integer(sigma) or not 1 <= sigma <= LARGEST_SIGMA:
         raise FixArgumentsError(
-            f"stddev={stddev!r}: give a whole number of grid steps from 1 to {LARGEST_SIGMA}, "
-            "such as math.ceil(noise_multiplier * grad_fn.sensitivity()). A finer or coarser grid "
-            "(grid_scale) makes it larger or smaller."
+            f"stddev={stddev!r}: give an integer number of grid steps from 1 to {LARGEST_SIGMA}, "
+            "such as math.ceil(noise_multiplier * grad_fn.sensitivity()). A larger grid_scale "
+            "makes it larger, a smaller one smaller."
         )
-    return int(whole)
+    return int(sigma)
 
 
 @dataclasses.dataclass(frozen=True)
 class _DiscreteNoise:
-    """Discrete Gaussians, added to the leaves of an integer gradient. Keys the program."""
+    """Adds discrete Gaussian noise to integer sums. A static argument of `_noised_step`."""
 
     key: keys.NoiseKey
     sigma: int
     grid_scale: int | None
     dtype: np.dtype | None
-    specs: PyTree = dataclasses.field(compare=False)  # the program is keyed by those of leaves
+    specs: PyTree = dataclasses.field(compare=False)  # `_noised_step` gets those of the leaves
 
     def init(self, params: PyTree) -> NoiseState:
         return NoiseState(jnp.zeros((), np.uint32), ())
@@ -132,10 +131,10 @@ class _DiscreteNoise:
     ) -> tuple[PyTree, NoiseState]:
         del params, extra_args
         leaves = checked_leaves(sum_of_clipped_grads, self.specs, jnp.signedinteger, INTEGERS_ONLY)
-        sums = not_mapped([leaf.value for leaf in leaves])
+        sums = forbid_vmap([leaf.value for leaf in leaves])
         state = checked_state(noise_state)
         NoCorrelation().check(sums, *state)
-        key = key_of_step(self.key, prng_key)
+        key = key_of_update(self.key, prng_key)
         noised = _noised_step(self, tuple(leaf.spec for leaf in leaves), key, sums, state.step)
         tree = jax.tree.structure(sum_of_clipped_grads)
         return jax.tree.unflatten(tree, noised), state._replace(step=state.step + np.uint32(1))
@@ -150,7 +149,7 @@ def _noised_step(
     step: jax.Array,
 ) -> list[jax.Array]:
     make = DiscreteGaussians(noise.sigma)
-    draws = drawn(lambda _: make, key, step, sums, specs, one_by_one=True)
+    draws = draw_leaves(lambda _: make, key, step, sums, specs, one_by_one=True)
     noised = [x.astype(np.int64) + z for x, z in zip(sums, draws, strict=True)]
     if noise.grid_scale is None:
         return noised

@@ -1,4 +1,4 @@
-"""Gaussian noise, independent or correlated over steps, as optax transformations."""
+"""Privatizers for Gaussian noise, independent or correlated over steps."""
 
 import math
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from bevel.noise_addition.privatizer import Privatizer
 
 PyTree = Any
-SMALLEST = 2.0**-60  # of standard deviations: draws come down to 2**-64 and stay normal numbers
+# Draws are as small as 2**-64. With this stddev, their products are still normal float32 numbers.
+MIN_STDDEV = 2.0**-60
 
 
 def gaussian_privatizer(
@@ -30,9 +31,9 @@ def gaussian_privatizer(
 ) -> "Privatizer":
     """Adds independent Gaussian noise to a sum of clipped gradients.
 
-    The arguments are those of `matrix_factorization_privatizer`, whose matrix is the identity here.
+    This is `matrix_factorization_privatizer` with the identity matrix; see there for the arguments.
     """
-    return _privatizer_of(
+    return _make_privatizer(
         NoCorrelation(), stddev, prng_key, dtype, intermediate_strategy, specs, "device"
     )
 
@@ -50,64 +51,64 @@ def matrix_factorization_privatizer(
     """Adds Gaussian noise that is correlated over steps: `stddev * (C^-1 z)[step]`.
 
     Changes the privacy guarantee:
-      noising_matrix: C^-1, the inverse of the strategy: a dense lower triangular array, or a
-        `StreamingMatrix`. A dense matrix needs no memory, but step k draws up to k + 1 times; a
-        streaming one keeps buffers of the gradient's size. Steps past the end of a matrix give NaN.
-      stddev: of the uncorrelated noise z: the noise multiplier, times the sensitivity of C, times
-        `sensitivity()` of the clipped sum.
-      prng_key: a typed key that serves nothing else. None draws one from the operating system; an
-        integer is a seed for tests, and is recorded as not secret. See `noise_addition.keys`.
+      noising_matrix: C^-1 for the strategy matrix C: a dense lower triangular array, which needs
+        no memory but generates up to k + 1 draws at step k, or a `StreamingMatrix`, which keeps
+        buffers of the gradient's size. A matrix made for n steps gives NaN from step n on.
+      stddev: the standard deviation of the uncorrelated noise z: the noise multiplier, times the
+        sensitivity of C, times `sensitivity()` of the clipped sum.
+      prng_key: a typed key that nothing else uses. None draws one from the operating system. An
+        integer is a seed for tests and is recorded as not secret. See `noise_addition.keys`.
 
     Changes outputs:
-      dtype: of the result. Noise is drawn and added in float32 (float64 for float64 gradients), and
-        so is the result if None.
+      dtype: the dtype of the result. Noise is drawn and added in float32 (float64 for float64
+        gradients); None keeps that dtype.
 
     Changes speed and memory only:
       intermediate_strategy: DEFAULT or ZERO, see `SupportedStrategies`.
-      buffers_in: 'host' keeps buffers in the host's memory between steps.
+      buffers_in: 'host' keeps the buffers in host memory between steps.
 
     Inside `jax.shard_map`:
-      specs: the PartitionSpecs (a prefix of the gradient's tree) that split the gradient there. A
-        shard cannot know where it lies in the whole, so a leaf that differs between shards and has
-        no spec is refused. Ignored elsewhere.
+      specs: the PartitionSpecs of the gradient, a prefix of its tree. A shard does not know its
+        offset in the global array, so a leaf that differs between shards and has no spec is an
+        error. Ignored outside of `jax.shard_map`.
 
-    Noise is a function of the key, the step, the number of the leaf in the tree, and the offset of
-    the element in the whole leaf. So it is the same on every mesh: a replicated leaf gets identical
-    noise on every replica, a sharded one its slice, and nothing is communicated. The draws of step
-    k are those of `jax.random.fold_in(jax.random.fold_in(prng_key, k), leaf)`.
+    The noise is a function of the key, the step, the index of the leaf in the tree, and the offset
+    of the element in the global leaf, so it is the same on every mesh. Replicated leaves get
+    identical noise on every replica, sharded leaves get their slice, and nothing is communicated.
+    The draws of step k use the key `jax.random.fold_in(jax.random.fold_in(prng_key, k), leaf)`.
 
     Returns:
-      An optax transformation: `init(params)` gives the state (step and buffers, not the key), and
-      `update(sum_of_clipped_grads, noise_state)` gives the noised sum and the next state. What it
-      adds is in its `record`.
+      An optax transformation. `init(params)` returns the noise state (step and buffers, not the
+      key), and `update(sum_of_clipped_grads, noise_state)` returns the noised sum and the next
+      state. Its `record` describes the noise.
     """
     correlation = correlation_of(noising_matrix)
-    return _privatizer_of(
+    return _make_privatizer(
         correlation, stddev, prng_key, dtype, intermediate_strategy, specs, buffers_in
     )
 
 
-def _privatizer_of(
+def _make_privatizer(
     correlation: Correlation,
     stddev: float,
     prng_key: jax.Array | int | None,
     dtype: Any,
-    strategy: SupportedStrategies,
+    layout: SupportedStrategies,
     specs: PyTree,
     buffers_in: str,
 ) -> "Privatizer":
-    """Arguments as users write them, checked, as an optax transformation."""
+    """Checks the arguments of a privatizer and makes it."""
     from bevel.noise_addition.privatizer import NoiseRecord, Privatizer  # loads optax
 
-    if not isinstance(strategy, SupportedStrategies):
+    if not isinstance(layout, SupportedStrategies):
         raise FixArgumentsError(
-            f"intermediate_strategy={strategy!r}: give SupportedStrategies.DEFAULT or ZERO."
+            f"intermediate_strategy={layout!r}: give SupportedStrategies.DEFAULT or ZERO."
         )
     if buffers_in not in ("device", "host"):
         raise FixArgumentsError(f"buffers_in={buffers_in!r}: give 'device' or 'host'.")
     key = keys.noise_key(prng_key)
     noise = GaussianNoise(
-        key, _checked_stddev(stddev), correlation, checked_dtype(dtype), strategy, specs, buffers_in
+        key, _checked_stddev(stddev), correlation, checked_dtype(dtype), layout, specs, buffers_in
     )
     keys.claim(key, key.key)
     record = NoiseRecord("gaussian", noise.stddev, key.generator, key.secret)
@@ -115,10 +116,10 @@ def _privatizer_of(
 
 
 def _checked_stddev(stddev: Any) -> float:
-    """A standard deviation as a float; raises unless it is a known number that is not negative."""
+    """Returns `stddev` as a float; raises unless it is a concrete number of at least 0."""
     if isinstance(stddev, jax.core.Tracer):
         raise FixArgumentsError(
-            "stddev is traced, so what is added cannot be recorded: pass a number."
+            "stddev is traced, so the privatizer cannot record it: pass a concrete number."
         )
     if (
         isinstance(stddev, bool | str | bytes)
@@ -129,30 +130,30 @@ def _checked_stddev(stddev: Any) -> float:
     value = float(stddev)
     if not 0 <= value < math.inf:
         raise FixArgumentsError(
-            f"stddev={value}: give a finite number that is not negative, the noise multiplier "
-            "times the sensitivity."
+            f"stddev={value}: give a finite number of at least 0, the noise multiplier times the "
+            "sensitivity."
         )
-    if value and not SMALLEST <= value <= 1 / SMALLEST:
+    if value and not MIN_STDDEV <= value <= 1 / MIN_STDDEV:
         raise FixArgumentsError(
-            f"stddev={value}: noise is drawn in float32, whose range ends near there, so that some "
-            f"of it would be lost. Scale the gradient, and stddev with it, to between {SMALLEST:g} "
-            f"and {1 / SMALLEST:g}."
+            f"stddev={value}: noise of this scale would underflow or overflow in float32. Scale "
+            f"gradient and stddev so that stddev is from {MIN_STDDEV:g} to {1 / MIN_STDDEV:g}."
         )
     return value
 
 
 def checked_dtype(dtype: Any) -> np.dtype | None:
+    """Returns the dtype of a noised gradient; raises unless it is a floating-point dtype."""
     if dtype is None:
         return None
     try:
-        found = np.dtype(dtype)
+        result = np.dtype(dtype)
     except TypeError as error:
         raise FixArgumentsError(f"dtype={dtype!r:.60}: give a dtype, such as float32.") from error
-    if not jnp.issubdtype(found, jnp.floating):
-        raise FixArgumentsError(f"dtype={found}: noised gradients are real floating-point numbers.")
-    if found == np.float64 and not jax.config.jax_enable_x64:
+    if not jnp.issubdtype(result, jnp.floating):
+        raise FixArgumentsError(f"dtype={result}: give a real floating-point dtype.")
+    if result == np.float64 and not jax.config.jax_enable_x64:
         raise FixArgumentsError(
             "dtype=float64 needs jax.config.update('jax_enable_x64', True): without it JAX would "
-            "give float32."
+            "return float32."
         )
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""Gaussian noise on a tree of gradients: draw, correlate, add."""
+"""Adds Gaussian noise to a tree of gradients: draw, correlate, add."""
 
 import dataclasses
 import functools
@@ -10,39 +10,39 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from bevel import precision
-from bevel.noise_addition.buffers import moved, placed
+from bevel.noise_addition.buffers import move_buffers, place_buffers
 from bevel.noise_addition.correlation import Correlation
 from bevel.noise_addition.keys import NoiseKey
-from bevel.noise_addition.leaves import checked_leaves, drawn, not_mapped
-from bevel.noise_addition.noise_layout import SupportedStrategies, flat_like, unflattened
+from bevel.noise_addition.leaves import checked_leaves, draw_leaves, forbid_vmap
+from bevel.noise_addition.noise_layout import SupportedStrategies, flat_like, unflatten
 from bevel.noise_addition.normal import RandomNumbers, normal_from_bits
-from bevel.noise_addition.state import NoiseState, checked_state, key_of_step
+from bevel.noise_addition.state import NoiseState, checked_state, key_of_update
 
 PyTree = Any
 FLOATS_ONLY = (
-    "Gaussian noise is added to real floating-point numbers. Sums on the integer grid take "
-    "discrete_gaussian_privatizer; other leaves do not belong in a gradient."
+    "Gaussian noise is added to real floating-point numbers. For sums on an integer grid use "
+    "discrete_gaussian_privatizer; leave other leaves out of the gradient."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianNoise:
-    """`stddev` times correlated normals, added to the leaves of a gradient. Keys the program."""
+    """Adds `stddev` times correlated normals to a gradient. A static argument of `noised_step`."""
 
     key: NoiseKey
     stddev: float
     correlation: Correlation
     dtype: np.dtype | None
-    strategy: SupportedStrategies
-    specs: PyTree = dataclasses.field(compare=False)  # the program is keyed by those of leaves
+    layout: SupportedStrategies
+    specs: PyTree = dataclasses.field(compare=False)  # `noised_step` gets those of the leaves
     buffers_in: str = "device"
 
     def init(self, params: PyTree) -> NoiseState:
         leaves = checked_leaves(params, self.specs, jnp.floating, FLOATS_ONLY)
         likes = [self.like(leaf.value) for leaf in leaves]
-        buffers = placed(self.correlation.init(likes), likes, leaves)
+        buffers = place_buffers(self.correlation.init(likes), likes, leaves)
         if self.buffers_in == "host":
-            buffers = moved(buffers, likes, "host")
+            buffers = move_buffers(buffers, likes, "host")
         return NoiseState(jnp.zeros((), np.uint32), buffers)
 
     def update(
@@ -56,26 +56,26 @@ class GaussianNoise:
     ) -> tuple[PyTree, NoiseState]:
         del params, extra_args
         leaves = checked_leaves(sum_of_clipped_grads, self.specs, jnp.floating, FLOATS_ONLY)
-        grads = not_mapped([leaf.value for leaf in leaves])
+        grads = forbid_vmap([leaf.value for leaf in leaves])
         state = checked_state(noise_state)
         self.correlation.check([self.like(g) for g in grads], *state)
-        key = key_of_step(self.key, prng_key)
+        key = key_of_update(self.key, prng_key)
         noised, state = noised_step(self, tuple(leaf.spec for leaf in leaves), key, grads, state)
         return jax.tree.unflatten(jax.tree.structure(sum_of_clipped_grads), noised), state
 
     def like(self, leaf: jax.Array) -> jax.Array:
-        """What the noise of a leaf is like, before it is given the leaf's own shape."""
+        """Returns an array with the shape, dtype and sharding in which a leaf's noise is drawn."""
         dtype = precision.accumulation_dtype(leaf.dtype)
         return flat_like(leaf, dtype) if self.flat else leaf.astype(dtype)
 
     @property
     def flat(self) -> bool:
-        return self.strategy is SupportedStrategies.ZERO
+        return self.layout is SupportedStrategies.ZERO
 
-    def added(self, gradient: jax.Array, noise: jax.Array) -> jax.Array:
+    def add(self, gradient: jax.Array, noise: jax.Array) -> jax.Array:
         noise = noise * noise.dtype.type(self.stddev)
         if self.flat:
-            noise = unflattened(noise, gradient)
+            noise = unflatten(noise, gradient)
         total = gradient.astype(noise.dtype) + noise
         return total if self.dtype is None else total.astype(self.dtype)
 
@@ -88,19 +88,19 @@ def noised_step(
     grads: list[jax.Array],
     state: NoiseState,
 ) -> tuple[list[jax.Array], NoiseState]:
-    """One step. Under a `jit` of its own, so that eager calls have one program, without the key."""
+    """Adds the noise of one step. The `jit` compiles eager calls, and keeps the key an argument."""
     likes = [noise.like(g) for g in grads]
-    places = [None] * len(specs) if noise.flat else specs
+    noise_specs = [None] * len(specs) if noise.flat else specs
     make = functools.partial(RandomNumbers, noise.key.generator, normal_from_bits)
 
     def draw(step: jax.Array) -> list[jax.Array]:
-        return drawn(make, key, step, likes, places)
+        return draw_leaves(make, key, step, likes, noise_specs)
 
     buffers = state.buffers
     if noise.buffers_in == "host":
-        buffers = moved(buffers, likes, "device")
+        buffers = move_buffers(buffers, likes, "device")
     noises, buffers = noise.correlation.next(draw, state.step, buffers)
     if noise.buffers_in == "host":
-        buffers = moved(buffers, likes, "host")
-    noised = [noise.added(*pair) for pair in zip(grads, noises, strict=True)]
+        buffers = move_buffers(buffers, likes, "host")
+    noised = [noise.add(*pair) for pair in zip(grads, noises, strict=True)]
     return noised, NoiseState(state.step + np.uint32(1), buffers)

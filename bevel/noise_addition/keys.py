@@ -1,18 +1,18 @@
-"""Where the randomness of noise comes from: keys, and the generators that stretch them.
+"""Noise keys, and the generators that turn them into random numbers.
 
-| generator      | key      | what it is                                                     |
-| -------------- | -------- | -------------------------------------------------------------- |
-| `CHACHA20`     | 256 bits | a stream cipher, for noise that must withstand an adversary    |
-| threefry (JAX) | 64 bits  | JAX's own generator, faster, with a key that can be searched   |
+| generator      | key      | description                                                      |
+| -------------- | -------- | ---------------------------------------------------------------- |
+| `CHACHA20`     | 256 bits | a stream cipher, for noise that must withstand an adversary      |
+| threefry (JAX) | 64 bits  | JAX's own generator: faster, but its key can be found by search  |
 
-A key is a secret. Who knows it can take the noise off again, so it must not reach a checkpoint, a
-log or the compiled program of others. One key serves one privatizer of one run: two mechanisms
-with the same noise can be subtracted from one another.
+A key is a secret: anyone who knows it can remove the noise. Keep it out of checkpoints, logs and
+compiled programs that others can read. Use a key for one privatizer of one run only: if two
+mechanisms add the same noise, the difference of their outputs has none.
 
-Two leaves of two steps have keys of their own. With 64 bits, two of n such keys are the same with
-probability n**2 / 2**65: 1e-5 for 100,000 steps of 200 leaves. And JAX's threefry gives child keys
-as bits of their parent: a key whose children (`split`, `fold_in`) are in use must not draw itself.
-ChaCha20 has neither edge.
+Each leaf gets its own key at each step. With 64 bits, some two of n such keys are equal with
+probability n**2 / 2**65: 1e-5 for 100,000 steps of 200 leaves. Moreover, the child keys of a
+threefry key (`split`, `fold_in`) are part of its random bits, so do not draw from a key whose
+children are in use. ChaCha20 has neither problem.
 """
 
 import dataclasses
@@ -32,26 +32,26 @@ WORDS = {"chacha20": 8, "threefry2x32": 2}
 
 @dataclasses.dataclass(frozen=True)
 class NoiseKey:
-    """The key of a privatizer, whether it is secret, and the generator that it is for.
+    """The key of a privatizer, whether it is secret, and its generator.
 
-    Neither shown nor compared: programs take the key as an argument, and serve all keys.
+    The key is not shown. It is not compared either: compiled programs take it as an argument.
     """
 
     key: jax.Array = dataclasses.field(repr=False, compare=False)
     secret: bool
     generator: str
-    # Stands for the privatizer. None: its key is a seed for tests, and may be used again.
+    # Identifies the privatizer. None for a seed for tests, which may be used more than once.
     owner: object | None = dataclasses.field(repr=False, compare=False)
 
 
 def new_key(generator: str = "chacha20") -> jax.Array:
-    """A key from the operating system's entropy.
+    """Returns a key from the operating system's entropy.
+
+    In a multi-process run, all processes must call this together. They get the same key, which the
+    first process draws and sends to the others through JAX.
 
     Args:
       generator: 'chacha20' (256 bits) or 'threefry2x32' (64 bits).
-
-    In a run of several processes all of them must call this together: they get one key, drawn by
-    the first process and sent to the others over JAX's own connections.
     """
     if generator not in WORDS:
         raise FixArgumentsError(f"generator={generator!r}: give one of {', '.join(WORDS)}.")
@@ -64,17 +64,17 @@ def new_key(generator: str = "chacha20") -> jax.Array:
 
 
 def wrapped(words: Any, generator: str) -> jax.Array:
-    """The key that consists of these words."""
+    """Returns the key with the given words as its data."""
     impl: Any = CHACHA20 if generator == "chacha20" else generator
     return jax.random.wrap_key_data(words, impl=impl)
 
 
 def noise_key(prng_key: jax.Array | int | None) -> NoiseKey:
-    """A privatizer's `prng_key` argument, checked.
+    """Checks the `prng_key` argument of a privatizer.
 
-    None draws a new ChaCha20 key. An integer is a seed for tests: everyone can guess it, so the key
-    is recorded as not secret, and so is `jax.random.key(5)`. A typed key is used with its own
-    generator.
+    None draws a new ChaCha20 key. An integer is a seed for tests. Anyone can guess it, so the key
+    is recorded as not secret; the same holds for `jax.random.key(5)`. A typed key is used with its
+    own generator.
     """
     if prng_key is None:
         return NoiseKey(new_key(), secret=True, generator="chacha20", owner=object())
@@ -86,7 +86,7 @@ def noise_key(prng_key: jax.Array | int | None) -> NoiseKey:
 
 
 def seed_key(seed: int) -> jax.Array:
-    """The ChaCha20 key of an integer of up to 64 bits. `jax.random.key` would keep 32 of them."""
+    """Returns the ChaCha20 key of a 64-bit seed, of which `jax.random.key` might keep only 32."""
     if not 0 <= seed < 2**64:
         raise FixArgumentsError(f"prng_key={seed}: give a seed from 0 to 2**64 - 1, or a key.")
     words = np.zeros(WORDS["chacha20"], np.uint32)
@@ -95,9 +95,9 @@ def seed_key(seed: int) -> jax.Array:
 
 
 def _is_a_seed(key: jax.Array, generator: str) -> bool:
-    """Whether a key is that of a small integer, as far as can be seen.
+    """Returns whether a key looks like the key of a small integer.
 
-    `jax.random.key(n)` of threefry is (0, n). A key from entropy looks so once in 2**32.
+    The threefry key `jax.random.key(n)` is (0, n). One in 2**32 keys from entropy looks like this.
     """
     if generator != "threefry2x32" or isinstance(key, jax.core.Tracer):
         return False
@@ -105,31 +105,31 @@ def _is_a_seed(key: jax.Array, generator: str) -> bool:
 
 
 def checked_generator(key: Any) -> str:
-    """The name of a typed key's generator; raises for anything that is not one key."""
+    """Returns the generator of a typed key; raises unless `key` is one supported key."""
     dtype = getattr(key, "dtype", None)
     if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         hint = ""
         if dtype == np.uint32:
-            hint = " It looks like a legacy key: jax.random.wrap_key_data(prng_key) makes it one."
+            hint = " It looks like a legacy key: convert it by jax.random.wrap_key_data(prng_key)."
         raise FixArgumentsError(
             f"prng_key is {type(key).__name__} of dtype {dtype}, not a typed key.{hint} Pass "
             "bevel.noise_addition.keys.new_key(), jax.random.key(...), or leave it out."
         )
     if key.shape:
         raise FixArgumentsError(
-            f"prng_key has shape {key.shape}: give one key, such as prng_key[0]."
+            f"prng_key has shape {key.shape}: give a single key, such as prng_key[0]."
         )
     impl = jax.random.key_impl(key)
     name = "chacha20" if impl == CHACHA20 else str(impl)
     if name not in WORDS:
         raise FixArgumentsError(
             f"prng_key is for the generator {name!r}, which cannot draw the numbers of one shard "
-            f"alone. Use {' or '.join(WORDS)}: bevel.noise_addition.keys.new_key()."
+            f"alone. Use a {' or '.join(WORDS)} key, such as bevel.noise_addition.keys.new_key()."
         )
     return name
 
 
-# Which keys have been given to which privatizer of this process. Only salted hashes are kept.
+# The privatizer that uses each key, in this process. Only salted hashes of keys are stored.
 
 _salt = os.urandom(32)
 _claimed: dict[bytes, object] = {}
@@ -142,30 +142,29 @@ def _digest(key: jax.Array) -> bytes:
 
 
 def claim(noise: NoiseKey, key: jax.Array) -> None:
-    """Marks a key as one privatizer's; raises if it is another's.
+    """Reserves a key for one privatizer; raises if another one uses it.
 
-    Traced keys cannot be followed, and those of a privatizer with a seed for tests are not.
+    Traced keys cannot be checked. The keys of a privatizer with a seed for tests are not checked.
     """
     if noise.owner is None or isinstance(key, jax.core.Tracer):
         return
-    mark = _digest(key)
+    digest = _digest(key)
     with _lock:
-        if _claimed.setdefault(mark, noise.owner) is not noise.owner:
+        if _claimed.setdefault(digest, noise.owner) is not noise.owner:
             raise FixArgumentsError(
-                "this prng_key already drives another privatizer of this process. Two mechanisms "
-                "with the same noise void the guarantee of both: who subtracts their outputs has "
-                "the data. Give each its own bevel.noise_addition.keys.new_key(), or each one of "
-                "jax.random.split(prng_key), and prng_key itself to none. If the earlier "
-                "privatizer is gone and this one takes over at its step, call "
-                "bevel.noise_addition.keys.release(prng_key) first."
+                "another privatizer of this process already uses this prng_key. If both add the "
+                "same noise, the difference of their outputs reveals the data. Give each its own "
+                "bevel.noise_addition.keys.new_key(), or one of jax.random.split(prng_key) while "
+                "none uses prng_key itself. If this privatizer continues the other one's run at "
+                "its step, first call bevel.noise_addition.keys.release(prng_key)."
             )
 
 
 def release(prng_key: jax.Array) -> None:
-    """Lets a key be given to one more privatizer of this process.
+    """Allows one more privatizer of this process to use a key.
 
-    For a run that is taken up again: after an error in a notebook, or on another mesh. The new
-    privatizer must continue from the old one's state, or repeat its steps on the same data.
+    Use it to resume a run in the same process: after an error in a notebook, or on another mesh.
+    The new privatizer must continue from the old one's state, or repeat its steps on the same data.
     """
     checked_generator(prng_key)
     with _lock:

@@ -1,4 +1,4 @@
-"""Where noise and its buffers lie: like the gradient, or flat over all devices."""
+"""Layout of noise and its buffers: like the gradient, or flat and split over all devices."""
 
 import enum
 import math
@@ -11,18 +11,18 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from bevel.errors import FixArgumentsError
 from bevel.sharding import types
 
-# A flat leaf is padded to a multiple of this, whatever the mesh, so that a state that was saved on
-# one mesh fits another.
+# A flat leaf is padded to a multiple of this on every mesh, so that a state saved on one mesh fits
+# another.
 PADDING = 1024
 
 
 class SupportedStrategies(enum.Enum):
-    """How noise and its buffers are laid out. The noise is the same in either layout.
+    """The layout of noise and its buffers. Both layouts give the same noise.
 
-    DEFAULT: shaped and sharded like the gradient. Nothing is communicated.
-    ZERO: each leaf flat, padded and split over all axes of the mesh. Buffers of replicated leaves
-      then take 1 / devices of the memory, and their noise is drawn once; adding it costs one
-      all-gather of the gradient's size.
+    DEFAULT: the shape and sharding of the gradient. Nothing is communicated.
+    ZERO: each leaf is flattened, padded and split over all axes of the mesh. The buffers of
+      replicated leaves then take 1 / devices of the memory, and their noise is drawn once. Adding
+      it costs one all-gather of the gradient's size.
     """
 
     DEFAULT = "default"
@@ -30,11 +30,11 @@ class SupportedStrategies(enum.Enum):
 
 
 def flat_like(leaf: jax.Array, dtype: Any) -> jax.Array:
-    """A flat array for the elements of `leaf` and padding, split over all axes of its mesh."""
+    """Returns flat zeros for the elements of `leaf` and padding, split over all mesh axes."""
     if types.manual_axes():
         raise FixArgumentsError(
-            "SupportedStrategies.ZERO splits noise over the whole mesh, and a shard_map has cut "
-            "the gradient already: use it outside, or DEFAULT inside."
+            "SupportedStrategies.ZERO splits noise over the whole mesh, but a shard_map has "
+            "already split the gradient. Use ZERO outside of the shard_map, or DEFAULT inside."
         )
     mesh = _mesh_of(leaf)
     multiple = PADDING if mesh is None else math.lcm(PADDING, math.prod(mesh.shape.values()))
@@ -43,7 +43,7 @@ def flat_like(leaf: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _mesh_of(leaf: jax.Array) -> Mesh | AbstractMesh | None:
-    """The mesh that an array lies on, or else that of the context."""
+    """Returns the mesh of an array, or of the context if the array has none."""
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(leaf, jax.core.Tracer) and isinstance(sharding, NamedSharding):
         return sharding.mesh
@@ -55,25 +55,25 @@ def _mesh_of(leaf: jax.Array) -> Mesh | AbstractMesh | None:
 
 
 def _on_mesh(x: jax.Array, mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> jax.Array:
-    """`x`, split over the axes of a mesh."""
-    kinds = set(mesh.axis_types)
-    if kinds == {AxisType.Explicit}:
+    """Shards `x` over a mesh."""
+    axis_types = set(mesh.axis_types)
+    if axis_types == {AxisType.Explicit}:
         return jax.sharding.reshard(x, NamedSharding(mesh, spec))
-    if kinds == {AxisType.Auto}:
+    if axis_types == {AxisType.Auto}:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
     raise FixArgumentsError(
         f"SupportedStrategies.ZERO needs a mesh whose axes are all Auto or all Explicit, found "
-        f"{dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}: use DEFAULT."
+        f"{dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}. Use DEFAULT on this mesh."
     )
 
 
-def unflattened(flat: jax.Array, like: jax.Array) -> jax.Array:
-    """The elements of a flat leaf in the shape and place of `like`, without the padding."""
+def unflatten(flat: jax.Array, like: jax.Array) -> jax.Array:
+    """Returns the elements of a flat leaf, without padding, shaped and sharded as `like`."""
     mesh = _mesh_of(like)
     if mesh is None:
         return flat[: like.size].reshape(like.shape)
-    # One all-gather: left to itself, the compiler moves parts of the padded array about.
-    whole = _on_mesh(flat, mesh, PartitionSpec())
-    whole = _on_mesh(whole[: like.size].reshape(like.shape), mesh, PartitionSpec())
+    # Ask for one all-gather: otherwise the compiler exchanges parts of the padded array.
+    replicated = _on_mesh(flat, mesh, PartitionSpec())
+    replicated = _on_mesh(replicated[: like.size].reshape(like.shape), mesh, PartitionSpec())
     sharding = types.explicit_sharding(like)
-    return whole if sharding is None else jax.sharding.reshard(whole, sharding)
+    return replicated if sharding is None else jax.sharding.reshard(replicated, sharding)

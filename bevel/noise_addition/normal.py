@@ -1,7 +1,7 @@
 """Standard normals, each from 64 random bits.
 
-`jax.random.normal` in float32 starts from 23 bits and never passes 5.42 standard deviations. Over
-1e8 coordinates that is a visible loss. Here a normal is the quantile of a uniform of 64 bits, and
+`jax.random.normal` in float32 uses 23 random bits and never exceeds 5.42 standard deviations, which
+is noticeable over 1e8 coordinates. Here a normal is the quantile of a 64-bit uniform number, and
 reaches 9.2 standard deviations.
 """
 
@@ -25,44 +25,46 @@ from bevel.sharding.shard_generation import Arrays, Shard
 def random_words(
     generator: str,
     words: jax.Array,
-    piece: Shard,
-    then: Callable[[Arrays], Arrays] = lambda bits: bits,
+    shard: Shard,
+    transform: Callable[[Arrays], Arrays] = lambda bits: bits,
 ) -> Arrays:
-    """`then` of 64 bits for each element of a leaf, which its key and the element's offset give.
+    """Returns `transform` of 64 random bits per element of a shard.
 
-    They are those that `jax.random.bits` gives the whole leaf. ChaCha20 reads its stream in
-    row-major order; threefry encrypts the offset. (From 2**32 elements on, JAX's own threefry
-    counts in another way.)
+    The bits are a function of the leaf's key (`words`) and the element's offset, and equal those
+    of `jax.random.bits` for the whole leaf. ChaCha20 reads its stream in row-major order; threefry
+    encrypts the offset. (For leaves of 2**32 elements or more, JAX's threefry counts differently.)
     """
     if generator == "chacha20":
-        return chacha20.stream(words, piece, 64, then)
-    offsets = flat_offsets(piece)
+        return chacha20.stream(words, shard, 64, transform)
+    offsets = flat_offsets(shard)
     axes = frozenset().union(*map(types.varying_axes, offsets))
     key = (types.as_varying(words[i], axes) for i in range(2))
-    return then(tuple(threefry2x32_p.bind(*key, *(types.as_varying(x, axes) for x in offsets))))
+    counters = (types.as_varying(x, axes) for x in offsets)
+    return transform(tuple(threefry2x32_p.bind(*key, *counters)))
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomNumbers:
-    """A number for each element of a leaf, which `from_bits` makes of its 64 bits."""
+    """Makes one number per element of a shard: `from_bits` of its 64 random bits."""
 
     generator: str
     from_bits: Callable[[Arrays, np.dtype], jax.Array]
     dtype: np.dtype
 
-    def __call__(self, words: jax.Array, piece: Shard) -> Arrays:
+    def __call__(self, words: jax.Array, shard: Shard) -> Arrays:
         return random_words(
-            self.generator, words, piece, lambda bits: (self.from_bits(bits, self.dtype),)
+            self.generator, words, shard, lambda bits: (self.from_bits(bits, self.dtype),)
         )
 
 
 def normal_from_bits(bits: Arrays, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """The normal that 64 bits, a high and a low word, stand for: a sign, and a quantile.
+    """Maps 64 bits, a high and a low word, to a normal: the first bit is the sign.
 
     With m the integer of the other 63 bits, the tail beyond the result has the probability
-    (m + 1/2) / 2**64, so the result lies between 7e-20 and 9.2 in absolute value. Both ends keep
-    their full relative precision: the quantile comes from the tail's probability and from what is
-    left of one half, each rounded once. In float32 the relative error is below 5e-7.
+    (m + 1/2) / 2**64, so the result lies between 7e-20 and 9.2 in absolute value. Small and large
+    results keep their full relative precision, because the quantile is computed from the tail's
+    probability and from the probability between -z and z, each rounded once. In float32 the
+    relative error is below 5e-7.
     """
     (high, low), dtype = bits, np.dtype(dtype)
 
@@ -80,12 +82,12 @@ def normal_from_bits(bits: Arrays, dtype: jax.typing.DTypeLike) -> jax.Array:
 
 @jax.jit
 def _library_quantile(tail: jax.Array, within: jax.Array) -> jax.Array:
-    """The z that has the probability `tail` beyond it, and `within` = 1 - 2 tail inside +-z.
+    """Returns z with probability `tail` above it, and `within` = 1 - 2 tail between -z and z.
 
-    Under `jit`, which keeps the constants of `ndtri` (`made_by_pieces` takes none).
+    The `jit` hides the array constants of `ndtri`, which `generate_by_shard` does not accept.
     """
     half = within.dtype.type(0.5)
-    # Each branch is kept away from where it has no value.
+    # The bounds keep each branch within its domain where the other one is used.
     near = jax.lax.erf_inv(jnp.minimum(within, half)) * within.dtype.type(math.sqrt(2))
     far = -ndtri(jnp.minimum(tail, tail.dtype.type(0.25)))
     return jnp.where(within < half, near, far)
@@ -128,7 +130,7 @@ FAR = np.array(
 
 
 def _quantile_in_float32(tail: jax.Array, within: jax.Array) -> jax.Array:
-    """As `_library_quantile`, with one logarithm and one root: half the time on a GPU."""
+    """As `_library_quantile`, with one logarithm and one root: takes half the time on a GPU."""
     w = -jnp.log(np.float32(4) * tail * (np.float32(1) - tail))
     root = jax.lax.rsqrt(jnp.maximum(w, SPLIT))
     far = _polynomial(FAR, root - FAR_MIDDLE) * (w * root)

@@ -1,7 +1,7 @@
-"""The offset of an element in its leaf, in row-major order: 64 bits, as two words of 32.
+"""Row-major offsets of elements in their leaf: 64-bit integers, as two 32-bit words.
 
-JAX has no 64-bit integers by default, and a leaf may have more than 2**32 elements. One dimension
-may not: positions along it would come round, and two elements would get the same noise.
+JAX has no 64-bit integers by default, and a leaf may have more than 2**32 elements. A single
+dimension may not: its 32-bit positions would wrap, and two elements would get the same noise.
 """
 
 import math
@@ -13,27 +13,27 @@ import numpy as np
 from bevel.errors import FixArgumentsError
 from bevel.sharding.shard_generation import Shard
 
-Wide = tuple[jax.Array, jax.Array]
-"""A number of 64 bits: (high word, low word)."""
+WordPair = tuple[jax.Array, jax.Array]
+"""A 64-bit integer: (high word, low word)."""
 
 
-def flat_offsets(piece: Shard, lead: int | None = None) -> Wide:
-    """Offsets in the whole array of the elements of a piece.
+def flat_offsets(shard: Shard, lead: int | None = None) -> WordPair:
+    """Returns the offsets, in the global array, of the elements of a shard.
 
-    With `lead`, only the first `lead` dimensions are followed: the result has their shape, and
-    holds the offset of the first element behind each.
+    With `lead`, the result has the shape of the first `lead` dimensions, and holds the offset of
+    the first element at each of their positions.
     """
-    if max(piece.whole, default=0) >= 2**32:
+    if max(shard.full_shape, default=0) >= 2**32:
         raise FixArgumentsError(
-            f"an array of shape {piece.whole} has 2**32 elements or more along one dimension, too "
-            "many to be told apart: reshape it to more dimensions. SupportedStrategies.ZERO lays "
-            "leaves out flat: use DEFAULT for one of this size."
+            f"an array of shape {shard.full_shape} has 2**32 elements or more along one dimension, "
+            "so some would get the same noise. Reshape it to more dimensions. "
+            "SupportedStrategies.ZERO flattens leaves: use DEFAULT for a leaf of this size."
         )
-    lead = len(piece.shape) if lead is None else lead
-    shape = piece.shape[:lead]
-    small = math.prod(piece.whole) <= 2**32
+    lead = len(shard.shape) if lead is None else lead
+    shape = shard.shape[:lead]
+    small = math.prod(shard.full_shape) <= 2**32
     high = low = jnp.zeros(shape, np.uint32)
-    for d, (size, start) in enumerate(zip(piece.whole, piece.starts, strict=True)):
+    for d, (size, start) in enumerate(zip(shard.full_shape, shard.starts, strict=True)):
         position = jnp.broadcast_to(start, shape)
         if d < lead:
             position = position + jax.lax.broadcasted_iota(np.uint32, shape, d)
@@ -44,27 +44,27 @@ def flat_offsets(piece: Shard, lead: int | None = None) -> Wide:
     return high, low
 
 
-def times(x: Wide, factor: int) -> Wide:
-    """x * factor modulo 2**64, for a factor below 2**32: products of half words, with carries."""
+def times(x: WordPair, factor: int) -> WordPair:
+    """x * factor modulo 2**64, for a factor below 2**32: products of half words with carries."""
     high, low = x
     top, bottom = np.uint32(factor >> 16), np.uint32(factor & 0xFFFF)
     half, mask = np.uint32(16), np.uint32(0xFFFF)
     first = (low & mask) * bottom
     second = (low >> half) * bottom + (first >> half)
     third = (low & mask) * top + (second & mask)
-    carried = (low >> half) * top + (second >> half) + (third >> half)
-    return high * np.uint32(factor) + carried, (third << half) | (first & mask)
+    carry = (low >> half) * top + (second >> half) + (third >> half)
+    return high * np.uint32(factor) + carry, (third << half) | (first & mask)
 
 
-def plus(x: Wide, term: jax.Array) -> Wide:
-    """x + term modulo 2**64, for a term of 32 bits."""
+def plus(x: WordPair, term: jax.Array) -> WordPair:
+    """x + term modulo 2**64, for a 32-bit term."""
     high, low = x
     total = low + term
     return high + (total < low).astype(np.uint32), total
 
 
-def shifted(x: Wide, bits: int) -> Wide:
-    """x >> bits, for 1 to 31 bits."""
+def shifted(x: WordPair, bits: int) -> WordPair:
+    """x >> bits, for a shift of 1 to 31 bits."""
     high, low = x
     down, up = np.uint32(bits), np.uint32(32 - bits)
     return high >> down, (low >> down) | (high << up)

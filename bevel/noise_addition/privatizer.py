@@ -1,4 +1,4 @@
-"""The optax transformation that a privatizer is: the only file here that loads optax."""
+"""The optax transformation of a privatizer. Only this module of the package imports optax."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,20 +9,20 @@ import optax
 
 @dataclasses.dataclass(frozen=True)
 class NoiseRecord:
-    """What a privatizer adds, for a ledger or a report. It tells nothing of the key."""
+    """The noise that a privatizer adds, for a ledger or a report. Reveals nothing about the key."""
 
     distribution: str
     stddev: float
     generator: str
-    key_is_secret: bool  # False: made from a seed that anyone can guess, for tests
+    key_is_secret: bool  # False for a key made from a seed, which anyone can guess
 
 
 class Privatizer(optax.GradientTransformationExtraArgs):
-    """An optax transformation that adds noise, and `record`: what it adds.
+    """An optax transformation that adds noise, with a `record` of the noise.
 
-    `update(sum_of_clipped_grads, noise_state)` gives `(noised, noise_state)`. As an extra argument
-    it takes `prng_key=`, which replaces the privatizer's own key (with the same generator): a key
-    that is an argument of a compiled program does not become part of it.
+    `update(sum_of_clipped_grads, noise_state)` returns `(noised, noise_state)`. It also accepts
+    `prng_key=`, a key of the same generator that replaces the privatizer's own. Pass the key this
+    way to a compiled function to keep it out of the compiled program.
     """
 
     record: NoiseRecord
@@ -30,6 +30,6 @@ class Privatizer(optax.GradientTransformationExtraArgs):
     def __new__(
         cls, init: Callable[..., Any], update: Callable[..., Any], record: NoiseRecord
     ) -> "Privatizer":
-        made = super().__new__(cls, init, update)
-        made.record = record
-        return made
+        privatizer = super().__new__(cls, init, update)
+        privatizer.record = record
+        return privatizer

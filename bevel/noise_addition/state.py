@@ -1,4 +1,4 @@
-"""The state of a privatizer, and the key of an update."""
+"""The noise state of a privatizer, and the key of an update."""
 
 from typing import Any, NamedTuple
 
@@ -11,10 +11,10 @@ from bevel.noise_addition import keys
 
 
 class NoiseState(NamedTuple):
-    """The state of a privatizer: a tree of arrays that can be saved, donated and sharded.
+    """The state of a privatizer: a tree of arrays that you can save, donate and shard.
 
     The key is not part of it. The independent noise of step k is a function of (key, k), so it can
-    be drawn again after a crash. Correlated noise goes on from its buffers.
+    be drawn again after a crash. Correlated noise continues from its buffers, which reveal noise.
     """
 
     step: jax.Array
@@ -22,29 +22,30 @@ class NoiseState(NamedTuple):
 
 
 def checked_state(state: Any) -> NoiseState:
+    """Returns `state`; raises unless it is a NoiseState with a uint32 step."""
     if not isinstance(state, NoiseState):
         raise FixArgumentsError(
-            f"noise_state is a {type(state).__name__}: pass what `init` or the last `update` gave, "
-            "a NoiseState."
+            f"noise_state is a {type(state).__name__}: pass the NoiseState that `init` or the last "
+            "`update` returned."
         )
     shape, dtype = jnp.shape(state.step), jnp.result_type(state.step)
     if shape or dtype != np.uint32:
         raise FixArgumentsError(
-            f"noise_state.step is {dtype}{list(shape)}: it is one number, uint32, as `init` gave "
-            "it. For step k write noise_state._replace(step=jnp.uint32(k))."
+            f"noise_state.step is {dtype}{list(shape)}, not a uint32 scalar. For step k write "
+            "noise_state._replace(step=jnp.uint32(k))."
         )
     return state
 
 
-def key_of_step(own: keys.NoiseKey, given: jax.Array | None) -> jax.Array:
-    """The key of one update: the privatizer's own, unless one is given for it."""
-    if given is None:
+def key_of_update(own: keys.NoiseKey, prng_key: jax.Array | None) -> jax.Array:
+    """Returns the key of one update: `prng_key` if there is one, else the privatizer's own."""
+    if prng_key is None:
         return own.key
-    generator = keys.checked_generator(given)
+    generator = keys.checked_generator(prng_key)
     if generator != own.generator:
         raise FixArgumentsError(
-            f"update was given a {generator} key, and this privatizer draws from {own.generator}: "
-            "make it with a key of that generator."
+            f"update got a {generator} key, but this privatizer draws from {own.generator}. Make "
+            f"the privatizer with a {generator} key, or pass a {own.generator} key to update."
         )
-    keys.claim(own, given)
-    return given
+    keys.claim(own, prng_key)
+    return prng_key

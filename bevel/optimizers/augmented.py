@@ -1,4 +1,4 @@
-"""Optimizers that have a say in how gradients are clipped."""
+"""Optimizers that control how gradients are clipped."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -9,17 +9,17 @@ from bevel.errors import FixArgumentsError
 
 
 class PreClippingTransform(Protocol):
-    """A linear map, applied to each example's gradient before it is clipped; and its inverse."""
+    """A linear map that is applied to per-example gradients before clipping, and its inverse."""
 
     def __call__(self, updates: optax.Updates, inverse: bool = False) -> optax.Updates: ...
 
 
 class AugmentedGradientTransformation(NamedTuple):
-    """An optimizer, and the coordinates in which it wants gradients clipped and noised.
+    """An optimizer, and the coordinates in which its gradients are clipped and noised.
 
-    `pre_clipping_transform(state)` goes to `clipped_grad(pre_clipping_transform=...)`, noise is
-    added to the sum of the result, and `update` gets that: it goes back to the coordinates of the
-    parameters by itself. The state must hold only what was released: it is what sets the clipping.
+    Pass `pre_clipping_transform(state)` to `clipped_grad(pre_clipping_transform=...)`, add noise to
+    the clipped sum, and pass the result to `update`, which transforms it back to the coordinates of
+    the parameters. The state must only depend on released values, because it affects the clipping.
     """
 
     init: Callable[[optax.Params], optax.OptState]
@@ -30,22 +30,22 @@ class AugmentedGradientTransformation(NamedTuple):
 def as_augmented_optimizer(
     optimizer: AugmentedGradientTransformation | optax.GradientTransformation,
 ) -> AugmentedGradientTransformation:
-    """An optimizer of optax as an augmented one: gradients are clipped as they are.
+    """Wraps an optax optimizer as an augmented one that does not transform gradients.
 
-    An augmented one comes back as it is. `update` takes and ignores extra arguments, as optimizers
-    of optax with extra arguments do.
+    Augmented optimizers are returned unchanged. `update` accepts extra arguments, like optax
+    optimizers with `optax.with_extra_args_support`.
     """
     if isinstance(optimizer, AugmentedGradientTransformation):
         return optimizer
     if not isinstance(optimizer, optax.GradientTransformation):
         raise FixArgumentsError(
             f"the optimizer is a {type(optimizer).__name__}: give an optax.GradientTransformation, "
-            "such as optax.adam(1e-3), or what scale_then_privatize returns."
+            "such as optax.adam(1e-3), or the result of scale_then_privatize."
         )
     plain = optax.with_extra_args_support(optimizer)
-    return AugmentedGradientTransformation(plain.init, plain.update, lambda state: _as_it_is)
+    return AugmentedGradientTransformation(plain.init, plain.update, lambda state: _no_transform)
 
 
-def _as_it_is(updates: optax.Updates, inverse: bool = False) -> optax.Updates:
+def _no_transform(updates: optax.Updates, inverse: bool = False) -> optax.Updates:
     del inverse
     return updates

@@ -1,4 +1,4 @@
-"""Clipping and noise in the coordinates of an adaptive optimizer's preconditioner."""
+"""Clipping and noise in the preconditioned coordinates of an adaptive optimizer."""
 
 import functools
 from collections.abc import Callable
@@ -19,42 +19,44 @@ def scale_then_privatize(
     eps_root: float = 0.0,
     extract_preconditioner_from_state_fn: Callable[[optax.OptState], optax.Updates] | None = None,
 ) -> AugmentedGradientTransformation:
-    """An optimizer whose gradients are divided by `sqrt(nu + eps_root) + eps`, clipped and noised.
+    """An optimizer whose gradients are divided by `sqrt(nu + eps_root) + eps` before clipping.
 
-    `nu` are the second moments of past noised gradients. Where gradients of some parameters are
-    always small, noise of one size for all drowns them; in these coordinates it does not. `update`
-    multiplies by the same numbers before `base_optimizer` sees the gradient.
+    `nu` are the second moments of past noised gradients. If some parameters always have small
+    gradients, noise of equal size for all parameters hides them; in the scaled coordinates it does
+    not. `update` multiplies by the same scale before it calls `base_optimizer`.
 
         transform = optimizer.pre_clipping_transform(state)
         grads = clipped_grad(loss, l2_clip_norm=1.0, pre_clipping_transform=transform)(...)
         noised, noise_state = privatizer.update(grads, noise_state)
         updates, state = optimizer.update(noised, state, params)
 
-    Make `clipped_grad` inside the jitted step, as here: it must see the present state.
+    Call `clipped_grad` inside the jitted step, as here, so that it uses the current state.
 
-    The bound of one example's contribution is in the scaled coordinates: privacy does not depend on
+    One example's contribution is bounded in the scaled coordinates, so privacy does not depend on
     `nu`, as long as it comes from released gradients or public data.
 
     Args:
-      base_optimizer: an adaptive optimizer of optax.
+      base_optimizer: an adaptive optax optimizer.
       eps, eps_root: as in `optax.adam`. Before the first update `nu` is 0 and gradients are divided
-        by `sqrt(eps_root) + eps`, and so is the clip norm, in effect: choose these of the size of
-        gradients that shall not be scaled up further, or start from moments of public data.
-      extract_preconditioner_from_state_fn: from the base optimizer's state to `nu`, a tree like the
-        parameters. By default the one entry `nu` of the state is taken, as Adam and RMSProp have
-        it, without Adam's correction for the first steps.
+        by `sqrt(eps_root) + eps`, which multiplies the effective clip norm by it. Choose it as
+        large as gradients that need no further scaling up, or start from moments of public data.
+      extract_preconditioner_from_state_fn: maps the base optimizer's state to `nu`, a tree like the
+        parameters. The default takes the only entry `nu` of the state, as in Adam and RMSProp,
+        without Adam's bias correction.
     """
     for name, value in [("eps", eps), ("eps_root", eps_root)]:
         if not value >= 0:
             raise FixArgumentsError(f"{name}={value!r}: give a number of at least 0.")
     if eps == 0 and eps_root == 0:
-        raise FixArgumentsError("eps=0 and eps_root=0: gradients would be divided by 0 at first.")
-    second_moments = extract_preconditioner_from_state_fn or _the_nu_of
+        raise FixArgumentsError(
+            "eps=0 and eps_root=0 would divide the first gradients by 0: give a positive eps."
+        )
+    second_moments = extract_preconditioner_from_state_fn or _second_moments_in
     base = optax.with_extra_args_support(base_optimizer)
 
     def pre_clipping_transform(state: optax.OptState) -> PreClippingTransform:
         scale = functools.partial(_scale_of, eps=eps, eps_root=eps_root)
-        return functools.partial(_scaled, jax.tree.map(scale, second_moments(state)))
+        return functools.partial(_apply_scale, jax.tree.map(scale, second_moments(state)))
 
     def update(
         updates: optax.Updates,
@@ -73,8 +75,10 @@ def _scale_of(nu: jax.Array, *, eps: float, eps_root: float) -> jax.Array:
     return jnp.sqrt(wide + eps_root) + eps
 
 
-def _scaled(scales: optax.Updates, updates: optax.Updates, inverse: bool = False) -> optax.Updates:
-    """`updates / scales`, or `updates * scales`; in float32 or wider."""
+def _apply_scale(
+    scales: optax.Updates, updates: optax.Updates, inverse: bool = False
+) -> optax.Updates:
+    """`updates / scales`, or `updates * scales` if inverse, in float32 or wider."""
 
     def one(update: jax.Array, scale: jax.Array) -> jax.Array:
         wide = accumulation_dtype(update.dtype, scale.dtype)
@@ -84,13 +88,13 @@ def _scaled(scales: optax.Updates, updates: optax.Updates, inverse: bool = False
     return jax.tree.map(one, updates, scales)
 
 
-def _the_nu_of(state: optax.OptState) -> optax.Updates:
-    """The second moments in a state of optax. Raises if there is not exactly one tree of them."""
-    found = [value for _, value in optax.tree.get_all_with_path(state, "nu")]
-    if len(found) != 1:
+def _second_moments_in(state: optax.OptState) -> optax.Updates:
+    """The second moments in an optax state. Raises unless there is exactly one entry `nu`."""
+    entries = [value for _, value in optax.tree.get_all_with_path(state, "nu")]
+    if len(entries) != 1:
         raise FixArgumentsError(
-            f"the optimizer's state has {len(found)} entries `nu`: pass "
-            "extract_preconditioner_from_state_fn=, from the state to the second moments of the "
-            "gradients (a tree like the parameters)."
+            f"the optimizer's state has {len(entries)} entries `nu`: pass "
+            "extract_preconditioner_from_state_fn, a function from the state to the second moments "
+            "of the gradients (a tree like the parameters)."
         )
-    return found[0]
+    return entries[0]

@@ -1,4 +1,4 @@
-"""`python -m bevel.processes --processes 2 --devices-per-process 4 -- CMD`."""
+"""Run `launch` from the shell: `python -m bevel.processes --processes 2 -- CMD`."""
 
 import argparse
 import sys
@@ -10,11 +10,11 @@ from bevel.processes.launching import launch
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="bevel launch", description="Run one program as several local processes."
+        prog="bevel launch", description="Run one program as several processes on this machine."
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--devices-per-process", type=int, default=4, help="virtual CPU devices")
-    parser.add_argument("command", nargs="+", metavar="CMD", help="after --")
+    parser.add_argument("command", nargs="+", metavar="CMD", help="the command, after --")
     options = parser.parse_args(arguments)
     try:
         return launch(options.command, options.processes, options.devices_per_process)

@@ -1,4 +1,4 @@
-"""`join`: one line by which a program runs alone, under `launch`, or on a cluster."""
+"""`join` lets the same program run alone, under `launch`, or on a cluster."""
 
 import dataclasses
 import importlib.util
@@ -11,18 +11,18 @@ import jax
 
 from bevel.errors import FixArgumentsError
 
-# What `launch` tells every process.
+# The environment variables that `launch` sets for each process.
 COORDINATOR, COUNT, INDEX = "BEVEL_COORDINATOR", "BEVEL_PROCESSES", "BEVEL_PROCESS"
 
-# Where a scheduler says how many processes it started, for those that JAX detects itself.
+# The variable with the number of processes, for schedulers that JAX detects itself.
 SCHEDULERS = {"SLURM": "SLURM_NTASKS", "Open MPI": "OMPI_COMM_WORLD_SIZE"}
-# Kubernetes does not say it. An indexed job has this.
+# Kubernetes has no such variable, but indexed jobs have this one.
 KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"
 
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """Which process this is, of how many."""
+    """The index of this process and the number of processes."""
 
     index: int
     count: int
@@ -31,31 +31,32 @@ class Joined:
 def join(*, heartbeat_seconds: int = 30, shutdown_seconds: int = 45) -> Joined:
     """Joins the other processes of this program, if there are any.
 
-    Call it once, before anything that uses a device. It looks, in this order, for
+    Call it once, before anything uses a device. It checks the following, in this order:
 
-    1. a program that called `jax.distributed.initialize` itself: nothing is done;
-    2. `bevel.processes.launch`, which set environment variables;
-    3. SLURM, Open MPI or an indexed Kubernetes job, which `jax.distributed` detects itself;
-    4. nothing of these: the program runs alone.
+    1. The program has already called `jax.distributed.initialize`: nothing is done.
+    2. `bevel.processes.launch` started the program and set environment variables.
+    3. SLURM, Open MPI or an indexed Kubernetes job started it, which `jax.distributed` detects.
+    4. Otherwise, the program runs alone.
 
-    Afterwards `jax.devices()` are those of all processes, and `jax.local_devices()` this one's.
+    Afterwards `jax.devices()` lists the devices of all processes, and `jax.local_devices()` those
+    of this process.
 
     Args:
-      heartbeat_seconds: how long a process may be silent until the others take it for dead and
-        end. Below 10 a machine that is merely busy may be taken for dead.
-      shutdown_seconds: how long a process that came to its end waits for the others to come to
-        theirs. All of them fail if one does not. Give more if one process works alone at the end,
-        say to write a report.
+      heartbeat_seconds: how long a process may be silent before the others consider it dead and
+        exit. With less than 10, a machine that is merely busy may be considered dead.
+      shutdown_seconds: how long a process that has finished waits for the others to finish. If one
+        does not, all fail. Increase it if one process works alone at the end, for example to write
+        a report.
 
-    A process that fails must not wait for the others at its end, as JAX makes it do, while they
-    wait for it in a collective: with several processes, an exception that nobody catches is printed
-    and ends the process at once. `sys.exit(3)` is an end as any other: the process waits for
-    `shutdown_seconds`, and JAX replaces its status.
+    With several processes, an uncaught exception is printed and ends the process at once. JAX would
+    make the failed process wait for the others at exit, while they wait for it in a collective.
+    `sys.exit(3)` is treated as a normal exit: the process waits for `shutdown_seconds`, and JAX
+    replaces its status.
     """
-    given = {"heartbeat_seconds": heartbeat_seconds, "shutdown_seconds": shutdown_seconds}
-    for name, seconds in given.items():
+    timeouts = {"heartbeat_seconds": heartbeat_seconds, "shutdown_seconds": shutdown_seconds}
+    for name, seconds in timeouts.items():
         if seconds < 1:
-            raise FixArgumentsError(f"{name}={seconds}: give at least 1.")
+            raise FixArgumentsError(f"{name}={seconds}: use at least 1.")
     if not jax.distributed.is_initialized():
         if COORDINATOR in os.environ:
             address = os.environ[COORDINATOR]
@@ -84,7 +85,7 @@ def join(*, heartbeat_seconds: int = 30, shutdown_seconds: int = 45) -> Joined:
 def cluster() -> str | None:
     """The scheduler that started several processes of this program, or None.
 
-    A shell inside of an allocation, or a pod that runs alone, is no such thing.
+    It is None in a shell inside an allocation, and in a pod that runs alone.
     """
     for name, count in SCHEDULERS.items():
         if int(os.environ.get(count, "1")) > 1:
@@ -92,8 +93,8 @@ def cluster() -> str | None:
     if "KUBERNETES_SERVICE_HOST" in os.environ and KUBERNETES_INDEX in os.environ:
         if importlib.util.find_spec("kubernetes") is None:
             raise FixArgumentsError(
-                "this is a process of an indexed Kubernetes job, and JAX finds the others with "
-                'the kubernetes package, which is not installed: pip install "jax[k8s]".'
+                "this process belongs to an indexed Kubernetes job, but JAX needs the kubernetes "
+                'package to find the others. Run: pip install "jax[k8s]"'
             )
         return "Kubernetes"
     return None
@@ -105,7 +106,7 @@ def _end_at_once(
     """Prints an exception and ends the process without waiting for the others."""
     traceback.print_exception(kind, error, trace)
     print(
-        f"process {jax.process_index()} failed, and ends without waiting for the others",
+        f"process {jax.process_index()} failed and exits without waiting for the others",
         file=sys.stderr,
     )
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`launch`: several processes on this machine that form one run, for tests and for trying out."""
+"""`launch` starts several processes on this machine that form one run."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from bevel.errors import FixArgumentsError
 from bevel.processes.joining import COORDINATOR, COUNT, INDEX
 
 Process = subprocess.Popen[str]
-Say = Callable[[str], None]
+WriteLine = Callable[[str], None]
 POLL_SECONDS = 0.05
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -29,34 +29,34 @@ def launch(
     output: TextIO | None = None,
     grace_seconds: float = 5.0,
 ) -> int:
-    """Runs a command as several processes on the loopback, until all have ended.
+    """Runs a command as several local processes, and waits until all have exited.
 
-    The program calls `bevel.processes.join()` first, and has
-    `processes * devices_per_process` CPU devices then.
+    The program must call `bevel.processes.join()` first. It then has
+    `processes * devices_per_process` CPU devices.
 
     Args:
       command: the program and its arguments.
-      processes: how many to start.
-      devices_per_process: virtual CPU devices for each.
-      output: where lines of all processes go, errors included, each with the number of its process
-        in front. The standard output, unless told.
-      grace_seconds: time for a process to end after it was asked to, before it is killed.
+      processes: the number of processes.
+      devices_per_process: the number of virtual CPU devices of each process.
+      output: where to write the lines that the processes print, standard error included, each
+        prefixed with the index of its process. By default standard output.
+      grace_seconds: how long a process may take to exit when asked, before it is killed.
 
     Returns:
-      0 if all processes returned 0; else what the first that failed returned, with 128 plus the
-      number of the signal for one that was killed. When a process fails, the others are ended and
-      a line says so. An interrupt (ctrl-C), SIGTERM or SIGHUP is passed on to all.
+      0 if all processes returned 0. Otherwise the status of the first that failed, or 128 plus the
+      number of the signal that killed it. When a process fails, the others are ended and a line
+      reports it. Ctrl-C, SIGTERM and SIGHUP end all processes with SIGINT.
     """
     if processes < 1 or devices_per_process < 1:
         raise FixArgumentsError(
-            f"processes={processes}, devices_per_process={devices_per_process}: give at least 1."
+            f"processes={processes}, devices_per_process={devices_per_process}: use at least 1."
         )
     if not command:
-        raise FixArgumentsError("there is no command to launch: give a program and its arguments.")
+        raise FixArgumentsError("the command is empty: pass a program and its arguments.")
     stream = output if output is not None else sys.stdout
     lock = threading.Lock()
 
-    def say(line: str) -> None:
+    def write_line(line: str) -> None:
         with lock:
             stream.write(line.rstrip("\n") + "\n")
             stream.flush()
@@ -71,10 +71,10 @@ def launch(
                 environment = environment_of(index, processes, devices_per_process, address)
                 process = _start(command, environment)
                 started.append(process)
-                readers.append(_reader(process, f"[{index}] ", say))
-            code = _wait(started, say)
+                readers.append(_reader(process, f"[{index}] ", write_line))
+            code = _wait(started, write_line)
         except KeyboardInterrupt:
-            say("interrupted: ending all processes")
+            write_line("interrupted: ending all processes")
             code, request = INTERRUPTED, signal.SIGINT
         finally:
             _end(started, request, grace_seconds)
@@ -85,19 +85,19 @@ def launch(
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 def environment_of(index: int, count: int, devices: int, address: str) -> Mapping[str, str]:
-    """The environment of one process: CPU devices, and what `join` looks for."""
+    """The environment of one process: its CPU devices, and the variables that `join` reads."""
     environment = dict(os.environ)
-    forced = re.sub(
+    flags = re.sub(
         r"--xla_force_host_platform_device_count=\S*", "", environment.get("XLA_FLAGS", "")
     )
     return environment | {
-        "XLA_FLAGS": forced.strip(),
+        "XLA_FLAGS": flags.strip(),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "PYTHONUNBUFFERED": "1",
@@ -108,7 +108,7 @@ def environment_of(index: int, count: int, devices: int, address: str) -> Mappin
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> Process:
-    """A process in a group of its own, so that an interrupt reaches it once, through here."""
+    """Starts a process in its own group, so that it gets an interrupt only from `launch`."""
     try:
         return subprocess.Popen(
             list(command),
@@ -128,35 +128,35 @@ def _output_of(process: Process) -> IO[str]:
     return cast(IO[str], process.stdout)
 
 
-def _reader(process: Process, prefix: str, say: Say) -> threading.Thread:
-    """A thread that passes on what a process prints."""
+def _reader(process: Process, prefix: str, write_line: WriteLine) -> threading.Thread:
+    """Starts a thread that forwards what a process prints."""
 
     def read() -> None:
         for line in _output_of(process):
-            say(prefix + line)
+            write_line(prefix + line)
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     return thread
 
 
-def _wait(started: Sequence[Process], say: Say) -> int:
-    """Until all have returned 0, or one has not."""
+def _wait(started: Sequence[Process], write_line: WriteLine) -> int:
+    """Waits until all processes have returned 0, or one has failed."""
     while True:
         codes = [process.poll() for process in started]
         for index, code in enumerate(codes):
             if code:
                 others = sum(c is None for c in codes)
                 ending = f"; ending the other {others}" if others else ""
-                say(f"process {index} {how(code)}{ending}")
+                write_line(f"process {index} {exit_text(code)}{ending}")
                 return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
             return 0
         time.sleep(POLL_SECONDS)
 
 
-def how(code: int) -> str:
-    """How a process ended, in words."""
+def exit_text(code: int) -> str:
+    """Describes how a process ended."""
     if code > 0:
         return f"returned {code}"
     with contextlib.suppress(ValueError):
@@ -165,9 +165,9 @@ def how(code: int) -> str:
 
 
 def _end(started: Sequence[Process], request: signal.Signals, grace_seconds: float) -> None:
-    """Asks what still runs to end, and kills what does not, with all it started.
+    """Asks running processes to exit, then kills them and their children after `grace_seconds`.
 
-    A second interrupt does not wait.
+    A second interrupt kills them at once.
     """
     with contextlib.suppress(KeyboardInterrupt):
         for process in started:
@@ -181,14 +181,14 @@ def _end(started: Sequence[Process], request: signal.Signals, grace_seconds: flo
 
 
 def _signal_group(process: Process, number: signal.Signals) -> None:
-    """Sends a signal to a process and what it started, as far as they still are there."""
+    """Sends a signal to a process and its children, if they are still running."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
 @contextlib.contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a launch as ctrl-C does; Python allows it in the main thread."""
+    """Makes SIGTERM and SIGHUP act like ctrl-C. Python allows this only in the main thread."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

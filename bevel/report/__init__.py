@@ -1,4 +1,4 @@
-"""One page about a run: what it promises, what it cost, how good the model is, where it ran."""
+"""HTML reports of runs: the guarantee, its cost, the accuracy, and where the run was placed."""
 
 from bevel.report.page import write_report
 

@@ -1,8 +1,8 @@
-"""The figures of a run: what it cost, how good the model is, and, apart, what is not private."""
+"""The figures of a report: epsilon, the trade-off curve, metrics, and raw training figures."""
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,16 @@ from bevel.report.run_files import Line, RunFiles
 if TYPE_CHECKING:
     from bevel.accounting.ledger.spent import Spent
 
-# What a line of metrics.jsonl has that is not of the evaluation. A speed depends on the data and is
-# shown to the owner only.
-OF_THE_RUN = {"step", "epsilon", "delta", "attempt", "examples_per_second"}
+# Fields of metrics.jsonl that are not metrics of the evaluation. The speed can depend on the data,
+# so only the owner's page shows it.
+RUN_FIELDS = {"step", "epsilon", "delta", "attempt", "examples_per_second"}
 MOST_POINTS = 400
 RATES = (0.001, 0.01, 0.1)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Figure:
-    """A drawing with its words. `id` is where a link or a test finds it."""
+    """A chart with its title and caption. `id` is its id in the HTML page."""
 
     id: str
     title: str
@@ -35,9 +35,9 @@ class _Figure:
 
     @property
     def legend(self) -> tuple[Series, ...]:
-        """One of each label; nothing where there is only one."""
-        found = {series.label: series for series in self.series if series.label}
-        return tuple(found.values()) if len(found) > 1 else ()
+        """One series per label. Empty if there is only one label."""
+        by_label = {series.label: series for series in self.series if series.label}
+        return tuple(by_label.values()) if len(by_label) > 1 else ()
 
 
 def _figure(
@@ -48,22 +48,22 @@ def _figure(
     )
 
 
-# What may be released.
+# Figures of the public page.
 
 
 def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> _Figure | None:
-    """Epsilon at each checkpoint, and the budget; None if there was no checkpoint."""
-    known = [line for line in run.metrics if is_number(line.get("epsilon"))]
-    if not known:
+    """Epsilon at each checkpoint and the budget, or None if no epsilon was recorded."""
+    lines = [line for line in run.metrics if is_number(line.get("epsilon"))]
+    if not lines:
         return None
-    series = _by_attempt(known, "epsilon", "spent, of all runs in the ledger")
-    last = max(float(run.record.get("steps") or 0), *(float(line["step"]) for line in known))
+    series = _by_attempt(lines, "epsilon", "spent by all runs in the ledger")
+    last = max(float(run.record.get("steps") or 0), *(float(line["step"]) for line in lines))
     budget = spent.terms.budget if spent else None
     values = _numbers_of(series)
     if budget is not None:
         values.append(budget.epsilon)
-        ends = [budget.epsilon] * 2
-        series.append(Series("budget, fixed beforehand", [0, last], ends, 2, dashed=True))
+        limit = [budget.epsilon] * 2
+        series.append(Series("budget, fixed beforehand", [0, last], limit, 2, dashed=True))
     delta = f" at δ = {shown_delta(spent.delta)}" if spent else ""
     return _figure(
         "epsilon",
@@ -76,19 +76,17 @@ def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> _Figure | None:
 
 
 def trade_off(spent: "Spent | None") -> tuple[_Figure, list[tuple[str, str]]] | None:
-    """The curve that no attack is above, and some of its points; None if there is no bound."""
+    """The curve that no attack exceeds, and some of its points. None if there is no bound."""
     if spent is None or not spent.runs or math.isinf(spent.epsilon):
         return None
     fpr = np.unique(np.concatenate([np.linspace(0, 1, 101), np.geomspace(1e-4, 1, 81), RATES]))
     tpr, exact = attack_bound(spent, fpr)
     diagonal = Series("guessing", [0, 1], [0, 1], 3, dashed=True)
-    series = [Series("no attack is above this", list(fpr), list(tpr), 1), diagonal]
+    series = [Series("no attack exceeds this", list(fpr), list(tpr), 1), diagonal]
     budget = spent.terms.budget
     if budget is not None:
-        promised = implied_bound(budget.epsilon, budget.delta, fpr)
-        series.insert(
-            1, Series("by the budget's ε and δ alone", list(fpr), list(promised), 2, True)
-        )
+        allowed = implied_bound(budget.epsilon, budget.delta, fpr)
+        series.insert(1, Series("budget's ε and δ alone", list(fpr), list(allowed), 2, True))
     how = (
         "Computed from the whole privacy profile of what was charged. A guess at even odds is "
         f"right at most {percent_up(best_guess(spent, fpr, tpr))} of the time by this curve."
@@ -96,9 +94,9 @@ def trade_off(spent: "Spent | None") -> tuple[_Figure, list[tuple[str, str]]] | 
         else "Computed from ε and δ alone, because no accountant can compose the charges, or they "
         "are bounded by sampling."
     )
-    drawn = _figure(
+    figure = _figure(
         "trade-off",
-        "What an attacker can reach",
+        "What an attacker can achieve",
         f"An attacker tests for the presence of one {spent.terms.unit}. The curve bounds the rate "
         f"of true positives at each rate of false positives, in real-number arithmetic. {how}",
         Axis("false-positive rate", 0, 1),
@@ -109,11 +107,11 @@ def trade_off(spent: "Spent | None") -> tuple[_Figure, list[tuple[str, str]]] | 
         (f"{rate:g}", f"{min(1.0, math.ceil(tpr[np.searchsorted(fpr, rate)] * 1e4) / 1e4):g}")
         for rate in RATES
     ]
-    return drawn, points
+    return figure, points
 
 
 def attack_bound(spent: "Spent", fpr: np.ndarray) -> tuple[np.ndarray, bool]:
-    """An upper bound on TPR, and whether it comes from all epsilons or from one."""
+    """An upper bound on the TPR, and whether it uses the whole privacy profile or one epsilon."""
     from bevel.accounting import trade_off_curve
     from bevel.accounting.mixture_events import MixtureDpEvent
 
@@ -125,17 +123,17 @@ def attack_bound(spent: "Spent", fpr: np.ndarray) -> tuple[np.ndarray, bool]:
 
 
 def best_guess(spent: "Spent", fpr: np.ndarray, tpr: np.ndarray) -> Decimal:
-    """The largest `(TPR + 1 - FPR) / 2` on a curve, also between its points.
+    """An upper bound on `(TPR + 1 - FPR) / 2` along a curve, including between its points.
 
-    TPR grows with FPR, so between two points it is at most that of the right one. Where that is
-    too coarse, epsilon and delta alone say more.
+    TPR grows with FPR, so between two points it is at most the TPR of the right one. Where the
+    points are too coarse for that, the bound from epsilon and delta alone is smaller.
     """
     on_curve = Decimal(float((1 + np.max(tpr[1:] - fpr[:-1])) / 2))
     return min(on_curve, guess_bound(Decimal(spent.epsilon), Decimal(spent.delta)))
 
 
 def implied_bound(epsilon: float, delta: float, fpr: np.ndarray) -> np.ndarray:
-    """The TPR that (epsilon, delta) allows."""
+    """The largest TPR that (epsilon, delta) allows at each FPR."""
     low = np.exp(min(epsilon, 700.0)) * fpr + delta
     high = 1 - np.exp(-epsilon) * (1 - fpr - delta)
     return np.minimum(1.0, np.minimum(low, high))
@@ -145,20 +143,19 @@ def evaluation(run: RunFiles) -> list[_Figure]:
     """One figure for all accuracies, and one for each other metric of the evaluation."""
     names = _metric_names(run.metrics)
     accuracies = [name for name in names if "acc" in name.lower()]
-    found = []
-    if accuracies:
-        found.append(_metric_figure("accuracy", "Accuracy", run, accuracies))
+    figures = [_metric_figure("accuracy", "Accuracy", run, accuracies)] if accuracies else []
     others = [name for name in names if name not in accuracies]
-    found += [_metric_figure(f"metric-{i}", name, run, [name]) for i, name in enumerate(others)]
-    return found
+    return figures + [
+        _metric_figure(f"metric-{i}", name, run, [name]) for i, name in enumerate(others)
+    ]
 
 
 def _metric_figure(id: str, title: str, run: RunFiles, names: list[str]) -> _Figure:
     lines = [_flat(line) for line in run.metrics]
     series = []
     for i, name in enumerate(names):
-        known = [line for line in lines if name in line]
-        series += _by_attempt(known, name, name, colour=1 + i % COLOURS)
+        with_metric = [line for line in lines if name in line]
+        series += _by_attempt(with_metric, name, name, colour=1 + i % COLOURS)
     values = _numbers_of(series)
     caption = "At each checkpoint, on public or held-out data."
     if id == "accuracy":
@@ -170,11 +167,11 @@ def _metric_figure(id: str, title: str, run: RunFiles, names: list[str]) -> _Fig
 
 
 def _metric_names(metrics: Sequence[Line]) -> list[str]:
-    """The numbers that the evaluation returned, in the order in which they appear."""
-    found: dict[str, None] = {}
+    """The names of the numbers that the evaluation returned, in order of appearance."""
+    names: dict[str, None] = {}
     for line in map(_flat, metrics):
-        found |= {name: None for name, value in line.items() if is_number(value)}
-    return [name for name in found if name not in OF_THE_RUN]
+        names |= {name: None for name, value in line.items() if is_number(value)}
+    return [name for name in names if name not in RUN_FIELDS]
 
 
 def last_metrics(run: RunFiles) -> list[tuple[str, str]]:
@@ -187,48 +184,48 @@ def _last_value(lines: Sequence[Line], name: str) -> float:
     return next(float(line[name]) for line in reversed(lines) if is_number(line.get(name)))
 
 
-# What is not private.
+# Figures of the owner's page, which is not private.
 
 
 def raw_figures(rows: Sequence[Line]) -> list[_Figure]:
-    """Training loss, clipped fraction, norms, batch sizes and speed, over steps."""
-    return list(_raw_figures(rows))
-
-
-def _raw_figures(rows: Sequence[Line]) -> Iterator[_Figure]:
-    for id, title, names, fixed in (
-        ("raw-loss", "Training loss", {"loss": "loss"}, ()),
-        ("raw-clipped", "Clipped fraction", {"clipped_fraction": "share of gradients"}, (0, 1)),
-        ("raw-batch", "Batch sizes", {"batch_size": "batch size"}, (0,)),
+    """Training loss, clipped fraction, batch sizes, gradient norms and speed, over steps."""
+    figures = []
+    for id, title, name, label, include in (
+        ("raw-loss", "Training loss", "loss", "loss", ()),
+        ("raw-clipped", "Clipped fraction", "clipped_fraction", "share of gradients", (0, 1)),
+        ("raw-batch", "Batch sizes", "batch_size", "batch size", (0,)),
     ):
-        series = [s for name in names for s in _over_steps(rows, name, names[name])]
-        if series:
-            yield _raw_figure(id, title, next(iter(names.values())), series, fixed)
-    norms = _over_steps([_with_quantiles(row) for row in rows], "0.9", "0.9 quantile", 2)
-    norms += _over_steps([_with_quantiles(row) for row in rows], "0.5", "median", 1)
-    norms += _over_steps([_with_quantiles(row) for row in rows], "0.1", "0.1 quantile", 3)
+        if series := _over_steps(rows, name, label):
+            figures.append(_raw_figure(id, title, label, series, include))
+    with_quantiles = [_with_quantiles(row) for row in rows]
+    norms = _over_steps(with_quantiles, "0.9", "0.9 quantile", 2)
+    norms += _over_steps(with_quantiles, "0.5", "median", 1)
+    norms += _over_steps(with_quantiles, "0.1", "0.1 quantile", 3)
     if norms:
         norms += _over_steps(rows, "clip_norm", "clip norm", 4, dashed=True)
         title = "Gradient norms against the clip norm"
-        yield _raw_figure("raw-norms", title, "norm before clipping", norms, (), log=True)
-    speed = _over_steps(rows, "examples_per_second", "examples per second")
-    if speed:
+        figures.append(_raw_figure("raw-norms", title, "norm before clipping", norms, log=True))
+    if speed := _over_steps(rows, "examples_per_second", "examples per second"):
         steps = axis_of("step", [step for line in speed for step in line.x], include=[0])
         rate = axis_of("examples per second", _numbers_of(speed), include=[0])
         caption = "At each checkpoint, for the steps since the last one."
-        yield _figure("raw-speed", "Examples per second", caption, steps, rate, speed)
+        figures.append(_figure("raw-speed", "Examples per second", caption, steps, rate, speed))
+    return figures
 
 
 def _raw_figure(
-    id: str, title: str, label: str, series: list[Series], fixed: tuple[int, ...], log: bool = False
+    id: str,
+    title: str,
+    label: str,
+    series: list[Series],
+    include: tuple[int, ...] = (),
+    log: bool = False,
 ) -> _Figure:
-    values = _numbers_of(series)
-    each = max(math.ceil(len(line.x)) for line in series)
-    caption = "At every step." if each < MOST_POINTS else f"Means over steps, {each} points."
+    points = max(len(line.x) for line in series)
+    caption = "At every step." if points < MOST_POINTS else f"Means over steps, {points} points."
     steps = axis_of("step", [step for line in series for step in line.x], include=[0])
-    return _figure(
-        id, title, caption, steps, axis_of(label, values, include=fixed, log=log), series
-    )
+    values = axis_of(label, _numbers_of(series), include=include, log=log)
+    return _figure(id, title, caption, steps, values, series)
 
 
 def _with_quantiles(row: Line) -> Line:
@@ -241,31 +238,31 @@ def _with_quantiles(row: Line) -> Line:
 def _over_steps(
     rows: Sequence[Line], name: str, label: str, colour: int = 1, dashed: bool = False
 ) -> list[Series]:
-    known = [row for row in rows if is_number(row.get(name))]
+    with_value = [row for row in rows if is_number(row.get(name))]
     return [
         dataclasses.replace(thinned(series), dashed=dashed, marked=False)
-        for series in _by_attempt(known, name, label, colour)
+        for series in _by_attempt(with_value, name, label, colour)
     ]
 
 
-# Common to both.
+# Helpers of both.
 
 
 def _by_attempt(lines: Sequence[Line], name: str, label: str, colour: int = 1) -> list[Series]:
-    """A line for each attempt: a second one goes back to a step that was taken before."""
+    """One series per attempt, because a second attempt repeats earlier steps."""
     attempts: dict[int, list[Line]] = {}
     for line in lines:
         attempts.setdefault(line.get("attempt", 0), []).append(line)
-    found = []
-    for several in attempts.values():
-        ordered = sorted(several, key=lambda line: line["step"])
+    series = []
+    for attempt in attempts.values():
+        ordered = sorted(attempt, key=lambda line: line["step"])
         x, y = [line["step"] for line in ordered], [line[name] for line in ordered]
-        found.append(Series(label, x, y, colour, marked=len(ordered) <= 40))
-    return found
+        series.append(Series(label, x, y, colour, marked=len(ordered) <= 40))
+    return series
 
 
 def thinned(series: Series, most: int = MOST_POINTS) -> Series:
-    """Means of neighbouring points, so that a page stays small."""
+    """Replaces neighbouring points by their mean, so that the page stays small."""
     count = len(series.x)
     if count <= most:
         return series
@@ -279,18 +276,18 @@ def thinned(series: Series, most: int = MOST_POINTS) -> Series:
 
 
 def _flat(line: Line) -> dict[str, Any]:
-    """Nested metrics by their path."""
-    found: dict[str, Any] = {}
+    """Flattens nested metrics into names joined by slashes."""
+    flat: dict[str, Any] = {}
     for name, value in line.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}/{inner}": below for inner, below in _flat(value).items()}
+            flat |= {f"{name}/{inner}": below for inner, below in _flat(value).items()}
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def _numbers_of(series: Sequence[Series]) -> list[float]:
-    """All values that are drawn."""
+    """All finite values of all series."""
     return [float(y) for line in series for y in line.y if y is not None and math.isfinite(y)]
 
 

@@ -1,4 +1,4 @@
-"""What a run promises, in words that a reader without the code can hold it to."""
+"""The guarantee of a run in words, for readers who do not know the code."""
 
 import dataclasses
 import math
@@ -27,17 +27,17 @@ MOST_RUNS = 20  # whose names are listed
 
 @dataclasses.dataclass(frozen=True)
 class _Guarantee:
-    """What may be claimed, and under which assumptions.
+    """What can be claimed, and under which assumptions.
 
     Attributes:
       claim: the sentence to quote.
-      warnings: reasons why the claim does not hold as it stands.
-      definitions: epsilon and delta for newcomers. Empty, like `meaning` and `arithmetic`, where
-        nothing can be claimed.
-      meaning: what the claim says, paragraph by paragraph.
-      arithmetic: in which arithmetic it holds.
-      facts: unit, relation, cost and budget, by name.
-      assumptions: what it rests on.
+      warnings: reasons why the claim does not hold as stated.
+      definitions: explanations of epsilon and delta for newcomers. Like `meaning` and `arithmetic`,
+        empty if nothing can be claimed.
+      meaning: what the claim says, one string per paragraph.
+      arithmetic: the arithmetic in which the claim holds.
+      facts: unit, relation, cost and budget, as (name, value).
+      assumptions: what the claim assumes.
     """
 
     claim: str
@@ -50,24 +50,24 @@ class _Guarantee:
 
 
 def guarantee(run: RunFiles, spent: "Spent | None") -> _Guarantee:
-    """The guarantee of everything that is in the run's ledger, in words."""
-    explained: tuple[str, ...] = ()
+    """Describes the guarantee for everything that was charged to the run's ledger."""
+    paragraphs: tuple[str, ...] = ()
     if spent is not None and is_claimed(run, spent):
         units = (run.record.get("data") or {}).get("units")
-        explained = (*meaning(spent, units), _choices(spent))
+        paragraphs = (*meaning(spent, units), _choices(spent))
     return _Guarantee(
         claim=_claim(run, spent),
         warnings=_warnings(run, spent),
-        definitions=definitions(spent.terms.unit) if spent and explained else (),
-        meaning=explained,
-        arithmetic=ARITHMETIC if explained else (),
+        definitions=definitions(spent.terms.unit) if spent and paragraphs else (),
+        meaning=paragraphs,
+        arithmetic=ARITHMETIC if paragraphs else (),
         facts=_facts(run, spent),
         assumptions=_assumptions(run),
     )
 
 
 def spent_of(run: RunFiles) -> "Spent | None":
-    """What the ledger says; None without a ledger or a delta, when nothing can be said."""
+    """What the ledger says was spent, or None without a ledger or a delta."""
     delta = run.record.get("delta")
     if run.ledger is None or (delta is None and run.ledger.terms.budget is None):
         return None
@@ -75,7 +75,7 @@ def spent_of(run: RunFiles) -> "Spent | None":
 
 
 def is_claimed(run: RunFiles, spent: "Spent") -> bool:
-    """Whether there is an epsilon that holds for what was released."""
+    """Whether an epsilon holds for everything that was released."""
     return bool(
         spent.runs
         and math.isfinite(spent.epsilon)
@@ -85,22 +85,22 @@ def is_claimed(run: RunFiles, spent: "Spent") -> bool:
 
 
 def _is_charged(run: RunFiles) -> bool:
-    """Whether the ledger knows all that the run's metrics say was released."""
+    """Whether the ledger has a charge for everything that the metrics say was released."""
     if not run.metrics:
         return True
-    shown = max((line.get("attempt") or 0, line["step"]) for line in run.metrics)
-    return run.ledger is not None and shown <= run.ledger.released(run.name)
+    last = max((line.get("attempt") or 0, line["step"]) for line in run.metrics)
+    return run.ledger is not None and last <= run.ledger.released(run.name)
 
 
 def _claim(run: RunFiles, spent: "Spent | None") -> str:
     if spent is None:
-        why = "its ledger is not there" if run.ledger is None else "no δ was fixed for it"
+        why = "its ledger is missing" if run.ledger is None else "no δ was fixed for it"
         return f"What this run spent is not known, because {why}. Nothing can be claimed."
     if not _is_charged(run):
         return (
-            "The ledger has no charge for what this run released. It is the ledger of something "
-            "else, it was put back from an older copy, or the run has another name there. Nothing "
-            "can be claimed."
+            "The ledger has no charge for what this run released. It belongs to something else, it "
+            "was restored from an older copy, or the run has another name there. Nothing can be "
+            "claimed."
         )
     if not spent.runs:
         return "Nothing was charged so far, so nothing about the data was released."
@@ -119,7 +119,7 @@ def _claim(run: RunFiles, spent: "Spent | None") -> str:
 
 
 def _choices(spent: "Spent") -> str:
-    """When the budget is the guarantee, and not what was spent."""
+    """Says when the budget is the guarantee, rather than what was spent."""
     budget = spent.terms.budget
     fixed = (
         f"the budget that was fixed beforehand: {_budget_in_words(budget)}"
@@ -153,7 +153,7 @@ def _facts(run: RunFiles, spent: "Spent | None") -> tuple[tuple[str, str], ...]:
     budget = terms.budget if terms else None
     rows.append(("Budget fixed beforehand", _budget_in_words(budget) if budget else "none"))
     rows.append(("Arithmetic", "real numbers: rounding is not covered"))
-    rows.append(("Runs that are counted", _runs_in_words(run)))
+    rows.append(("Runs counted", _runs_in_words(run)))
     rows.append(("Tuning", "not counted: see the assumptions"))
     return tuple(rows)
 
@@ -165,7 +165,7 @@ def _runs_in_words(run: RunFiles) -> str:
     if not names:
         return "none: nothing was charged so far"
     if names == (run.name,):
-        return "this one, which is the only one in its ledger"
+        return "this one, the only one in its ledger"
     more = f" and {len(names) - MOST_RUNS} more" if len(names) > MOST_RUNS else ""
     return f"all {len(names)} of the ledger, together: {', '.join(names[:MOST_RUNS])}{more}"
 
@@ -182,7 +182,7 @@ def _assumptions(run: RunFiles) -> tuple[str, ...]:
         "Arithmetic: sums and noise are real numbers, as explained above.",
         "Tuning: the ledger has every run on these data whose results influenced this one. Runs "
         "that were used to choose settings and are not in the ledger are not counted, and "
-        "choosing the best of several results reveals something, too.",
+        "choosing the best of several results also reveals something.",
         several,
         f"The number of {unit}s, the settings of the run, and the fact that it took place are "
         "public.",
@@ -191,28 +191,28 @@ def _assumptions(run: RunFiles) -> tuple[str, ...]:
         "The clock: only people who may see the data could watch the machine or the folder during "
         "training. How long steps take can depend on the data. The released files contain no "
         "times.",
-        "Backups: nobody set the folder and the ledger back to an earlier state, both at once, and "
-        "then went on training. bevel cannot detect that, and what was spent in between would be "
-        "missing here.",
+        "Backups: nobody restored an earlier state of both the folder and the ledger and then "
+        "continued training. Without an anchor on other storage bevel cannot detect that, and what "
+        "was spent in between would be missing here.",
         "Evaluation: metrics were computed on data outside the training set, which the page cannot "
         "check. The guarantee does not cover that data.",
     )
 
 
 def _warnings(run: RunFiles, spent: "Spent | None") -> tuple[str, ...]:
-    found = []
+    warnings = []
     if run.record.get("key_is_secret") is False:
-        found.append(
+        warnings.append(
             "The noise of this run comes from a known seed, as used in tests. Anyone who knows the "
             "seed can remove the noise. The figures below would hold for secret noise only."
         )
     units = (run.record.get("data") or {}).get("units")
     if spent is not None and units and spent.delta >= 1 / units:
-        found.append(
+        warnings.append(
             f"δ = {shown_delta(spent.delta)} is not below one over the number of "
             f"{spent.terms.unit}s ({units}). Publishing a randomly chosen {spent.terms.unit} in "
             "full would satisfy such a guarantee."
         )
     if ended_by_callback(run):
-        found.append(CALLBACK)
-    return tuple(found)
+        warnings.append(CALLBACK)
+    return tuple(warnings)

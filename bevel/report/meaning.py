@@ -1,4 +1,4 @@
-"""What an (epsilon, delta) guarantee says, for readers who are new to it, at every epsilon."""
+"""Explains what an (epsilon, delta) guarantee says, for readers who are new to it."""
 
 import math
 from decimal import Decimal, localcontext
@@ -9,8 +9,8 @@ from bevel.report.rounding import percent_up, power_of_ten, rounded_up, shown_de
 if TYPE_CHECKING:
     from bevel.accounting.ledger.spent import Spent
 
-STRONG, MODERATE = 1, 3  # the largest epsilons that are called so
-NEXT_TO_NOTHING = Decimal("0.999")  # a bound on right guesses that is no protection
+STRONG, MODERATE = 1, 3  # the largest epsilons that are called strong and moderate
+NEXT_TO_NOTHING = Decimal("0.999")  # above this, a bound on correct guesses protects nobody
 LARGEST_FACTOR = 13  # e^epsilon is written out up to here, and as a power of ten above
 
 WITHOUT = {
@@ -42,7 +42,7 @@ ARITHMETIC = (
 
 
 def definitions(unit: str) -> tuple[str, ...]:
-    """Epsilon and delta, in a sentence each."""
+    """Definitions of epsilon and delta, in one sentence each."""
     return (
         f"ε (epsilon) limits how much one {unit} can change what is released: no result becomes "
         f"more than e^ε times as likely because of one {unit}, so a smaller ε is more private.",
@@ -52,7 +52,7 @@ def definitions(unit: str) -> tuple[str, ...]:
 
 
 def meaning(spent: "Spent", units: int | None = None) -> tuple[str, ...]:
-    """What a finite epsilon says. All figures follow from epsilon and delta as they are shown."""
+    """What a finite epsilon says. All figures follow from epsilon and delta as displayed."""
     epsilon, delta = Decimal(shown_epsilon(spent.epsilon)), Decimal(shown_delta(spent.delta))
     unit, relation = spent.terms.unit, spent.terms.relation
     bound = guess_bound(epsilon, delta)
@@ -87,12 +87,12 @@ def guess_bound(epsilon: Decimal, delta: Decimal) -> Decimal:
     """
     with localcontext() as context:
         context.prec = 60
-        # Beyond 100 the bound is 1 for every purpose, and exp would not fit.
+        # Above 100 the bound is 1 for all practical purposes, and exp would overflow.
         return 1 - (1 - delta) / (1 + min(epsilon, Decimal(100)).exp())
 
 
 def factor(epsilon: Decimal) -> str:
-    """e^epsilon, rounded up: to three digits, or to a power of ten where it is large."""
+    """e^epsilon, rounded up to three digits, or to a power of ten if it is large."""
     if epsilon <= LARGEST_FACTOR:
         return rounded_up(epsilon.exp(), 3)
     return power_of_ten(math.floor(float(epsilon) / math.log(10) * (1 + 1e-12)) + 1)
@@ -111,7 +111,7 @@ def _verdict(epsilon: Decimal, bound: Decimal, small_delta: bool) -> str:
             "does not exclude attacks that are usually right. The trade-off curve below uses more "
             "than ε and δ, and can be much sharper. Private models are often trained at such an ε, "
             "because attacks in practice achieve less than the bound allows; that is experience, "
-            "and not part of the guarantee."
+            "not part of the guarantee."
         )
     if not small_delta:
         return "δ is too large for the guarantee to be called strong, whatever ε is."

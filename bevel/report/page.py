@@ -1,8 +1,8 @@
-"""Joins the parts of a report to one HTML page that needs nothing from anywhere else."""
+"""Writes a report as one self-contained HTML page."""
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,45 +26,45 @@ def write_report(
     output: str | os.PathLike[str] | None = None,
     include_raw: bool = False,
 ) -> Path:
-    """Writes one HTML page about a run, and returns its path.
-
-    Args:
-      run_folder: the folder of `Trainer.fit(folder=...)`, or a copy of its `released` folder. The
-        run may still be going on.
-      output: by default `released/report.html` in the run's folder; with `include_raw`,
-        `private/report.html`.
-      include_raw: make the owner's page, which is *not private*: it adds times, training loss,
-        clipped fraction, gradient norms and batch sizes. Its file has mode 0600.
+    """Writes an HTML report of a run and returns its path.
 
     The public page is a function of the released files and the ledger: the same files give the same
-    bytes. Neither page has scripts or asks for another file, and secrets.json is never opened.
+    bytes. Neither page has scripts or loads other files, and secrets.json is never opened.
+
+    Args:
+      run_folder: the folder given to `Trainer.fit(folder=...)`, or a copy of its `released` folder.
+        The run may still be running.
+      output: the file to write. By default `released/report.html` in the run folder, or
+        `private/report.html` with `include_raw`.
+      include_raw: write the owner's page, which is *not private*: it adds times, training loss,
+        clipped fraction, gradient norms and batch sizes. Its file has mode 0600.
 
     Raises:
-      FixArgumentsError: the folder is not that of a run, has the layout of an older version, or the
-        page cannot be written there.
-      RestoreLedgerError: the ledger is damaged, so that nothing can be claimed.
+      FixArgumentsError: the folder is not a run folder, has the layout of an older version, or the
+        page cannot be written to `output`.
+      RestoreLedgerError: the ledger is damaged, so nothing can be claimed.
     """
     run = read_run(run_folder, include_raw)
     target = Path(output or (run.private or run.released) / REPORT)
     if run.private is not None and run.released.resolve() in target.resolve().parents:
         raise FixArgumentsError(
-            f"{target} lies in {RELEASED}/, which may be shown to anyone, and a report with raw "
+            f"{target} is in {RELEASED}/, which may be shown to anyone, but a report with raw "
             "figures is not private: give another output."
         )
     try:
-        text = _rendered(run)
+        text = _render(run)
     except BevelError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FixArgumentsError(
-            f"the records in {run.released} are not those of a run ({type(error).__name__}: "
+            f"the files in {run.released} are not valid records of a run ({type(error).__name__}: "
             f"{error}): restore them from a copy."
         ) from error
     try:
         write_whole(target, text, private=run.private is not None)
         if target.parent.resolve() == run.released.resolve():
             for path in (target, target.parent):
-                os.utime(path, (NO_TIME, NO_TIME))  # as all that is released
+                os.utime(path, (NO_TIME, NO_TIME))  # like every released file
     except OSError as error:
         raise FixArgumentsError(
             f"the report cannot be written to {target} ({error}): give another output."
@@ -72,32 +72,30 @@ def write_report(
     return target
 
 
-def _rendered(run: RunFiles) -> str:
-    """The page as text."""
+def _render(run: RunFiles) -> str:
+    """The HTML text of the page."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
-        raise FixArgumentsError(
-            "a report needs jinja2: install it, or bevel[train], which has it."
-        ) from error
-    surroundings = Environment(
+        raise FixArgumentsError("a report needs jinja2: run pip install 'bevel[train]'.") from error
+    environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return surroundings.from_string(_packaged(TEMPLATE)).render(_content(run))
+    return environment.from_string(_read_resource(TEMPLATE)).render(_content(run))
 
 
-def _packaged(name: str) -> str:
+def _read_resource(name: str) -> str:
     return (resources.files("bevel.report") / name).read_text(encoding="utf-8")
 
 
 def _content(run: RunFiles) -> dict[str, Any]:
-    """Everything that the template puts into words."""
+    """The variables of the template."""
     record, spent = run.record, spent_of(run)
     curve = figures.trade_off(spent) if spent and is_claimed(run, spent) else None
     pill, ending = status(run)
     raw = None if run.raw is None else figures.raw_figures(run.raw)
     return {
-        "style": _packaged(STYLE),
+        "style": _read_resource(STYLE),
         "name": run.name,
         "status": pill,
         "ending": ending,
@@ -129,53 +127,47 @@ def _content(run: RunFiles) -> dict[str, Any]:
 
 
 def _headline(run: RunFiles, spent: Any) -> list[tuple[str, str]]:
-    """The few figures at the top."""
+    """The key figures at the top of the page."""
     record = run.record
-    found = []
+    pairs = []
     if spent is not None and (is_claimed(run, spent) or not spent.runs):
-        found += [("ε spent", shown_epsilon(spent.epsilon)), ("δ", shown_delta(spent.delta))]
+        pairs += [("ε spent", shown_epsilon(spent.epsilon)), ("δ", shown_delta(spent.delta))]
     else:
-        found.append(("guarantee", "none"))
-    found.append(("protects one", str(record.get("unit") or "not recorded")))
+        pairs.append(("guarantee", "none"))
+    pairs.append(("protects one", str(record.get("unit") or "not recorded")))
     for name, value in figures.last_metrics(run):
         if name.lower().endswith(("accuracy", "acc")) and 0 <= float(value) <= 1:
-            found.append((name.replace("_", " "), f"{100 * float(value):.3g} %"))
+            pairs.append((name.replace("_", " "), f"{100 * float(value):.3g} %"))
             break
-    found.append(("steps", f"{run.last_step} of {record.get('steps') or '?'}"))
-    return found
+    pairs.append(("steps", f"{run.last_step} of {record.get('steps') or '?'}"))
+    return pairs
 
 
 def _mesh_of(record: Mapping[str, Any]) -> dict[str, int]:
-    """Axes and their sizes; empty for a run on one device."""
+    """The mesh axes and their sizes. Empty for a run without a mesh."""
     mesh = (record.get("surroundings") or {}).get("mesh") or {}
     return {str(name): int(size) for name, (size, _) in mesh.items()}
 
 
 def _array_rows(arrays: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    def size(row: Mapping[str, Any], name: str) -> str:
-        return "?" if row.get(name) is None else shown_bytes(row[name])
-
-    def shape(row: Mapping[str, Any], name: str) -> str:
-        return "?" if row.get(name) is None else shown_shape(row[name])
-
-    def copies(row: Mapping[str, Any]) -> str:
-        return "?" if row.get("replication") is None else f"{row['replication']:g}"
+    def cell(row: Mapping[str, Any], name: str, show: Callable[[Any], str]) -> str:
+        return "?" if row.get(name) is None else show(row[name])
 
     return [
         [
-            str(row.get("path") or "(the whole)"),
-            f"{row.get('dtype', '')} {shape(row, 'shape')}",
+            str(row.get("path") or "(root)"),
+            f"{row.get('dtype', '')} {cell(row, 'shape', shown_shape)}",
             str(row.get("spec") or "-"),
-            shape(row, "shard_shape"),
-            size(row, "bytes_per_device"),
-            copies(row),
+            cell(row, "shard_shape", shown_shape),
+            cell(row, "bytes_per_device", shown_bytes),
+            cell(row, "replication", "{:g}".format),
         ]
         for row in arrays[:MOST_ROWS]
     ]
 
 
 def _collective_rows(found: Sequence[Mapping[str, Any]] | None) -> list[list[str]] | None:
-    """One row for each; None where the step was not inspected."""
+    """One row per collective. None if the step was not inspected."""
     if found is None:
         return None
     rows = []
@@ -200,7 +192,7 @@ def _collective_rows(found: Sequence[Mapping[str, Any]] | None) -> list[list[str
 
 
 def _what_ran(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Facts about the run, including which of them were not recorded."""
+    """What ran. Facts that were not recorded are listed as such."""
     data, around = record.get("data") or {}, record.get("surroundings") or {}
     size, padded = data.get("expected_batch_size"), data.get("padded_sizes")
     return [
@@ -227,12 +219,12 @@ def _change_rows(changes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _times(run: RunFiles) -> list[tuple[str, str]]:
-    """When the run was at work and how fast: for its owner only."""
+    """Times and speed of the run, for the owner's page only."""
     record = run.private_record or {}
 
     def seconds(name: str) -> str:
-        found = record.get(name)
-        return f"{found:.3f} s" if figures.is_number(found) else "not recorded"
+        value = record.get(name)
+        return f"{value:.3f} s" if figures.is_number(value) else "not recorded"
 
     rates = [r for row in run.raw or () if figures.is_number(r := row.get("examples_per_second"))]
     return [
@@ -253,7 +245,7 @@ def _known(value: Any) -> str:
 
 
 def _shown_value(value: Any) -> str:
-    """A setting as its owner would write it."""
+    """The text of a setting."""
     if value is None:
         return "not set"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

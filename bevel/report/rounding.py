@@ -1,4 +1,4 @@
-"""Numbers in a report, rounded so that they never promise more than what was computed."""
+"""Rounds the numbers of a report up, so that they never promise more than was computed."""
 
 import math
 from decimal import ROUND_CEILING, Decimal
@@ -7,15 +7,15 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def shown_epsilon(epsilon: float) -> str:
-    """Four digits, rounded up: a smaller epsilon would be a claim that does not hold."""
+    """Epsilon with four digits, rounded up, because a smaller epsilon would be a false claim."""
     if math.isinf(epsilon):
         return "∞"
     return rounded_up(Decimal(epsilon), 4) if epsilon else "0"
 
 
 def shown_delta(delta: float) -> str:
-    """Six digits, rounded up. The decimal number that was asked for is shown as it is: 1e-05."""
-    # repr gives the shortest decimal of a float; its binary value may lie a little above.
+    """Delta with six digits, rounded up. A short decimal is shown as the user wrote it: 1e-05."""
+    # repr gives the shortest decimal of the float, whose binary value may be slightly larger.
     up = Decimal(rounded_up(Decimal(repr(delta)), 6))
     return f"{float(up):g}"
 

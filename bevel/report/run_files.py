@@ -1,7 +1,7 @@
-"""What a report reads of a run's folder.
+"""Reads the files of a run folder that a report needs.
 
-The public page is made from released/ and the ledger alone. The owner's page adds run.json and
-raw.jsonl of private/. No report opens secrets.json.
+The public page uses released/ and the ledger only. The owner's page also uses private/run.json and
+private/raw.jsonl. No report opens secrets.json.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ Line = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """The files of a run. `ledger` is None where there is none.
+    """The contents of a run folder. `ledger` is None if there is none.
 
-    `private`, `private_record` and `raw` are None unless they were asked for. `metrics` and `raw`
+    `private`, `private_record` and `raw` are None unless they were requested. `metrics` and `raw`
     are in the order in which they were written.
     """
 
@@ -39,7 +39,7 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        # Never the folder's: a copy of released/ elsewhere has the same page.
+        # Not the folder's name, so that a copy of released/ gives the same page.
         return str(self.record.get("name") or UNNAMED)
 
     @property
@@ -49,47 +49,44 @@ class RunFiles:
 
 
 def read_run(folder: str | os.PathLike[str], include_raw: bool = False) -> RunFiles:
-    """Reads a run. Other processes may write to it meanwhile: torn last lines are left out.
+    """Reads a run. Incomplete last lines are ignored, because the run may still be writing.
 
     Args:
-      folder: of a run, or a copy of its released/ alone.
-      include_raw: whether to read private/run.json and private/raw.jsonl, too.
+      folder: a run folder, or a copy of its released/ alone.
+      include_raw: whether to also read private/run.json and private/raw.jsonl.
 
     Raises:
-      FixArgumentsError: the folder is not that of a run, is of an older layout, or a record cannot
-        be read.
+      FixArgumentsError: the folder is not a run folder, has the layout of an older version, or
+        contains a record that cannot be read.
       RestoreLedgerError: the ledger is damaged, so what was spent is not known.
     """
-    given = Path(folder)
-    if not given.is_dir():
-        found = "is a file" if given.exists() else "is not there"
-        raise FixArgumentsError(
-            f"{given} {found}: give the folder of a run, as in Trainer.fit(folder=...)."
-        )
-    released = given / RELEASED if (given / RELEASED).is_dir() else given
+    folder = Path(folder)
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise FixArgumentsError(f"{folder} {found}: give the folder of a run.")
+    released = folder / RELEASED if (folder / RELEASED).is_dir() else folder
     record = _read_record(released)
-    if released == given:
-        _check_released(given, record)
+    if released == folder:
+        _check_released(folder, record)
     run = RunFiles(
         released=released,
         record=record,
         ledger=_read_ledger(released / str(record.get("ledger") or LEDGER)),
         metrics=_lines_of(released / METRICS),
     )
-    return _with_private_files(run, given / PRIVATE) if include_raw else run
+    return _with_private_files(run, folder / PRIVATE) if include_raw else run
 
 
 def _with_private_files(run: RunFiles, private: Path) -> RunFiles:
     if not private.is_dir():
         raise FixArgumentsError(
-            f"there is no {private}, so there is nothing raw to include: give the folder that "
-            f"holds {RELEASED}/ and {PRIVATE}/, or leave include_raw out."
+            f"there is no {private}, so there are no raw figures to include: give the folder that "
+            f"contains {RELEASED}/ and {PRIVATE}/, or leave out include_raw."
         )
-    there = (private / RUN).exists()
     return dataclasses.replace(
         run,
         private=private,
-        private_record=_parsed_record(private / RUN) if there else {},
+        private_record=_parsed_record(private / RUN) if (private / RUN).exists() else {},
         raw=_lines_of(private / RAW),
     )
 
@@ -98,29 +95,29 @@ def _read_record(released: Path) -> Mapping[str, Any]:
     path = released / RUN
     if not path.exists():
         raise FixArgumentsError(
-            f"{released} has no {RUN}, so it is not a run, or it was stopped before its first "
-            "step: give the folder of a run, as in Trainer.fit(folder=...)."
+            f"{released} has no {RUN}: it is not a run folder, or the run was stopped before its "
+            "first step. Give the folder of a run."
         )
     return _parsed_record(path)
 
 
 def _check_released(folder: Path, record: Mapping[str, Any]) -> None:
-    """Raises unless a folder without released/ in it is a copy of released/.
+    """Raises unless a folder that does not contain released/ is a copy of released/.
 
-    What is released has no clock, so a record that says when it began is another one: that of
-    private/, or that of a run from before the folder had two halves.
+    Released records contain no times. A record with a start time comes from private/, or from an
+    older version of bevel, which did not separate the two.
     """
-    place = folder.absolute()
-    if place.name == PRIVATE and (place.parent / RELEASED).is_dir():
+    path = folder.absolute()
+    if path.name == PRIVATE and (path.parent / RELEASED).is_dir():
         raise FixArgumentsError(
-            f"{folder} is the private half of a run: give the folder above it, {place.parent}."
+            f"{folder} is the private half of a run: give the folder above it, {path.parent}."
         )
     if "started" in record or any((folder / name).exists() for name in (SECRETS, RAW)):
         ledger = folder / str(record.get("ledger") or LEDGER)
         raise FixArgumentsError(
-            f"{folder} has the layout of an older version of bevel. Its checkpoints hold the noise "
-            "that was added, so nothing in it may be shown, and there is no report of it. Begin "
-            f'another run in a new folder with RunOptions(ledger="{ledger}"), so that what this '
+            f"{folder} has the layout of an older version of bevel. Its checkpoints contain the "
+            "noise that was added, so nothing in it may be shown, and it has no report. Start "
+            f'a new run in another folder with RunOptions(ledger="{ledger}"), so that what this '
             "one spent stays counted."
         )
 
@@ -132,7 +129,7 @@ def _read_ledger(path: Path) -> "Ledger | None":
 
 
 def _lines_of(path: Path) -> tuple[Line, ...]:
-    """The records of a file of JSON lines, in order; none if there is no file."""
+    """The records of a JSON lines file, in order. Empty if there is no file."""
     from bevel.training.metrics_files import read_lines
 
     return _parsed(path, lambda: tuple(read_lines(path)))
@@ -150,6 +147,5 @@ def _parsed(path: Path, read: Callable[[], Any]) -> Any:
         return read()
     except (OSError, ValueError) as error:
         raise FixArgumentsError(
-            f"{path} cannot be read ({error}): restore it from a copy, or ask for the right to "
-            "read it."
+            f"{path} cannot be read ({error}): restore it from a copy, or get access to it."
         ) from error

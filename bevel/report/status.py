@@ -1,4 +1,4 @@
-"""How far a run has come, and how it ended."""
+"""Describes how far a run got and how it ended."""
 
 from bevel.report.run_files import RunFiles
 
@@ -11,7 +11,7 @@ ENDINGS = {
     "ended by the budget": "The run ended because the next step would have exceeded the budget.",
     "ended by the callback": CALLBACK,
 }
-# Only the owner learns these: they say when the run was at work.
+# Only the owner's page shows these, because they reveal when the run was active.
 UNDER_WAY = {
     "running": "The run has not ended: it is still running, or it was killed and continues from "
     "its last checkpoint when you start it again.",
@@ -21,16 +21,16 @@ UNDER_WAY = {
 
 
 def status(run: RunFiles) -> tuple[str, str]:
-    """A few words, and a sentence that explains them.
+    """The status in a few words, and a sentence that explains it.
 
-    Without the private files it is a function of what was released: of how the run ended if it
-    did, and of the last checkpoint.
+    Without the private files, it depends only on released files: on how the run ended, if it did,
+    and on the last checkpoint.
     """
     found = (run.private_record or {}).get("status") or run.record.get("ending")
     if not found:
         return _released_so_far(run), "The run has not ended: more steps may follow."
     known = ENDINGS | UNDER_WAY
-    return str(found), known.get(str(found), "This version of bevel does not know that ending.")
+    return str(found), known.get(str(found), "This version of bevel does not know this status.")
 
 
 def _released_so_far(run: RunFiles) -> str:

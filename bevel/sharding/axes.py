@@ -1,4 +1,4 @@
-"""Which mesh axes carry the batch."""
+"""Find out which mesh axes carry the batch."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,10 @@ SHARDING_PARAMS = ("sharding", "out_sharding", "dst_sharding")
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentShardings:
-    """What only concrete arguments show, not those inside `jit`. Hashable: it keys the cache."""
+    """Shardings that are known only for concrete arguments, not inside `jit`.
+
+    Hashable, because it is part of a cache key.
+    """
 
     batch_axes: tuple[str, ...] = ()
     params: tuple[NamedSharding | None, ...] = ()
@@ -30,58 +33,58 @@ class ArgumentShardings:
 
 
 def placement(leaf: Any) -> NamedSharding | None:
-    """Where a concrete array lies, if on a named mesh."""
+    """The sharding of a concrete array, or None if it is not a `NamedSharding`."""
     sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshLayout:
-    """How one call meets the mesh."""
+    """What one call of the clipping engine knows about the mesh."""
 
     batch_axes: tuple[str, ...] = ()
     explicit_mesh: AbstractMesh | None = None
     manual: bool = False
-    params: tuple[NamedSharding | None, ...] = ()  # where parameters lie, as far as is known
-    pieces: int = 1  # in which a mesh may have cut one example's values
+    params: tuple[NamedSharding | None, ...] = ()  # None where the sharding is not known
+    pieces: int = 1  # shards that one example's values may be split into
 
 
 def axes_of_arguments(batch: Iterable[Any]) -> tuple[str, ...]:
-    """The axes over which the leading dimension of the batch arguments is sharded, if they say."""
-    found: list[str] = []
+    """The axes over which the leading dimension of the batch arguments is known to be sharded."""
+    axes: list[str] = []
     for leaf in batch:
         sharding = types.explicit_sharding(leaf) or placement(leaf)
         if sharding is not None and sharding.spec.partitions:
             first = types.spec_axes(sharding.spec.partitions[0])
-            found += [a for a in first if a not in found]
-        found += [a for a in sorted(types.varying_axes(leaf)) if a not in found]
-    return tuple(found)
+            axes += [a for a in first if a not in axes]
+        axes += [a for a in sorted(types.varying_axes(leaf)) if a not in axes]
+    return tuple(axes)
 
 
 def axes_of_constraints(one: ClosedJaxpr, two: ClosedJaxpr) -> tuple[str, ...]:
-    """The axes that constraints put on dimensions that grow with the batch.
+    """The axes that sharding constraints name on dimensions that grow with the batch.
 
-    `one` and `two` are the same program at two batch sizes; a dimension that differs between them
-    carries the batch, so the axes that a constraint names there do too.
+    `one` and `two` are the same program at two batch sizes. A dimension that differs between them
+    carries the batch, and so do the axes that a constraint names there.
     """
-    narrow, wide = constraints(one.jaxpr), constraints(two.jaxpr)
-    if [s.spec for s, _ in narrow] != [s.spec for s, _ in wide]:
+    first, second = constraints(one.jaxpr), constraints(two.jaxpr)
+    if [s.spec for s, _ in first] != [s.spec for s, _ in second]:
         return ()
-    found: list[str] = []
-    for (sharding, shape), (_, grown) in zip(narrow, wide, strict=True):
-        for entry, small, large in zip(sharding.spec.partitions, shape, grown, strict=False):
-            if small != large:
-                found += [a for a in types.spec_axes(entry) if a not in found]
-    return tuple(found)
+    axes: list[str] = []
+    for (sharding, shape), (_, other_shape) in zip(first, second, strict=True):
+        for entry, n, m in zip(sharding.spec.partitions, shape, other_shape, strict=False):
+            if n != m:
+                axes += [a for a in types.spec_axes(entry) if a not in axes]
+    return tuple(axes)
 
 
 def constraints(jaxpr: Jaxpr) -> list[tuple[NamedSharding, tuple[int, ...]]]:
-    """Every sharding that a program asks for, with the shape it is put on, in program order."""
+    """Every sharding that a program requests and the shape it applies to, in program order."""
     found: list[tuple[NamedSharding, tuple[int, ...]]] = []
     for eqn in jaxpr.eqns:
-        asked = asked_sharding(eqn)
-        if asked is not None:
-            found.append((asked, _shape_of(eqn.outvars[0])))
+        requested = requested_sharding(eqn)
+        if requested is not None:
+            found.append((requested, _shape_of(eqn.outvars[0])))
         for name, variables in (("in_shardings", eqn.invars), ("out_shardings", eqn.outvars)):
             for sharding, var in zip(eqn.params.get(name, ()), variables, strict=False):
                 if isinstance(sharding, NamedSharding):
@@ -95,11 +98,11 @@ def _shape_of(var: Any) -> tuple[int, ...]:
     return tuple(var.aval.shape)
 
 
-def asked_sharding(eqn: JaxprEqn) -> NamedSharding | None:
-    """The sharding that an equation asks for its output.
+def requested_sharding(eqn: JaxprEqn) -> NamedSharding | None:
+    """The sharding that an equation requests for its output.
 
-    A constraint asks whatever it says. Other equations may carry the type of their output, which
-    asks for something only if it names an axis.
+    A sharding constraint always is a request. Other equations may carry the type of their output,
+    which is a request only if it names an axis.
     """
     for name in SHARDING_PARAMS:
         sharding = eqn.params.get(name)
@@ -112,7 +115,7 @@ def asked_sharding(eqn: JaxprEqn) -> NamedSharding | None:
 
 
 def subprograms(params: dict[str, Any]) -> list[Jaxpr]:
-    """The programs inside an equation: bodies of loops, branches, nested calls."""
+    """The jaxprs inside an equation: bodies of loops, branches and nested calls."""
     found: list[Jaxpr] = []
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
@@ -124,17 +127,17 @@ def subprograms(params: dict[str, Any]) -> list[Jaxpr]:
 
 
 def axes_of_inner_shard_maps(jaxpr: Jaxpr) -> set[str]:
-    """The mesh axes that shard_maps in a program run over."""
-    found: set[str] = set()
+    """The mesh axes that the `shard_map`s inside a program run over."""
+    axes: set[str] = set()
     for eqn in jaxpr.eqns:
-        found |= set(eqn.params.get("newly_manual_axes", ()))
+        axes |= set(eqn.params.get("newly_manual_axes", ()))
         for inner in subprograms(eqn.params):
-            found |= axes_of_inner_shard_maps(inner)
-    return found
+            axes |= axes_of_inner_shard_maps(inner)
+    return axes
 
 
 def mesh_sizes(shardings: Iterable[NamedSharding], mesh: AbstractMesh | None) -> dict[str, int]:
-    """Sizes of all mesh axes in sight: of the constraints, the arguments and the context."""
+    """Sizes of all known mesh axes: of `shardings`, of `mesh` and of the context mesh."""
     sizes: dict[str, int] = {}
     for sharding in shardings:
         sizes.update(sharding.mesh.shape)
@@ -145,11 +148,10 @@ def mesh_sizes(shardings: Iterable[NamedSharding], mesh: AbstractMesh | None) ->
 
 
 def check_declared(axes: Sequence[str], sizes: dict[str, int]) -> None:
-    """Raises if a mesh is in sight and a declared batch axis is not on it."""
+    """Raises if a mesh is known and does not have a declared batch axis."""
     for axis in axes if sizes else ():
         if axis not in sizes:
             raise FixArgumentsError(
-                f"batch_axes names {axis!r}, but the mesh in sight has axes "
-                f"{tuple(sizes)}. Name axes of the mesh that the batch is placed on, or leave "
-                "batch_axes out to have them found."
+                f"batch_axes names {axis!r}, but the mesh has the axes {tuple(sizes)}. Name axes "
+                "of the mesh that the batch is placed on, or leave batch_axes out to detect them."
             )

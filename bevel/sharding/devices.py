@@ -1,4 +1,4 @@
-"""Whether arrays lie on the same devices, in the same order: JAX computes with no others."""
+"""Check that arrays are on the same devices in the same order, as JAX requires."""
 
 import itertools
 from typing import Any
@@ -9,19 +9,19 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from bevel.errors import FixArgumentsError
 from bevel.sharding.types import explicit_axes
 
-FIX = "place all of them on one mesh: bevel.sharding.place(tree, mesh, rules)"
+FIX = "Place both on one mesh: bevel.sharding.place(tree, mesh, rules)"
 
 
 def check_devices(*trees: Any, mesh: Mesh | None = None, **named: Any) -> None:
     """Raises if arrays that go into one computation disagree on devices, order or Explicit mesh.
 
-    JAX moves arrays that nobody placed (uncommitted ones), and these are passed over, as are
-    values inside `jit`. The error names the first two that disagree, and the fix.
+    Uncommitted arrays are skipped because JAX moves them as needed, and so are values inside
+    `jit`. The error names the first two arrays that disagree and how to fix it.
 
     Args:
-      trees, named: the arguments of the computation. In the error they have their position or
+      trees, named: the arguments of the computation. The error refers to them by position or
         name.
-      mesh: if given, all must lie on the devices of this mesh.
+      mesh: if given, all arrays must be on the devices of this mesh.
     """
     arguments = {f"argument {i}": tree for i, tree in enumerate(trees)} | named
     first: tuple[str, Sharding] | None = None
@@ -37,21 +37,21 @@ def check_devices(*trees: Any, mesh: Mesh | None = None, **named: Any) -> None:
             why = _disagreement(first[1], sharding)
             if why:
                 raise FixArgumentsError(
-                    f"{first[0]} and {_name_of(name, tree, number)} lie on {why}: "
-                    f"{_shown(first[1])} and {_shown(sharding)}. One computation cannot take both; "
-                    f"{FIX}."
+                    f"{first[0]} and {_name_of(name, tree, number)} are on {why}: "
+                    f"{_summary(first[1])} and {_summary(sharding)}. JAX cannot use both in one "
+                    f"computation. {FIX}."
                 )
 
 
 def _name_of(argument: str, tree: Any, number: int) -> str:
-    """A leaf by argument, path and shape."""
+    """Names a leaf by its argument, path and shape."""
     path, leaf = jax.tree_util.tree_leaves_with_path(tree)[number]
     where = jax.tree_util.keystr(path, simple=True, separator="/")
     return argument + (f" at {where!r}" if where else "") + f" of shape {tuple(leaf.shape)}"
 
 
 def _chosen_sharding(leaf: Any) -> Sharding | None:
-    """The sharding of an array that was placed on purpose, or of a shape that says one."""
+    """The sharding of a committed array, or the one that a `ShapeDtypeStruct` carries."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.sharding
     if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
@@ -60,7 +60,7 @@ def _chosen_sharding(leaf: Any) -> Sharding | None:
 
 
 def _disagreement(one: Sharding, other: Sharding) -> str:
-    """Why JAX cannot compute with both, or nothing."""
+    """Why JAX cannot compute with both shardings, or an empty string if it can."""
     if one is other or getattr(one, "mesh", one) is getattr(other, "mesh", other):
         return ""
     first, second = _device_ids(one), _device_ids(other)
@@ -77,16 +77,16 @@ def _disagreement(one: Sharding, other: Sharding) -> str:
 
 
 def _device_ids(sharding: Sharding) -> list[int]:
-    """Devices in the order of the mesh, or without one of their numbers. None: an abstract mesh."""
+    """Device ids in mesh order, sorted if there is no mesh. Empty for an abstract mesh."""
     if not isinstance(sharding, NamedSharding):
-        found: Any = sharding.device_set
-        return sorted(d.id for d in found)
+        device_set: Any = sharding.device_set
+        return sorted(d.id for d in device_set)
     devices: Any = sharding.mesh.devices.flat if isinstance(sharding.mesh, Mesh) else ()
     return [d.id for d in devices]
 
 
-def _shown(sharding: Sharding) -> str:
-    """A sharding in few words: mesh and the numbers of its devices."""
+def _summary(sharding: Sharding) -> str:
+    """A sharding as its mesh and the ids of its devices."""
     ids = _device_ids(sharding)
     runs = [
         list(run) for _, run in itertools.groupby(enumerate(ids), lambda pair: pair[1] - pair[0])

@@ -1,12 +1,12 @@
-"""Trace one example of a program that was written for a whole batch on a mesh.
+"""Trace one example of a program that was written for a batch on a mesh.
 
-One example is smaller than the mesh, and JAX refuses to trace, say, `jit(in_shardings=P('data'))`
-or an Explicit `reshard(x, P('data'))` at batch size 1. Nothing is ever run at that size: bevel
-moves the batch axes onto the example axis before anything is lowered. So while one example is
-traced, in this thread only, the two divisibility checks are off.
+A batch of size 1 does not divide over a mesh, so JAX refuses to trace, for example,
+`jit(in_shardings=P('data'))` or an Explicit `reshard(x, P('data'))` at that size. That program is
+never lowered: bevel first moves the batch axes to the example axis. JAX's two divisibility checks
+are therefore switched off while one example is traced, in that thread only.
 
-This file and `source_lines.py` are the only ones that touch `jax._src`. Tested on jax 0.10.2,
-0.11.2 and 0.12.0. Where a future JAX lacks a name, tracing goes on with JAX's own checks.
+Only this file and `source_lines.py` use `jax._src`. Tested with JAX 0.10.2, 0.11.2 and 0.12.0. If a
+later version lacks one of the names, JAX's own check stays on.
 """
 
 import contextlib
@@ -21,31 +21,30 @@ _lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def one_example_may_be_smaller_than_the_mesh() -> Iterator[None]:
-    """Turns off, for this thread, JAX's checks that a sharded dimension divides."""
-    me = threading.get_ident()
+def allow_uneven_shardings() -> Iterator[None]:
+    """Switches off, in this thread, JAX's checks that mesh axes divide sharded dimensions."""
+    thread = threading.get_ident()
 
-    def unless_mine(check: Callable[..., Any], relaxed: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            mine = threading.get_ident() == me
-            return (relaxed if mine else check)(*args, **kwargs)
+    def in_this_thread(relaxed: Callable[..., Any], check: Callable[..., Any]) -> Any:
+        def relaxed_or_check(*args: Any, **kwargs: Any) -> Any:
+            return (relaxed if threading.get_ident() == thread else check)(*args, **kwargs)
 
-        return checked
+        return relaxed_or_check
 
     with _lock, contextlib.ExitStack() as undo:
-        argument_check = getattr(_pjit, "pjit_check_aval_sharding", None)
-        if argument_check is not None:
+        check = getattr(_pjit, "pjit_check_aval_sharding", None)
+        if check is not None:
 
-            def allow_uneven(shardings: Any, avals: Any, names: Any, what: str, **_: Any) -> None:
-                argument_check(shardings, avals, names, what, allow_uneven_sharding=True)
+            def uneven(shardings: Any, avals: Any, names: Any, what: str, **_: Any) -> None:
+                check(shardings, avals, names, what, allow_uneven_sharding=True)
 
-            _swap(
-                undo, _pjit, "pjit_check_aval_sharding", unless_mine(argument_check, allow_uneven)
-            )
+            _replace(undo, _pjit, "pjit_check_aval_sharding", in_this_thread(uneven, check))
         type_check = getattr(_core, "_check_divisibility", None)
         if type_check is not None:
-            _swap(undo, _core, "_check_divisibility", unless_mine(type_check, lambda *_: None))
-        # What was accepted while relaxed must not be remembered as accepted.
+            relaxed = in_this_thread(lambda *_: None, type_check)
+            _replace(undo, _core, "_check_divisibility", relaxed)
+        # Shardings that were accepted here must not stay in JAX's caches: other calls would skip
+        # the checks.
         for module, cached in (
             (_pjit, "_process_in_axis_resources"),
             (_pjit, "_check_and_canonicalize_out_shardings"),
@@ -58,6 +57,6 @@ def one_example_may_be_smaller_than_the_mesh() -> Iterator[None]:
         yield
 
 
-def _swap(undo: contextlib.ExitStack, module: Any, name: str, value: Any) -> None:
+def _replace(undo: contextlib.ExitStack, module: Any, name: str, value: Any) -> None:
     undo.callback(setattr, module, name, getattr(module, name))
     setattr(module, name, value)

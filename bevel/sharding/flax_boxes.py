@@ -1,14 +1,14 @@
-"""Parameters that Flax keeps in a box with the names of their axes; Flax itself is not needed.
+"""Read the axis names that Flax stores in a box around a parameter, without importing Flax.
 
-Linen: `nn.Partitioned` and `nn.LogicallyPartitioned`, with `names`. NNX: a `Variable`, with
-metadata. Both are nodes of a tree with one leaf.
+In Linen the boxes are `nn.Partitioned` and `nn.LogicallyPartitioned`, which have `names`. In NNX a
+box is a `Variable` with metadata. Both are pytree nodes with one leaf.
 """
 
 from typing import Any
 
 import jax
 
-# What NNX has called the metadata that names the axes, newest first.
+# The metadata key for axis names in different versions of NNX, newest first.
 NNX_NAMES = ("out_sharding", "sharding_names", "sharding")
 
 
@@ -20,16 +20,17 @@ def is_box(x: Any) -> bool:
 
 
 def unboxed(x: Any) -> Any:
+    """The array in a box; anything else is returned unchanged."""
     return jax.tree.leaves(x)[0] if is_box(x) else x
 
 
 def boxed_like(x: Any, value: Any) -> Any:
-    """`value`, in the box of `x` if that has one."""
+    """`value` in a copy of the box `x`, or just `value` if `x` is not a box."""
     return jax.tree.unflatten(jax.tree.structure(x), [value]) if is_box(x) else value
 
 
 def axis_names(x: Any) -> tuple[Any, ...] | None:
-    """The names of the axes that a box carries, one for each dimension, or None."""
+    """The axis names that a box stores, one for each dimension, or None."""
     if not is_box(x):
         return None
     if hasattr(x, "names"):

@@ -1,4 +1,4 @@
-"""Make a mesh from the names and sizes of its axes: `make_mesh("data=4,model=2")`."""
+"""Create a mesh from the names and sizes of its axes: `make_mesh("data=4,model=2")`."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from bevel.errors import FixArgumentsError
 Axes = str | Mapping[str, int] | Sequence[tuple[str, int]]
 AxisTypes = AxisType | str | Mapping[str, AxisType | str]
 
-EXAMPLE = 'write, say, "data=4,model=2" or {"data": 4, "model": 2}'
+EXAMPLE = 'write, for example, "data=4,model=2" or {"data": 4, "model": 2}'
 
 
 def make_mesh(
@@ -26,52 +26,53 @@ def make_mesh(
     devices: Sequence[Any] | None = None,
     between: Axes | None = None,
 ) -> Mesh:
-    """A mesh of devices with named axes.
+    """Creates a mesh of devices with named axes.
 
     Args:
       axes: "data=4,model=2", {"data": 4, "model": 2} or (("data", 4), ("model", 2)), outermost
-        first. One size may be -1: it takes the devices that the others leave.
-      axis_types: Auto (the compiler places intermediate values), or Explicit (types of arrays say
-        where they lie). For one axis by name, {"data": "explicit"}; the others are then Auto.
-        `jax.make_mesh` makes Explicit axes, on which `with_sharding_constraint` raises.
-      devices: all that JAX has if None. If there are more than the axes need, the first are taken.
-      between: how axes are split between processes (or between slices, where devices belong to
-        several): "data=2" says that of data=4, two parts lie in different processes and the rest
-        within one. Slow links are between them. If None, they split the first axes, as far as
-        sizes divide: the rows of a batch over "data" are then in one block per process.
+        first. One size may be -1, which uses all devices that the other axes leave.
+      axis_types: Auto (the compiler chooses the sharding of intermediate values) or Explicit
+        (shardings are part of array types). Use {"data": "explicit"} to set the type of one axis;
+        the others are Auto. Note that `jax.make_mesh` creates Explicit axes by default, on which
+        `with_sharding_constraint` raises.
+      devices: the devices to use, by default all of `jax.devices()`. If there are more than the
+        axes need, the first ones are used.
+      between: which axes are split between processes, or between slices if the devices belong to
+        several, since the links between those are slow. With data=4, "data=2" means that "data"
+        consists of two parts in different processes. By default the first axes are split, as far
+        as their sizes divide, so each process holds one contiguous block of a batch over "data".
 
-    JAX's own `mesh_utils` puts devices that are near each other side by side.
+    Devices are arranged by JAX's `mesh_utils`, which puts nearby devices next to each other.
     """
-    found = list(jax.devices() if devices is None else devices)
-    sizes = axis_sizes(axes, len(found))
-    kinds = tuple(_types_of_axes(axis_types, sizes).values())
-    shaped = arranged(sizes, _checked_devices(found, sizes), between)
-    return Mesh(shaped, tuple(sizes), axis_types=kinds)
+    available = list(jax.devices() if devices is None else devices)
+    sizes = axis_sizes(axes, len(available))
+    types = tuple(_types_of_axes(axis_types, sizes).values())
+    device_array = arrange_devices(sizes, _used_devices(available, sizes), between)
+    return Mesh(device_array, tuple(sizes), axis_types=types)
 
 
 def axis_sizes(axes: Axes, devices: int | None = None) -> dict[str, int]:
-    """Names and sizes of axes, however they are written; -1 becomes what is left of `devices`."""
+    """The size of each axis; -1 is replaced by the number of `devices` that are left."""
     sizes = dict[str, int]()
     for name, size in pairs_of(axes):
         if not isinstance(name, str) or not name.isidentifier():
-            raise FixArgumentsError(f"an axis of the mesh is named {name!r}: {EXAMPLE}.")
+            raise FixArgumentsError(f"{name!r} is not a valid axis name: {EXAMPLE}.")
         if name in sizes:
-            raise FixArgumentsError(f"the mesh has two axes named {name!r}: give each its own.")
+            raise FixArgumentsError(f"two axes are named {name!r}: give each axis its own name.")
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise FixArgumentsError(f"axis {name!r} has size {size!r}: {EXAMPLE}.")
+            raise FixArgumentsError(f"axis {name!r} has size {size!r}, not an integer: {EXAMPLE}.")
         if size < 1 and size != -1:
             raise FixArgumentsError(
-                f"axis {name!r} has size {size}: give 1 or more, or -1 for the devices that are "
-                "left."
+                f"axis {name!r} has size {size}: use 1 or more, or -1 for the remaining devices."
             )
         sizes[name] = int(size)
     if not sizes:
         raise FixArgumentsError(f"the mesh has no axes: {EXAMPLE}.")
-    return _with_the_rest(sizes, devices)
+    return _fill_open_axis(sizes, devices)
 
 
 def pairs_of(axes: Any) -> list[tuple[Any, Any]]:
-    """Axes as pairs of a name and a size, not yet checked."""
+    """Axes as (name, size) pairs; neither is validated."""
     if isinstance(axes, Mapping):
         return list(axes.items())
     if isinstance(axes, str):
@@ -79,27 +80,27 @@ def pairs_of(axes: Any) -> list[tuple[Any, Any]]:
         read = [re.fullmatch(r"(\w+)\s*[=:]\s*(-?\d+)", part) for part in parts]
         for part, match in zip(parts, read, strict=True):
             if match is None:
-                raise FixArgumentsError(f"{part!r} in axes={axes!r} is no name=size: {EXAMPLE}.")
+                raise FixArgumentsError(f"{part!r} in axes={axes!r} is not name=size: {EXAMPLE}.")
         return [(match[1], int(match[2])) for match in read if match]
     try:
         return [(name, size) for name, size in axes]
     except (TypeError, ValueError):
-        raise FixArgumentsError(f"axes={axes!r} names no axes: {EXAMPLE}.") from None
+        raise FixArgumentsError(f"axes={axes!r} is not a mesh: {EXAMPLE}.") from None
 
 
-def _with_the_rest(sizes: dict[str, int], devices: int | None) -> dict[str, int]:
-    """Sizes with -1 replaced by what is left."""
+def _fill_open_axis(sizes: dict[str, int], devices: int | None) -> dict[str, int]:
+    """Replaces a size of -1 by the number of devices that the other axes leave."""
     open_axes = [name for name, size in sizes.items() if size == -1]
     if not open_axes:
         return sizes
     if len(open_axes) > 1:
-        raise FixArgumentsError(f"axes {open_axes} all have size -1: one can take what is left.")
+        raise FixArgumentsError(f"axes {open_axes} have size -1: only one axis may.")
     taken = math.prod(size for size in sizes.values() if size != -1)
     if devices is None or devices % taken:
         count = "an unknown number of" if devices is None else devices
         raise FixArgumentsError(
-            f"axis {open_axes[0]!r} has size -1, but {count} devices are not a multiple of the "
-            f"{taken} that the other axes take: give its size."
+            f"axis {open_axes[0]!r} has size -1, but {count} devices is not a multiple of the "
+            f"{taken} that the other axes use: give its size."
         )
     return {name: devices // taken if size == -1 else size for name, size in sizes.items()}
 
@@ -107,64 +108,67 @@ def _with_the_rest(sizes: dict[str, int], devices: int | None) -> dict[str, int]
 def _types_of_axes(axis_types: AxisTypes, sizes: Mapping[str, int]) -> dict[str, AxisType]:
     """The type of each axis."""
     if isinstance(axis_types, Mapping):
-        strange = sorted(set(axis_types) - set(sizes))
-        if strange:
-            raise FixArgumentsError(f"axis_types names {strange}, but axes are {tuple(sizes)}.")
+        unknown = sorted(set(axis_types) - set(sizes))
+        if unknown:
+            raise FixArgumentsError(f"axis_types names {unknown}, but axes are {tuple(sizes)}.")
         return {name: _axis_type(axis_types.get(name, AxisType.Auto)) for name in sizes}
     return dict.fromkeys(sizes, _axis_type(axis_types))
 
 
-def _axis_type(given: Any) -> AxisType:
+def _axis_type(axis_type: Any) -> AxisType:
     names = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-    known: Any = names.get(given.lower()) if isinstance(given, str) else given
+    known: Any = names.get(axis_type.lower()) if isinstance(axis_type, str) else axis_type
     if known not in names.values():
         raise FixArgumentsError(
-            f"axis_types={given!r}: give AxisType.Auto or AxisType.Explicit (or 'auto', "
-            "'explicit'), or a dict of them by axis. Manual axes exist within jax.shard_map only."
+            f"axis_types={axis_type!r}: use AxisType.Auto or AxisType.Explicit (or 'auto', "
+            "'explicit'), or a dict of them by axis. Manual axes exist only inside jax.shard_map."
         )
     return known
 
 
-def _checked_devices(found: list[Any], sizes: Mapping[str, int]) -> list[Any]:
-    """The devices that a mesh takes, if there are enough and every process has one of them."""
+def _used_devices(available: list[Any], sizes: Mapping[str, int]) -> list[Any]:
+    """The devices of the mesh. Raises if there are too few, or if a process would have none."""
     needed = math.prod(sizes.values())
-    shown = _shown_axes(sizes)
-    if needed > len(found):
+    axes = _format_axes(sizes)
+    if needed > len(available):
         raise FixArgumentsError(
-            f"the mesh {shown} needs {needed} devices, and there are {len(found)}. Make it smaller "
-            "(one size may be -1), or, to try it on CPU, write before anything uses JAX: "
+            f"the mesh {axes} needs {needed} devices, but there are {len(available)}. Make it "
+            "smaller (one size may be -1). To try it on CPU, write this before anything uses JAX: "
             f"jax.config.update('jax_num_cpu_devices', {needed})."
         )
-    used = found[:needed]
-    idle = {d.process_index for d in found} - {d.process_index for d in used}
+    used = available[:needed]
+    idle = {d.process_index for d in available} - {d.process_index for d in used}
     if idle:
         raise FixArgumentsError(
-            f"the mesh {shown} takes {needed} of {len(found)} devices and leaves processes "
-            f"{sorted(idle)} without one. Make it larger, or pass the devices= that it should take."
+            f"the mesh {axes} uses {needed} of {len(available)} devices and leaves processes "
+            f"{sorted(idle)} without a device. Make it larger, or pass the devices to use as "
+            "devices=."
         )
     return used
 
 
 def _group_attribute(devices: Sequence[Any], between: Axes | None) -> str:
-    """What tells devices apart that slow links join: their slices, or else their processes.
+    """The device attribute that differs across slow links: the slice, or else the process.
 
-    Processes on one slice have fast links between them. They count if `between` asks for it, or
-    where devices know of no slices.
+    Processes on one slice are connected by fast links, so processes are used only if there is
+    one slice and `between` is given, or if the devices have no slices.
     """
     slices = {getattr(d, "slice_index", None) for d in devices}
     known = between is None and None not in slices
     return "slice_index" if len(slices) > 1 or known else "process_index"
 
 
-def arranged(sizes: Mapping[str, int], devices: list[Any], between: Axes | None) -> np.ndarray:
-    """Devices in the shape of the mesh, the slow links along the axes that `between` says."""
+def arrange_devices(
+    sizes: Mapping[str, int], devices: list[Any], between: Axes | None
+) -> np.ndarray:
+    """Arranges devices in the shape of the mesh, with slow links along the axes of `between`."""
     attribute = _group_attribute(devices, between)
     groups = Counter(getattr(d, attribute) for d in devices)
     what = {"slice_index": "slices", "process_index": "processes"}[attribute]
     if len(set(groups.values())) > 1:
         raise FixArgumentsError(
-            f"the mesh {_shown_axes(sizes)} takes {dict(sorted(groups.items()))} devices of the "
-            f"{what} 0, 1, ...: pass devices= with as many of each."
+            f"the mesh {_format_axes(sizes)} uses a different number of devices from each of the "
+            f"{what}: {dict(sorted(groups.items()))}. Pass devices= with equally many from each."
         )
     if between is None:
         outer, left = dict[str, int](), len(groups)
@@ -173,16 +177,15 @@ def arranged(sizes: Mapping[str, int], devices: list[Any], between: Axes | None)
             left //= outer[name]
     else:
         outer = dict.fromkeys(sizes, 1) | axis_sizes(between)
-    strange = set(outer) - set(sizes)
     if (
-        strange
+        set(outer) - set(sizes)
         or any(sizes[name] % outer[name] for name in sizes)
         or math.prod(outer.values()) != len(groups)
     ):
         raise FixArgumentsError(
-            f"between={between!r} does not split the mesh {_shown_axes(sizes)} over {len(groups)} "
-            f"{what}: name axes of the mesh, with sizes that divide theirs and multiply to "
-            f"{len(groups)}."
+            f"between={between!r} does not split the mesh {_format_axes(sizes)} over "
+            f"{len(groups)} {what}: name axes of the mesh, with sizes that divide theirs and "
+            f"whose product is {len(groups)}."
         )
     return mesh_utils.create_hybrid_device_mesh(
         tuple(sizes[name] // outer[name] for name in sizes),
@@ -193,6 +196,5 @@ def arranged(sizes: Mapping[str, int], devices: list[Any], between: Axes | None)
     )
 
 
-def _shown_axes(sizes: Mapping[str, int]) -> str:
-    """Axes as one writes them."""
+def _format_axes(sizes: Mapping[str, int]) -> str:
     return ",".join(f"{name}={size}" for name, size in sizes.items())

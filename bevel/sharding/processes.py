@@ -1,4 +1,4 @@
-"""`bevel.processes`, also as `python -m bevel.sharding.processes --processes 2 -- CMD`."""
+"""`bevel.processes` under another name: `python -m bevel.sharding.processes -- CMD` works too."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""From the path of a parameter to its PartitionSpec: patterns, and presets for whole networks."""
+"""Rules that map the path of a parameter to its PartitionSpec: patterns and presets."""
 
 import dataclasses
 import fnmatch
@@ -16,17 +16,17 @@ from bevel.sharding.types import spec_axes
 
 
 class RuleLeaf(NamedTuple):
-    """One parameter, as rules see it."""
+    """What a rule knows about one parameter."""
 
     path: str  # parts joined by "/"
     shape: tuple[int, ...]
-    names: tuple[Any, ...] | None = None  # of its axes, where Flax keeps them
-    beside: tuple["RuleLeaf", ...] = ()  # the other leaves of the same layer
+    names: tuple[Any, ...] | None = None  # the axis names that Flax stores with it
+    siblings: tuple["RuleLeaf", ...] = ()  # the leaves of the same layer
     traced: bool = False  # a value inside jit
 
 
 class SpecChoice(NamedTuple):
-    """What a rule says of a leaf, and why if that is not what its author would expect."""
+    """The spec that a rule chooses for a leaf, and the reason if that may surprise."""
 
     spec: P
     reason: str = ""
@@ -38,9 +38,9 @@ Pattern = str | re.Pattern[str]
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A pattern of paths, and a spec for each leaf that it matches.
+    """A pattern for paths, and a function that chooses a spec for each matching leaf.
 
-    `choose(leaf, mesh)` gives None where the rule has nothing to say: the next one is asked.
+    `choose(leaf, mesh)` returns None to leave a leaf to the next rule.
     """
 
     pattern: Pattern
@@ -56,19 +56,19 @@ class Rule:
 Rules = str | P | Rule | Mapping[Pattern, Any] | Sequence[Any]
 
 
-def rules_of(given: Rules) -> list[Rule]:
-    """Rules, however they are written: a preset, one spec for all, pairs, or a dict of pairs."""
-    if isinstance(given, str | P | Rule):
-        return [_rule_of(given)]
-    items = given.items() if isinstance(given, Mapping) else given
+def rules_of(rules: Rules) -> list[Rule]:
+    """Parses rules: a preset, one spec for all leaves, a list of pairs, or a dict."""
+    if isinstance(rules, str | P | Rule):
+        return [_rule_of(rules)]
+    items = rules.items() if isinstance(rules, Mapping) else rules
     try:
         return [_rule_of(item) for item in items]
     except TypeError as error:
-        raise FixArgumentsError(_wrong_rule(given)) from error
+        raise FixArgumentsError(_not_a_rule(rules)) from error
 
 
 def _rule_of(item: Any) -> Rule:
-    """One rule: a preset, a spec for every path, or a pair of a pattern and one of these."""
+    """Parses one rule: a preset, a spec for all paths, or a pair of a pattern and one of these."""
     if isinstance(item, Rule):
         return item
     if isinstance(item, P):
@@ -76,84 +76,84 @@ def _rule_of(item: Any) -> Rule:
     if isinstance(item, str):
         if item not in PRESETS:
             raise FixArgumentsError(
-                f"{item!r} is no preset: there are {', '.join(PRESETS)}. For a path, write a pair: "
-                f"({item!r}, PartitionSpec(...))."
+                f"{item!r} is not a preset; these are {', '.join(PRESETS)}. To match a path, write "
+                f"a pair: ({item!r}, PartitionSpec(...))."
             )
         return PRESETS[item]()
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise FixArgumentsError(_wrong_rule(item))
-    pattern, what = item
+        raise FixArgumentsError(_not_a_rule(item))
+    pattern, value = item
     if not isinstance(pattern, str | re.Pattern):
-        raise FixArgumentsError(_wrong_rule(item))
-    if isinstance(what, P):
-        return _fixed(pattern, what)
-    rule = _rule_of(what) if isinstance(what, str | Rule) else None
+        raise FixArgumentsError(_not_a_rule(item))
+    if isinstance(value, P):
+        return _fixed(pattern, value)
+    rule = _rule_of(value) if isinstance(value, str | Rule) else None
     if rule is None:
-        raise FixArgumentsError(_wrong_rule(item))
-    return dataclasses.replace(rule, pattern=pattern, name=f"{_shown(pattern)}: {rule.name}")
+        raise FixArgumentsError(_not_a_rule(item))
+    return dataclasses.replace(rule, pattern=pattern, name=f"{_pattern_text(pattern)}: {rule.name}")
 
 
-def _wrong_rule(found: Any) -> str:
+def _not_a_rule(value: Any) -> str:
     return (
-        f"{found!r:.100} is no rule: write a pair of a pattern and a spec, "
-        "('*/kernel', PartitionSpec(None, 'model')), with a glob or a compiled regular expression, "
-        "or a preset: 'replicated', 'fsdp', 'tensor', or what fsdp(...), tensor(...) and "
-        "logical(...) return."
+        f"{value!r:.100} is not a rule. Write a pair of a glob (or a compiled regular expression) "
+        "and a spec, such as ('*/kernel', PartitionSpec(None, 'model')), or a preset: "
+        "'replicated', 'fsdp', 'tensor', fsdp(...), tensor(...) or logical(...)."
     )
 
 
-def _shown(pattern: Pattern) -> str:
+def _pattern_text(pattern: Pattern) -> str:
     return pattern if isinstance(pattern, str) else f"/{pattern.pattern}/"
 
 
 def _fixed(pattern: Pattern, spec: P) -> Rule:
-    """The same spec for every leaf that a pattern matches."""
+    """A rule with the same spec for every leaf that the pattern matches."""
 
     def choose(leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:
         return SpecChoice(spec)
 
-    return Rule(pattern, choose, f"{_shown(pattern)}: {shown_spec(spec)}")
+    return Rule(pattern, choose, f"{_pattern_text(pattern)}: {shown_spec(spec)}")
 
 
 def replicated() -> Rule:
-    """Every device holds every parameter."""
+    """Replicates every parameter on all devices."""
     return dataclasses.replace(_fixed("*", P()), name="replicated")
 
 
 def fsdp(
     axis: str | tuple[str, ...] = "data", *, min_size: int = 4096, after: Rules | None = None
 ) -> Rule:
-    """Splits each parameter over the axis that carries the batch: memory for communication.
+    """Splits each parameter over the axis that carries the batch (fully sharded data parallelism).
 
-    The largest dimension that divides is split, the first of equal ones.
+    This saves memory and costs communication. The largest dimension that the axis divides is
+    split; of several equal ones, the first.
 
     Args:
-      axis: of the mesh; several act as one.
-      min_size: parameters with fewer elements stay whole.
-      after: rules that come first, such as `tensor()`; of the dimensions that they leave whole,
-        one is split.
+      axis: a mesh axis, or several that act as one.
+      min_size: parameters with fewer elements are not split.
+      after: rules to apply first, such as `tensor()`. This rule then splits one of the dimensions
+        that they leave unsplit.
     """
     earlier = rules_of(after) if after is not None else []
 
     def choose(leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:
         first = first_choice(earlier, leaf, mesh)
-        ways = math.prod(_mesh_size(mesh, a, "fsdp") for a in spec_axes(axis))
+        shards = math.prod(_mesh_size(mesh, a, "fsdp") for a in spec_axes(axis))
         entries = list(first.spec.partitions)
         entries += [None] * (len(leaf.shape) - len(entries))
         if math.prod(leaf.shape) < min_size or len(entries) > len(leaf.shape):
             return SpecChoice(first.spec, first.reason or f"fewer than {min_size} elements")
-        free = [d for d, entry in enumerate(entries) if not spec_axes(entry)]
-        even = [d for d in free if leaf.shape[d] % ways == 0]
+        unsplit = [d for d, entry in enumerate(entries) if not spec_axes(entry)]
+        even = [d for d in unsplit if leaf.shape[d] % shards == 0]
         if not even:
-            return SpecChoice(first.spec, f"no dimension left that divides by {ways}")
+            return SpecChoice(first.spec, f"no unsplit dimension is divisible by {shards}")
         entries[max(even, key=lambda d: leaf.shape[d])] = axis
         return SpecChoice(P(*entries), first.reason)
 
-    named = "fsdp" if after is None else "fsdp after " + ", ".join(r.name for r in earlier)
-    return Rule("*", choose, named)
+    name = "fsdp" if after is None else "fsdp after " + ", ".join(r.name for r in earlier)
+    return Rule("*", choose, name)
 
 
-# Layers that come second in a pair: what the first one split, they contract.
+# Names of layers that come second in a pair: they contract the dimension that the first one splits.
 SECOND = re.compile(
     r"(^|[/.])(o|out|output|o_proj|out_proj|c_proj|proj|\w+_out|down|down_proj|wo|w2|fc2|dense_2)"
     r"([/.]|$)"
@@ -161,53 +161,54 @@ SECOND = re.compile(
 
 
 def tensor(axis: str = "model", *, second: Pattern = SECOND) -> Rule:
-    """Splits matrix products over an axis, in pairs: outputs of the first, inputs of the second.
+    """Splits matrix products over an axis (tensor parallelism).
 
-    The last two dimensions of a parameter are its inputs and outputs. The larger one is split, so
-    a network of width D and 4 D needs one sum for each pair. Of equal ones, outputs are split,
-    unless the path matches `second`. A vector goes with the outputs of the matrix beside it, and
-    stays whole without one, as in a normalisation.
+    Layers are split in pairs: the outputs of the first and the inputs of the second. The last two
+    dimensions of a parameter are its inputs and outputs, and the larger one is split, so layers of
+    width D and 4 D need one sum for each pair. If both are equal, outputs are split unless the path
+    matches `second`. A vector is split like the outputs of a matrix in the same layer. Without such
+    a matrix, as in a normalisation layer, it is replicated.
 
-    The result does not depend on the choice, only the communication does.
+    The choice affects only communication, never the result.
     """
-    after = Rule(second, lambda leaf, mesh: None, "")
+    is_second = Rule(second, lambda leaf, mesh: None, "")
 
     def split(leaf: RuleLeaf, mesh: Meshes) -> int | None:
         """The dimension of a matrix that is split, counted from the end."""
-        ways = _mesh_size(mesh, axis, "tensor")
+        shards = _mesh_size(mesh, axis, "tensor")
         inputs, outputs = leaf.shape[-2:]
-        inputs_first = inputs > outputs or (inputs == outputs and after.matches(leaf.path))
+        inputs_first = inputs > outputs or (inputs == outputs and is_second.matches(leaf.path))
         order = (-2, -1) if inputs_first else (-1, -2)
-        return next((d for d in order if leaf.shape[d] % ways == 0), None)
+        return next((d for d in order if leaf.shape[d] % shards == 0), None)
 
     def choose(leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:
-        ways = _mesh_size(mesh, axis, "tensor")
+        size = f"{axis}={_mesh_size(mesh, axis, 'tensor')}"
         if len(leaf.shape) >= 2:
             d = split(leaf, mesh)
             if d is None:
-                return SpecChoice(P(), f"neither of {leaf.shape[-2:]} divides by {axis}={ways}")
+                return SpecChoice(P(), f"neither of {leaf.shape[-2:]} is divisible by {size}")
             tail = [None, axis] if d == -1 else [axis]
             return SpecChoice(P(*[None] * (len(leaf.shape) - 2), *tail))
-        for other in leaf.beside:
+        for other in leaf.siblings:
             if (
                 len(other.shape) >= 2
                 and other.shape[-1:] == leaf.shape
                 and split(other, mesh) == -1
             ):
                 return SpecChoice(P(axis))
-        return SpecChoice(P(), "goes with no outputs that are split")
+        return SpecChoice(P(), "no matrix in this layer has outputs of this size that are split")
 
     return Rule("*", choose, "tensor")
 
 
 def logical(axes: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Rule:
-    """From the names that Flax keeps with a parameter's axes to the axes of the mesh.
+    """Maps the axis names that Flax stores with a parameter to mesh axes.
 
     Args:
-      axes: {"embed": "data", "mlp": "model", "heads": None}, or Linen's pairs. A name that is
-        missing here must be an axis of the mesh.
+      axes: a dict such as {"embed": "data", "mlp": "model", "heads": None}, or pairs as in Linen.
+        A name that is not listed must be an axis of the mesh.
 
-    Leaves without names are left to the next rule.
+    Leaves without axis names are left to the next rule.
     """
     table = dict(axes)
 
@@ -218,9 +219,9 @@ def logical(axes: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Rule:
         for name in leaf.names:
             if name is not None and name not in table and name not in mesh.shape:
                 raise FixArgumentsError(
-                    f"{leaf.path} names an axis {name!r}, which is neither in logical("
-                    f"{table}) nor an axis of the mesh {tuple(mesh.axis_names)}: add it, with None "
-                    "to leave it whole."
+                    f"{leaf.path} names an axis {name!r}, which is neither in logical({table}) "
+                    f"nor an axis of the mesh {tuple(mesh.axis_names)}: add it to logical, with "
+                    "None if it should not be split."
                 )
             entry = table.get(name, name)
             entries.append(tuple(entry) if isinstance(entry, list) else entry)
@@ -237,15 +238,15 @@ PRESETS: dict[str, Callable[[], Rule]] = {
 
 
 def first_choice(rules: Sequence[Rule], leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:
-    """What the first rule with something to say says; nothing is split without one."""
-    found = (rule.choose(leaf, mesh) for rule in rules if rule.matches(leaf.path))
-    return next((choice for choice in found if choice is not None), SpecChoice(P()))
+    """The choice of the first rule that matches and does not pass; replicated without one."""
+    choices = (rule.choose(leaf, mesh) for rule in rules if rule.matches(leaf.path))
+    return next((choice for choice in choices if choice is not None), SpecChoice(P()))
 
 
 def _mesh_size(mesh: Meshes, axis: str, preset: str) -> int:
     if axis not in mesh.shape:
         raise FixArgumentsError(
-            f"{preset} splits over the axis {axis!r}, and the mesh has {tuple(mesh.axis_names)}: "
-            f"write {preset}(axis=...), or make the mesh with {axis}=1."
+            f"{preset} splits over the axis {axis!r}, but the mesh has {tuple(mesh.axis_names)}: "
+            f"write {preset}(axis=...), or create the mesh with {axis}=1."
         )
     return mesh.shape[axis]

@@ -1,7 +1,7 @@
-"""Make an array piece by piece, each from its place in the whole, on every kind of mesh.
+"""Generate a sharded array shard by shard, on every kind of mesh.
 
-What is made depends on where an element lies in the whole array, never on how the mesh cuts it.
-A shard needs its place for that, and nothing else: no communication.
+Each element is a function of its position in the full array, so the result does not depend on the
+mesh. A shard needs only its own position, so there is no communication.
 """
 
 import functools
@@ -22,10 +22,10 @@ Start = jax.Array | np.uint32
 
 
 class Shard(NamedTuple):
-    """A box of a larger array: a shard of it, or all. Starts are multiples of the shape."""
+    """One shard of an array, or all of it. Each start is a multiple of the size of the shard."""
 
     shape: tuple[int, ...]
-    whole: tuple[int, ...]
+    full_shape: tuple[int, ...]
     starts: tuple[Start, ...]
 
     @classmethod
@@ -40,30 +40,31 @@ Maker = Callable[[jax.Array, Shard], Arrays]
 def generate_by_shard(
     make: Maker, words: jax.Array, like: jax.Array, spec: PartitionSpec | None = None
 ) -> Arrays:
-    """`make(words, piece)` for every piece of arrays with the shape and place of `like`.
+    """Calls `make(words, shard)` for every shard of `like`, and returns the sharded results.
 
     Args:
-      make: gives one piece of each array, in `piece.shape`, from its place alone. Hashable, so
-        that programs are traced once, and without constants that are arrays.
-      words: a vector that is the same everywhere.
-      like: an array, or the shard of one inside `jax.shard_map`.
-      spec: how the whole array is split over the manual axes of an enclosing `jax.shard_map`, where
-        a shard cannot tell. Not needed where types say that all shards are the same.
+      make: returns one shard of each result, of shape `shard.shape`. It must be hashable, so that
+        programs are traced once, and must not close over arrays.
+      words: a vector that is the same on all devices.
+      like: an array with the shape and sharding of the results, or its shard inside
+        `jax.shard_map`.
+      spec: how the full array is split over the manual axes of an enclosing `jax.shard_map`, which
+        a shard does not know. Not needed if its type says that all shards are equal.
 
-    On Auto axes the compiler picks the pieces, also under `jit`; on Explicit axes the type of
-    `like` says them.
+    On Auto axes the compiler chooses the shards, also under `jit`. On Explicit axes they follow
+    from the type of `like`.
     """
     axes = types.manual_axes()
     sharding = types.explicit_sharding(like)
     if sharding is None or not any(map(types.spec_axes, sharding.spec.partitions)):
-        return _made_within_shards(make, words, like, spec)
+        return _generate_without_explicit_axes(make, words, like, spec)
     if axes:
         raise FixArgumentsError(
             f"an array is split over manual axes {axes} and over Explicit axes "
             f"({sharding.spec}) at once: run the enclosing shard_map over all of its axes."
         )
     return jax.shard_map(
-        functools.partial(_made_within_shards, make, spec=sharding.spec),
+        functools.partial(_generate_without_explicit_axes, make, spec=sharding.spec),
         mesh=sharding.mesh,
         in_specs=(PartitionSpec(), sharding.spec),
         out_specs=sharding.spec,
@@ -71,61 +72,62 @@ def generate_by_shard(
     )(words, like)
 
 
-def _made_within_shards(
+def _generate_without_explicit_axes(
     make: Maker, words: jax.Array, like: jax.Array, spec: PartitionSpec | None
 ) -> Arrays:
-    """As `made_by_pieces`, where no Explicit axis is left."""
+    """`generate_by_shard` where `like` is not sharded over Explicit axes."""
     if types.manual_axes():
-        # Axes that are not manual here are left to the compiler's own partitioning: JAX cannot
-        # always give it a rule of ours inside a shard_map.
-        return make(words, _piece_of_shard(like, spec))
+        # The compiler partitions over the axes that are not manual as it likes: inside a
+        # shard_map, JAX cannot always pass on a custom partitioning rule.
+        return make(words, _manual_shard(like, spec))
     if not like.shape or len(jax.devices()) == 1:
         return make(words, Shard.all_of(like.shape))
-    # Single words, which no mesh can cut.
-    parts = tuple(words[i] for i in range(words.size))
+    # Scalars, because a vector could be sharded.
+    scalars = tuple(words[i] for i in range(words.size))
     positions = [jax.lax.broadcasted_iota(np.uint32, like.shape, d) for d in range(like.ndim)]
-    return _made_by_the_compilers_pieces(make, parts, (like, *positions))
+    return _generate_partitioned(make, scalars, (like, *positions))
 
 
-def _piece_of_shard(like: jax.Array, spec: PartitionSpec | None) -> Shard:
-    """The place of this shard in the whole array, which `spec` splits over manual axes."""
+def _manual_shard(like: jax.Array, spec: PartitionSpec | None) -> Shard:
+    """The position of this shard in the full array, which `spec` splits over manual axes."""
     sizes = jax.sharding.get_abstract_mesh().shape
-    whole = list(like.shape)
+    full_shape = list(like.shape)
     starts: list[Start] = [np.uint32(0) for _ in like.shape]
     for d, entry in enumerate(spec.partitions if spec is not None else ()):
         names = [a for a in types.spec_axes(entry) if a in types.manual_axes()]
         if names:
             index = jax.lax.axis_index(tuple(names)).astype(np.uint32)
             starts[d] = index * np.uint32(like.shape[d])
-            whole[d] *= math.prod(sizes[a] for a in names)
-    return Shard(like.shape, tuple(whole), tuple(starts))
+            full_shape[d] *= math.prod(sizes[a] for a in names)
+    return Shard(like.shape, tuple(full_shape), tuple(starts))
 
 
-# On Auto axes only the compiler knows the pieces. It is handed the positions of all elements along
-# each dimension, cut as the result is: the first position of a piece is where it starts. So names
-# of mesh axes play no role, and any way to cut is right. Positions that are not read are not made.
+# On Auto axes only the compiler knows the shards. The positions of all elements along each
+# dimension are passed as operands with the sharding of the result, so the first position in a
+# shard is its start. This works for any sharding and does not need the names of mesh axes. The
+# compiler removes positions that are not read.
 
 
 @functools.partial(custom_partitioning, static_argnums=(0,))
-def _made_by_the_compilers_pieces(make: Maker, words: Arrays, arrays: Arrays) -> Arrays:
+def _generate_partitioned(make: Maker, words: Arrays, arrays: Arrays) -> Arrays:
     return make(jnp.stack(words), Shard.all_of(arrays[0].shape))
 
 
 def _partition(make: Maker, mesh: Any, operands: Any, results: Any) -> Any:
     words, arrays = operands
-    whole, sharding = results[0].shape, results[0].sharding
-    wide = any(result.dtype.itemsize == 8 for result in results)
+    full_shape, sharding = results[0].shape, results[0].sharding
+    needs_x64 = any(result.dtype.itemsize == 8 for result in results)
 
-    def lower(own_words: Arrays, own: Arrays) -> Arrays:
-        like, *positions = own
-        # The compiler may ask from a thread of its own, to which a `with jax.enable_x64(True)`
-        # around the program means nothing (jax 0.10.2).
-        with jax.enable_x64(wide or jax.config.jax_enable_x64):
+    def lower(words: Arrays, arrays: Arrays) -> Arrays:
+        like, *positions = arrays
+        # The compiler may call this in a thread of its own, where a `with jax.enable_x64(True)`
+        # around the program has no effect (JAX 0.10.2).
+        with jax.enable_x64(needs_x64 or jax.config.jax_enable_x64):
             starts = tuple(p[(0,) * like.ndim] for p in positions)
-            return make(jnp.stack(own_words), Shard(like.shape, whole, starts))
+            return make(jnp.stack(words), Shard(like.shape, full_shape, starts))
 
-    alike = tuple((sharding,) * len(x) for x in (results, arrays))
-    return mesh, lower, alike[0], (tuple(w.sharding for w in words), alike[1])
+    operand_shardings = tuple(w.sharding for w in words), (sharding,) * len(arrays)
+    return mesh, lower, (sharding,) * len(results), operand_shardings
 
 
 def _sharding_as_like(make: Maker, mesh: Any, operands: Any, results: Any) -> Any:
@@ -139,7 +141,7 @@ def _sharding_rule(make: Maker, mesh: Any, operands: Any, results: Any) -> str:
     return ", ".join([*words, *[dims] * (1 + rank)]) + " -> " + ", ".join([dims] * len(results))
 
 
-_made_by_the_compilers_pieces.def_partition(
+_generate_partitioned.def_partition(
     partition=_partition,
     infer_sharding_from_operands=_sharding_as_like,
     sharding_rule=_sharding_rule,
@@ -148,7 +150,7 @@ _made_by_the_compilers_pieces.def_partition(
 
 
 def leaf_specs(specs: Any, tree: Any) -> list[PartitionSpec | None]:
-    """One spec for each leaf of `tree`; `specs` is a prefix of it, or None."""
+    """One spec for each leaf of `tree`. `specs` is None or a prefix of the tree."""
     if specs is None:
         return [None for _ in jax.tree.leaves(tree)]
 
@@ -165,9 +167,9 @@ def leaf_specs(specs: Any, tree: Any) -> list[PartitionSpec | None]:
         )
     except (ValueError, TypeError, KeyError) as error:
         raise FixArgumentsError(
-            f"specs does not fit the tree of gradients: {error}. Give one PartitionSpec, or a tree "
-            "of them that is a prefix of the gradients."
+            f"specs does not match the tree of gradients: {error}. Pass one PartitionSpec, or a "
+            "tree of them that is a prefix of the gradients."
         ) from error
     if not all(map(is_spec, found)):
-        raise FixArgumentsError(f"specs holds {found!r:.80}: give jax.sharding.PartitionSpecs.")
+        raise FixArgumentsError(f"specs contains {found!r:.80}: use jax.sharding.PartitionSpec.")
     return found

@@ -1,4 +1,4 @@
-"""Give an array the place of another, where only the compiler knows that place."""
+"""Give an array the sharding of another, even where only the compiler knows that sharding."""
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,12 @@ def with_sharding_like(
     known: NamedSharding | None = None,
     mesh: AbstractMesh | None = None,
 ) -> jax.Array:
-    """`x`, sharded as `like` is (of the same shape): as `known`, or else as the compiler does.
+    """`x` with the sharding of `like`, an array of the same shape.
 
-    Under `jit` on Auto axes the sharding of an argument cannot be read. But an elementwise
-    operation shares one sharding between its operands, so `x` is selected against `like`, under a
-    condition that is always true and that the compiler may not look into.
+    If that sharding is `known`, it becomes a constraint. Under `jit` on Auto axes the sharding of
+    an argument cannot be read. The compiler gives the operands of an elementwise operation the same
+    sharding, so this selects between `x` and `like`, with a condition that is always true but
+    hidden from the compiler.
     """
     if len(jax.devices()) == 1 or x.ndim == 0:
         return x

@@ -1,11 +1,10 @@
-"""Whose line of Python stands behind an instruction.
+"""Find the line of the user's code that an operation or HLO instruction comes from.
 
-JAX notes the stack of Python calls for every operation, and compiled text carries it: in newer XLA
-as tables of files, functions, places and frames at the top, in older as `source_file` and
-`source_line`. The user's line is the innermost one that is in no library.
+JAX records the Python stack of every operation, and the text of a compiled program contains it:
+newer versions of XLA write tables of files, functions, locations and frames at the top, older ones
+write `source_file` and `source_line`. The user's line is the innermost one outside of libraries.
 
-`keep_line` is for programs that bevel evaluates again. This file and `divisibility.py`
-are the only ones that touch `jax._src`. Tested on jax 0.10.2, 0.11.2 and 0.12.0.
+Only this file and `divisibility.py` use `jax._src`. Tested with JAX 0.10.2, 0.11.2 and 0.12.0.
 """
 
 import contextlib
@@ -17,13 +16,14 @@ from typing import Any
 
 from jax._src import source_info_util as _source_info
 
-OWN = str(Path(__file__).resolve().parents[1])
+BEVEL_FOLDER = str(Path(__file__).resolve().parents[1])
 
 
 def keep_line(eqn: Any) -> contextlib.AbstractContextManager[None]:
-    """What is traced inside counts as written where `eqn` was: `jax.core.eval_jaxpr` does so too.
+    """Gives operations that are traced inside the source line of `eqn`.
 
-    Where a future JAX lacks a name, lines are those of bevel.
+    bevel uses it where it evaluates a program again, like `jax.core.eval_jaxpr`. If a later version
+    of JAX lacks one of the names, lines of bevel are recorded instead.
     """
     if not hasattr(_source_info, "user_context") or not hasattr(_source_info, "current_name_stack"):
         return contextlib.nullcontext()
@@ -33,7 +33,7 @@ def keep_line(eqn: Any) -> contextlib.AbstractContextManager[None]:
 
 @dataclasses.dataclass(frozen=True)
 class SourceLine:
-    """A place in a source file."""
+    """A line of a source file."""
 
     file: str
     line: int
@@ -46,27 +46,27 @@ class SourceLine:
         return f"{path}:{self.line}"
 
     @property
-    def of_bevel(self) -> bool:
-        return self.file.startswith(OWN)
+    def in_bevel(self) -> bool:
+        return self.file.startswith(BEVEL_FOLDER)
 
     @property
-    def of_library(self) -> bool:
-        return self.of_bevel or "site-packages" in self.file or self.file.startswith("<")
+    def in_library(self) -> bool:
+        return self.in_bevel or "site-packages" in self.file or self.file.startswith("<")
 
 
 def line_of(eqn: Any) -> SourceLine | None:
-    """The user's line of an equation."""
+    """The user's line of an equation, or None."""
     frames = getattr(_source_info, "user_frames", lambda traceback: ())
     stack = [
         SourceLine(f.file_name, f.start_line, f.function_name)
         for f in frames(eqn.source_info.traceback)
     ]
-    return users(stack)
+    return user_line(stack)
 
 
-def users(stack: list[SourceLine]) -> SourceLine | None:
-    """The user's line of a stack, innermost first."""
-    for unwanted in ("of_library", "of_bevel"):
+def user_line(stack: list[SourceLine]) -> SourceLine | None:
+    """The user's line of a stack, whose innermost frame comes first."""
+    for unwanted in ("in_library", "in_bevel"):
         for line in stack:
             if not getattr(line, unwanted):
                 return line
@@ -75,24 +75,24 @@ def users(stack: list[SourceLine]) -> SourceLine | None:
 
 @dataclasses.dataclass(frozen=True)
 class SourceLines:
-    """The tables at the top of a compiled text."""
+    """The source lines in the text of a compiled program."""
 
     text: str
 
     @functools.cached_property
     def tables(self) -> dict[str, dict[int, str]]:
-        found: dict[str, dict[int, str]] = {}
+        tables: dict[str, dict[int, str]] = {}
         for name in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
             rows = re.search(rf"^{name}\n((?:\d+ .*\n)*)", self.text, re.M)
-            listed = (row.split(" ", 1) for row in rows[1].splitlines()) if rows else ()
-            found[name] = {int(number): rest.strip('"') for number, rest in listed}
-        return found
+            entries = (row.split(" ", 1) for row in rows[1].splitlines()) if rows else ()
+            tables[name] = {int(number): rest.strip('"') for number, rest in entries}
+        return tables
 
     def stack(self, metadata: str) -> list[SourceLine]:
         """The frames behind `metadata={...}`, innermost first."""
-        known = re.search(r"stack_frame_id=(\d+)", metadata)
-        if known:
-            return self.frames(int(known[1]))
+        frame = re.search(r"stack_frame_id=(\d+)", metadata)
+        if frame:
+            return self.frames(int(frame[1]))
         file = re.search(r'source_file="([^"]*)"', metadata)
         line = re.search(r"source_line=(\d+)", metadata)
         return [SourceLine(file[1], int(line[1]) if line else 0)] if file else []
@@ -100,8 +100,8 @@ class SourceLines:
     def frames(self, frame: int) -> list[SourceLine]:
         found = []
         while frame in self.tables["StackFrames"]:
-            place, parent = map(int, re.findall(r"=(\d+)", self.tables["StackFrames"][frame]))
-            values = dict(re.findall(r"(\w+)=(\d+)", self.tables["FileLocations"][place]))
+            location, parent = map(int, re.findall(r"=(\d+)", self.tables["StackFrames"][frame]))
+            values = dict(re.findall(r"(\w+)=(\d+)", self.tables["FileLocations"][location]))
             found.append(
                 SourceLine(
                     self.tables["FileNames"][int(values["file_name_id"])],
@@ -109,10 +109,10 @@ class SourceLines:
                     self.tables["FunctionNames"][int(values["function_name_id"])],
                 )
             )
-            # The text counts parents from one more: the outermost frame is its own parent.
+            # Parent numbers are one too large, and the outermost frame is its own parent.
             frame = parent - 1
         return found
 
     def of(self, metadata: str) -> SourceLine | None:
-        """The user's line."""
-        return users(self.stack(metadata))
+        """The user's line for `metadata={...}`, or None."""
+        return user_line(self.stack(metadata))

@@ -1,4 +1,4 @@
-"""How specs, sizes and tables are written."""
+"""Format specs, sizes and tables as text."""
 
 import io
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 def rich_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> Any:
-    """A table for rich; columns in `right` are numbers."""
+    """A rich table. The columns in `right` are aligned to the right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -24,7 +24,7 @@ def rich_table(
 
 
 def text_of(renderable: Any) -> str:
-    """What rich draws, as plain text, as wide as it needs to be."""
+    """Renders with rich as plain text, as wide as needed."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=10_000, color_system=None, legacy_windows=False)
@@ -36,12 +36,12 @@ def text_of(renderable: Any) -> str:
 def text_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> str:
-    """A table as plain text in which no cell is cut."""
+    """A table as plain text. No cell is truncated."""
     return text_of(rich_table(head, rows, right))
 
 
 def wrapped(*parts: Any, width: int = 160) -> str:
-    """Tables and lines as plain text that is no wider than `width`: long cells take more lines."""
+    """Tables and lines as plain text of at most `width` columns. Long cells are wrapped."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
@@ -52,7 +52,7 @@ def wrapped(*parts: Any, width: int = 160) -> str:
 
 
 def shown_spec(spec: PartitionSpec) -> str:
-    """A spec as one writes it: P(None, 'model')."""
+    """A spec as in code: P(None, 'model')."""
     return f"P({', '.join(map(repr, spec.partitions))})"
 
 
@@ -61,7 +61,7 @@ def shown_shape(shape: Sequence[int]) -> str:
 
 
 def shown_bytes(count: float) -> str:
-    """Bytes in three digits and a unit of 1024s."""
+    """A number of bytes with three digits and a binary unit, such as KiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024:
             return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
@@ -70,7 +70,7 @@ def shown_bytes(count: float) -> str:
 
 
 def short(number: float, unit: str = "") -> str:
-    """A number in three digits and a unit of 1000s: FLOPs, or bytes that are sent."""
+    """A number with three digits and a decimal prefix, for FLOPs and bytes sent."""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if abs(number) < 999.5:
             return f"{number:.3g} {prefix}{unit}".strip()

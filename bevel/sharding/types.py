@@ -1,4 +1,4 @@
-"""What the type of an array says about its place: Explicit specs, manual (varying) axes, meshes."""
+"""Sharding information in array types: Explicit specs, manual and varying axes, meshes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,41 +16,41 @@ def spec_axes(entry: Any) -> tuple[str, ...]:
 
 
 def manual_axes() -> tuple[str, ...]:
-    """The axes that an enclosing `shard_map` runs over, empty outside of one."""
+    """The axes that an enclosing `shard_map` runs over, or none outside of a `shard_map`."""
     return tuple(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def on_one_device() -> bool:
-    """Whether a program here runs on one device, or on one shard of a mesh that is manual all over.
+    """Whether the program runs on one device, or on one shard with all mesh axes manual.
 
-    Elsewhere the compiler may cut it, which it cannot do to a kernel: it would gather what is
-    spread.
+    Otherwise the compiler may partition the program. It cannot partition a kernel, and would gather
+    its sharded operands instead.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    alone = bool(mesh.axis_names) and set(mesh.manual_axes) == set(mesh.axis_names)
-    return jax.device_count() == 1 or alone
+    all_manual = bool(mesh.axis_names) and set(mesh.manual_axes) == set(mesh.axis_names)
+    return jax.device_count() == 1 or all_manual
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """The manual axes over which `x` may differ between shards; none where types do not say."""
+    """The manual axes over which `x` may differ between shards; none if types do not track them."""
     aval = x if hasattr(x, "manual_axis_type") else jax.typeof(x)
     return frozenset(getattr(aval.manual_axis_type, "varying", ()))
 
 
 def types_track_varying_axes() -> bool:
-    """Whether the enclosing `shard_map` has `check_vma=True`, as seen on what JAX itself types."""
+    """Whether the enclosing `shard_map` has `check_vma=True`, judged by a type that JAX assigns."""
     axes = manual_axes()
     return bool(axes) and bool(varying_axes(jax.lax.axis_index(axes[0])))
 
 
 def as_varying(x: jax.Array, axes: Iterable[str]) -> jax.Array:
-    """`x`, typed as varying over `axes`: autodiff then leaves its gradient unsummed over them."""
+    """`x` typed as varying over `axes`, so that autodiff does not sum its gradient over them."""
     missing = tuple(a for a in axes if a not in varying_axes(x))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def explicit_sharding(x: Any) -> NamedSharding | None:
-    """The sharding in the type of `x`, where its mesh has Explicit axes."""
+    """The sharding in the type of `x` if its mesh has Explicit axes, else None."""
     sharding = getattr(jax.typeof(x), "sharding", None)
     return (
         sharding if isinstance(sharding, NamedSharding) and explicit_axes(sharding.mesh) else None
@@ -66,7 +66,7 @@ def explicit_axes(mesh: Any) -> tuple[str, ...]:
 
 
 def explicit_mesh(leaves: Iterable[Any]) -> AbstractMesh | None:
-    """The mesh with Explicit axes that the arguments, or else the context, live on."""
+    """The mesh with Explicit axes of the arguments, or else of the context, or None."""
     for leaf in leaves:
         sharding = explicit_sharding(leaf)
         if sharding is not None:
@@ -78,21 +78,21 @@ def explicit_mesh(leaves: Iterable[Any]) -> AbstractMesh | None:
 def zeros_of_type(aval: Any, lead: tuple[int, ...] = ()) -> jax.Array:
     """Zeros with the shape, dtype, Explicit sharding and varying axes of `aval`.
 
-    `lead`: dimensions to put in front, on no mesh axis.
+    `lead` are dimensions to add in front, which are not sharded.
     """
     sharding = getattr(aval, "sharding", None)
-    placed: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if isinstance(sharding, NamedSharding) and explicit_axes(sharding.mesh):
         spec = PartitionSpec(*(None,) * len(lead), *sharding.spec.partitions)
-        placed = {"out_sharding": NamedSharding(sharding.mesh, spec) if lead else sharding}
-    zeros = jnp.zeros((*lead, *aval.shape), aval.dtype, **placed)
+        options = {"out_sharding": NamedSharding(sharding.mesh, spec) if lead else sharding}
+    zeros = jnp.zeros((*lead, *aval.shape), aval.dtype, **options)
     return as_varying(zeros, varying_axes(aval))
 
 
 def retyped(x: Any, shape: tuple[int, ...], mesh: AbstractMesh | None, dropped: int = 0) -> Any:
-    """The type of `x` at another shape, its Explicit sharding moved to `mesh`, varying axes kept.
+    """The type of `x` with another shape, its Explicit sharding on `mesh`, and its varying axes.
 
-    `dropped` leading dimensions are gone from the shape.
+    The new shape lacks the first `dropped` dimensions.
     """
     aval = jax.typeof(x)
     options: dict[str, Any] = {"weak_type": getattr(aval, "weak_type", False)}
@@ -107,6 +107,6 @@ def retyped(x: Any, shape: tuple[int, ...], mesh: AbstractMesh | None, dropped: 
 
 
 def with_axes_of_size_one(mesh: AbstractMesh, axes: Iterable[str]) -> AbstractMesh:
-    """The same mesh with some axes shrunk to one place, where one example fits any sharding."""
+    """The mesh with `axes` reduced to size 1, so that one example fits any sharding over them."""
     sizes = tuple(1 if name in axes else mesh.shape[name] for name in mesh.axis_names)
     return AbstractMesh(sizes, mesh.axis_names, axis_types=mesh.axis_types)

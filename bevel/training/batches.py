@@ -1,4 +1,4 @@
-"""Select: from a step to its batch on the mesh, padded to a few sizes."""
+"""Selects the batch of each step, pads it to one of a few sizes and places it on the mesh."""
 
 import dataclasses
 import hashlib
@@ -18,15 +18,17 @@ from bevel.errors import FixArgumentsError
 from bevel.training.data import DataSource, rows
 
 PyTree = Any
-# Names under which a mesh axis usually carries examples.
+_Shards = dict[tuple[int, int], list[np.ndarray]]  # arrays by (start, stop) row
+# Mesh axes with these names are assumed to shard the batch.
 BATCH_AXES = ("replica", "data", "fsdp", "batch")
 
 
 class Batch(NamedTuple):
-    """What one step works on. All arrays have a leading axis of `size` rows.
+    """The input of one step. All arrays have one row per example or user, padding included.
 
-    `is_missing` is None for examples; for users it marks, (users, examples per user), the places
-    where a user has no example. `digest` is a keyed one of the rows that this process read.
+    `is_missing` is None when examples are protected. When users are, it has shape (users, examples
+    per user) and is True where a user has no example. `digest` is a keyed hash of the rows that
+    this process read.
     """
 
     step: int
@@ -38,7 +40,7 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchLayout:
-    """Where the rows of a batch lie: on all `axes` of a mesh, or on one device."""
+    """How a batch is sharded: over the given `axes` of a mesh, or on one device without a mesh."""
 
     mesh: Mesh | None = None
     axes: tuple[str, ...] = ()
@@ -51,25 +53,27 @@ class BatchLayout:
 
     @property
     def parts(self) -> int:
-        """How many parts the rows are split into: what a padded size is a multiple of."""
+        """The number of shards of a batch. Every padded size must be a multiple of it."""
         return 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in self.axes)
 
 
 def batch_layout(mesh: Mesh | None, axes: tuple[str, ...] | str | None = None) -> BatchLayout:
-    """The layout on a mesh: over the given axes, or those that are named as ones for examples."""
+    """Returns the layout over the given mesh axes, by default those named in `BATCH_AXES`."""
     if mesh is None:
         return BatchLayout()
     if axes is None:
         axes = tuple(axis for axis in mesh.axis_names if axis in BATCH_AXES)
         if not axes:
             raise FixArgumentsError(
-                f"the mesh has the axes {mesh.axis_names}, none of which is named as one that "
-                f"carries examples ({', '.join(BATCH_AXES)}): say which do with batch_axes=."
+                f"none of the mesh axes {mesh.axis_names} has one of the names that shard the "
+                f"batch by default ({', '.join(BATCH_AXES)}). Pass the axes with batch_axes=."
             )
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
     unknown = [axis for axis in axes if axis not in mesh.axis_names]
     if unknown:
-        raise FixArgumentsError(f"batch_axes={axes}: the mesh has the axes {mesh.axis_names}.")
+        raise FixArgumentsError(
+            f"batch_axes={axes}: the mesh has no axis {unknown[0]!r}, only {mesh.axis_names}."
+        )
     return BatchLayout(mesh, axes)
 
 
@@ -78,18 +82,19 @@ class Batches:
     """The batches of a run: a function of (seed, step), the same on every mesh.
 
     Attributes:
-      source: the records.
-      strategy: the plan's sampler.
-      population: what it samples from: the number of examples, or the examples by user.
-      sizes: to which batches are padded. A larger batch goes to a larger size: nothing is dropped.
-      layout: where rows lie. Every process reads the rows of its own devices.
-      microbatch_size: of the plan, so that padding fills the last microbatches.
-      seed: of the sampler. Secret.
-      digest_key: of the digests of rows: without it, they tell nothing of the data. Secret.
+      source: the data set.
+      sampler: the plan's sampler.
+      population: what is sampled: the number of examples, or an `ExamplesByUser`.
+      sizes: the sizes that batches are padded to. No example is dropped: a batch above the largest
+        size is padded to a larger one.
+      layout: the sharding of a batch. Every process reads the rows of its own devices.
+      microbatch_size: the plan's, so that padding fills the last microbatches.
+      seed: the sampler's seed. Secret.
+      digest_key: the key of the row digests, which reveal nothing without it. Secret.
     """
 
     source: DataSource
-    strategy: Any
+    sampler: Any
     population: Any
     sizes: PaddedSizes
     layout: BatchLayout = BatchLayout()
@@ -98,72 +103,72 @@ class Batches:
     digest_key: bytes = dataclasses.field(default=b"", repr=False)
 
     def indices(self, first: int = 0) -> Iterator[np.ndarray]:
-        """The padded numbers of the records of each step, from step `first` on."""
-        base = getattr(self.strategy, "base_strategy", self.strategy)
+        """Yields the padded record indices of each step, beginning with step `first`."""
+        base = getattr(self.sampler, "base_strategy", self.sampler)
         if isinstance(base, RandomAccessSampler):
-            steps = range(first, self.strategy.iterations)
+            steps = range(first, self.sampler.iterations)
             drawn: Iterator[np.ndarray] = (
-                self.strategy.batch(step, self.population, self.seed) for step in steps
+                self.sampler.batch(step, self.population, self.seed) for step in steps
             )
-        else:  # a step depends on those before it: they are drawn again, which reads no record
-            every = self.strategy.batch_iterator(self.population, self.seed)
-            drawn = itertools.islice(every, first, None)
+        else:  # each step depends on the previous ones, so draw those again; no record is read
+            all_steps = self.sampler.batch_iterator(self.population, self.seed)
+            drawn = itertools.islice(all_steps, first, None)
         for batch in drawn:
             yield pad_to_size(batch, self.sizes.size_for(len(batch)), self.microbatch_size)
 
     def since(self, first: int) -> Iterator[Batch]:
-        """The batches from step `first` on, on the mesh."""
+        """Yields the batch of each step on the mesh, beginning with step `first`."""
         for step, indices in enumerate(self.indices(first), first):
-            yield self.of(step, indices)
+            yield self.load(step, indices)
 
-    def of(self, step: int, indices: np.ndarray) -> Batch:
-        """The batch of padded indices, on the mesh."""
+    def load(self, step: int, indices: np.ndarray) -> Batch:
+        """Reads the records with the given padded indices and places them on the mesh."""
         by_user = indices.ndim == 2
-        read: dict[tuple[int, int], list[np.ndarray]] = {}
+        shards: _Shards = {}
 
-        def shard_rows(at: slice) -> list[np.ndarray]:
-            """The leaves of some rows: each part is read once, however many devices hold it."""
-            place = at.indices(len(indices))[:2]
-            if place not in read:
-                mine = indices[slice(*place)]
-                present = mine >= 0
+        def read_shard(shard: slice) -> list[np.ndarray]:
+            """Reads a range of rows once, however many devices hold it."""
+            bounds = shard.indices(len(indices))[:2]
+            if bounds not in shards:
+                shard_indices = indices[slice(*bounds)]
+                present = shard_indices >= 0
                 is_padding = ~present.any(axis=1) if by_user else ~present
-                data = jax.tree.leaves(jax.tree.map(_canonical, rows(self.source, mine)))
-                read[place] = [is_padding, ~present, *data]
-            return read[place]
+                data = jax.tree.leaves(jax.tree.map(_canonical, rows(self.source, shard_indices)))
+                shards[bounds] = [is_padding, ~present, *data]
+            return shards[bounds]
 
-        def placed(leaf: int, shape: tuple[int, ...]) -> jax.Array:
-            def part(index: Any) -> np.ndarray:
-                return shard_rows(index[0])[leaf]
+        def sharded_array(leaf: int, shape: tuple[int, ...]) -> jax.Array:
+            def shard_data(index: Any) -> np.ndarray:
+                return read_shard(index[0])[leaf]
 
-            return jax.make_array_from_callback(shape, self.layout.sharding, part)
+            return jax.make_array_from_callback(shape, self.layout.sharding, shard_data)
 
         records = jax.tree.leaves(self.source.record)
-        data = [placed(k + 2, (*indices.shape, *x.shape)) for k, x in enumerate(records)]
-        is_padding = placed(0, indices.shape[:1])
+        data = [sharded_array(k + 2, (*indices.shape, *x.shape)) for k, x in enumerate(records)]
+        is_padding = sharded_array(0, indices.shape[:1])
         return Batch(
             step,
             jax.tree.unflatten(jax.tree.structure(self.source.record), data),
             is_padding,
-            placed(1, indices.shape) if by_user else None,
-            self.digest(indices, read),
+            sharded_array(1, indices.shape) if by_user else None,
+            self._digest(indices, shards),
         )
 
-    def digest(self, indices: np.ndarray, read: dict[tuple[int, int], list[np.ndarray]]) -> bytes:
-        """Of the records of a step, their numbers and their places; empty without a key."""
+    def _digest(self, indices: np.ndarray, shards: _Shards) -> bytes:
+        """Hashes the records of a step, their indices and their rows. Empty without a key."""
         if not self.digest_key:
             return b""
         hashed = hashlib.blake2b(key=self.digest_key, person=b"bevel rows", digest_size=16)
-        for place in sorted(read):
-            numbers = np.ascontiguousarray(indices[slice(*place)], np.int64)
-            for part in (np.asarray(place, np.int64), numbers, *read[place]):
+        for bounds in sorted(shards):
+            shard_indices = np.ascontiguousarray(indices[slice(*bounds)], np.int64)
+            for part in (np.asarray(bounds, np.int64), shard_indices, *shards[bounds]):
                 hashed.update(np.ascontiguousarray(part).view(np.uint8).data)
         return hashed.digest()
 
     def shapes(self, size: int) -> Batch:
-        """A batch of `size` rows, as shapes and where they lie: to compile a step for it."""
-        users = isinstance(self.strategy, UserSelectionStrategy)
-        inner = (self.strategy.examples_per_user_per_batch,) if users else ()
+        """Returns the shapes and shardings of a batch of `size` rows, to compile a step for it."""
+        users = isinstance(self.sampler, UserSelectionStrategy)
+        inner = (self.sampler.examples_per_user_per_batch,) if users else ()
 
         def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
             dtype = jax.dtypes.canonicalize_dtype(dtype)
@@ -175,5 +180,5 @@ class Batches:
 
 
 def _canonical(values: np.ndarray) -> np.ndarray:
-    """As JAX holds it: 64 bits become 32, unless x64 is on."""
+    """Casts to the dtype that JAX uses: 64 bits become 32, unless x64 is enabled."""
     return values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)

@@ -1,13 +1,14 @@
-"""Checkpoints in two halves, committed as one.
+"""Checkpoints in two halves, published together.
 
     released/checkpoints/STEP/   the arrays that may be shown to anyone; checkpoint.json: step, plan
     private/checkpoints/STEP/    the noise state; checkpoint.json: `Meta`
 
-A checkpoint is staged in the private folder, whole, by Orbax. Once its steps are charged it is
-published: the private half gets its name first, the released half last, so a released half always
-has its private one. One that is never charged shows nothing to anyone: a run that was interrupted
-goes on from it. Arrays are written as zarr, one file per shard: Orbax's other container holds
-the time of day and random names. Keys and seeds are in neither half, nor are frozen parameters.
+Orbax first writes both halves to a staging folder in `private/`. Once the steps are charged, the
+checkpoint is published by renaming the private half and then the released half, so a released half
+always has its private half. A staged checkpoint that is never charged shows nothing to anyone, and
+an interrupted run resumes from it. Arrays are written as zarr with one file per shard, because
+Orbax's OCDBT format contains the time of day and random names. Neither half contains keys, seeds or
+frozen parameters.
 """
 
 import contextlib
@@ -26,29 +27,30 @@ import orbax.checkpoint as ocp
 
 from bevel.errors import RestoreCheckpointError
 from bevel.training.digest import digest
-from bevel.training.disk_full import full_disk_explained
+from bevel.training.disk_full import explain_full_disk
 from bevel.training.folder import (
+    CHECKPOINT,
     CHECKPOINTS,
     DAMAGED,
     NO_TIME,
     PRIVATE,
+    RELEASE,
     RELEASED,
     STAGING,
     RunFolder,
-    closed_folder,
+    make_private_folder,
 )
 from bevel.training.process_agreement import any_of, is_first, together
-from bevel.training.releases import made
+from bevel.training.releases import parse_release
 from bevel.training.state import path_text
 
 PyTree = Any
-FILE, RELEASE = "checkpoint.json", "release.json"
-# Names the temporary folder that Orbax wrote to, and with it the time.
-COMMITTED = "commit_success.txt"
+# Contains the name of the temporary folder that Orbax wrote to, which includes the time.
+ORBAX_COMMIT_FILE = "commit_success.txt"
 
 
 class Halves(NamedTuple):
-    """The state of a run, as it is kept: what may be shown, and what may not."""
+    """The state of a run as it is saved: the part that may be shown, and the private part."""
 
     released: PyTree
     private: PyTree
@@ -56,15 +58,15 @@ class Halves(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Meta:
-    """What a state belongs to. Private: a digest of a state can depend on the noise.
+    """The metadata of a checkpoint. Private, because its checksums cover the noise state.
 
     Attributes:
-      step: steps that it has taken.
-      attempt: of the ledger, under which it was released.
+      step: the number of steps that the state has taken.
+      attempt: the attempt of the ledger under which the steps were released.
       plan: the plan's fingerprint.
-      key: commitment to the run's secrets.
-      ledger: hash of the ledger's last line before this checkpoint was charged.
-      digest: checksums of the arrays of both halves.
+      key: the commitment to the run's secrets.
+      ledger: the hash of the ledger's last line before this checkpoint was charged.
+      digest: the checksums of the arrays of both halves.
     """
 
     step: int
@@ -75,24 +77,25 @@ class Meta:
     digest: list[str] = dataclasses.field(default_factory=list)
 
     def public(self) -> dict[str, Any]:
+        """Returns the fields that the released half contains."""
         return {"step": self.step, "attempt": self.attempt, "plan": self.plan}
 
 
 @dataclasses.dataclass(frozen=True)
 class Staged:
-    """A checkpoint that is whole and not published, and the release that it was staged for."""
+    """A complete but unpublished checkpoint, and the release that it was staged for."""
 
     meta: Meta
     release: dict[str, Any] | None
 
 
 class Checkpoints:
-    """The checkpoints of a run. Every process of a run has its own of these, on one folder.
+    """The checkpoints of a run. Every process of a run opens one of these on the same folder.
 
     Args:
-      folder: of the run.
-      keep: how many of the newest are kept.
-      keep_period: and every one whose step is a multiple of this.
+      folder: the folder of the run.
+      keep: the number of newest checkpoints to keep.
+      keep_period: also keep every checkpoint whose step is a multiple of this.
     """
 
     def __init__(self, folder: RunFolder, *, keep: int = 3, keep_period: int | None = None) -> None:
@@ -103,26 +106,26 @@ class Checkpoints:
         self._damaged = folder.private.absolute() / DAMAGED
         if is_first():
             self.folder.mkdir(exist_ok=True)
-            for place in (self._private, self._staging):
-                closed_folder(place)
+            for path in (self._private, self._staging):
+                make_private_folder(path)
         together("bevel: folders of checkpoints")
         halves = {RELEASED: array_handler(), PRIVATE: array_handler()}
         self._writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(**halves))
-        logging.getLogger("absl").addFilter(_is_news)
+        logging.getLogger("absl").addFilter(_keep_log_record)
         self._staged: Staged | None = None
 
     def steps(self) -> list[int]:
-        """Steps of the released checkpoints, newest first."""
+        """Returns the steps of the released checkpoints, newest first."""
         return _numbered(self.folder)
 
     def private_metas(self) -> Iterator[Meta]:
-        """Of all checkpoints that were published, also where the released half is gone."""
+        """Yields the metadata of all published checkpoints, even if the released half is gone."""
         for step in _numbered(self._private):
             with contextlib.suppress(RestoreCheckpointError):
                 yield _read_meta(self._private / str(step))
 
-    def damaged(self) -> list[int]:
-        """Steps of checkpoints that could not be read."""
+    def damaged_steps(self) -> list[int]:
+        """Returns the steps of checkpoints that could not be read."""
         if not self._damaged.is_dir():
             return []
         names = (path.name.split("-") for path in self._damaged.iterdir())
@@ -131,10 +134,10 @@ class Checkpoints:
     # Writing: stage, then publish.
 
     def stage(self, halves: Halves, meta: Meta, release: dict[str, Any] | None = None) -> None:
-        """Begins to write, and returns when the arrays may be used and given away again.
+        """Starts writing a checkpoint. The arrays may be donated once this returns.
 
-        The checkpoint is whole, and not yet released, when `wait` returns. `meta` has the checksums
-        of the arrays, `release` what is known of the steps that led to it.
+        The checkpoint is complete, and not yet released, when `wait` returns. `meta` has the
+        checksums of the arrays; `release` is the `ReleaseRecord` of the steps, as a dict.
         """
         released, private = by_name(halves.released), by_name(halves.private)
         args = ocp.args.Composite(
@@ -143,31 +146,31 @@ class Checkpoints:
                 PRIVATE: ocp.args.PyTreeSave(detached(private)),
             }
         )
-        with full_disk_explained(self._staging):
+        with explain_full_disk(self._staging):
             self._writer.save(self._staging / str(meta.step), args=args, force=True)
         self._staged = Staged(meta, release)
 
     def wait(self) -> None:
-        """Waits until what `stage` began is whole. Raises if it failed."""
-        with full_disk_explained(self._staging):
+        """Waits until the checkpoint passed to `stage` is complete. Raises if that failed."""
+        with explain_full_disk(self._staging):
             self._writer.wait_until_finished()
             self._writer.check_for_errors()
             staged, self._staged = self._staged, None
             if staged is not None and is_first():
-                _seal(self._staging / str(staged.meta.step), staged)
+                _complete(self._staging / str(staged.meta.step), staged)
         together("bevel: checkpoint staged")
 
     def is_saving(self) -> bool:
-        """Whether what `stage` began is not on disk yet."""
+        """Returns whether the checkpoint passed to `stage` is still being written."""
         staged = self._staged
         return staged is not None and not (self._staging / str(staged.meta.step)).exists()
 
     def publish(self, step: int) -> None:
-        """Gives both halves of a staged checkpoint their names: from here on it is released.
+        """Renames both halves of a staged checkpoint to their final names, which releases it.
 
-        May be called again after it was cut short.
+        You may call this again if a previous call did not finish.
         """
-        with full_disk_explained(self.folder):
+        with explain_full_disk(self.folder):
             if is_first():
                 staged = self._staging / str(step)
                 for half, target in ((PRIVATE, self._private), (RELEASED, self.folder)):
@@ -178,20 +181,20 @@ class Checkpoints:
         together("bevel: checkpoint published")
 
     def staged(self) -> Staged | None:
-        """The newest checkpoint that was staged, whole, and not published: its process ended."""
+        """Returns the newest complete checkpoint that an earlier process did not publish."""
         for step in _numbered(self._staging):
             folder = self._staging / str(step)
-            for place in (folder / PRIVATE, self._private / str(step)):
+            for private in (folder / PRIVATE, self._private / str(step)):
                 with contextlib.suppress(OSError, ValueError):
-                    if (folder / RELEASED / FILE).exists():
+                    if (folder / RELEASED / CHECKPOINT).exists():
                         release = json.loads((folder / RELEASE).read_text())
                         if release is not None:
-                            made(release, folder / RELEASE, 1)
-                        return Staged(_read_meta(place), release)
+                            parse_release(release, folder / RELEASE, 1)
+                        return Staged(_read_meta(private), release)
         return None
 
     def discard_staged(self) -> None:
-        """Removes what was not published: its steps are run again."""
+        """Removes staged checkpoints that were not published. Their steps will be run again."""
         if is_first():
             self._clear_staging()
         together("bevel: staging is empty")
@@ -211,86 +214,87 @@ class Checkpoints:
                 shutil.rmtree(self._staging / f"dropped-{step}")
 
     def _move_away(self, step: int, target: Path) -> None:
-        """Both halves of a released checkpoint, as two folders of `target`: the released first."""
-        closed_folder(target)
-        for half, place in ((RELEASED, self.folder), (PRIVATE, self._private)):
-            if (place / str(step)).exists():
-                (place / str(step)).rename(target / half)
+        """Moves both halves of a published checkpoint into `target`, the released half first."""
+        make_private_folder(target)
+        for half, parent in ((RELEASED, self.folder), (PRIVATE, self._private)):
+            if (parent / str(step)).exists():
+                (parent / str(step)).rename(target / half)
 
     # Reading.
 
     def restore(self, step: int, like: Halves, *, staged: bool = False) -> tuple[Halves, Meta]:
-        """The state of a checkpoint, in the place of `like`: on its mesh, whatever it was saved on.
+        """Reads a checkpoint. Arrays are sharded like those of `like`, whatever the saved mesh was.
 
-        Raises `RestoreCheckpointError` if it cannot be read, or is not what was saved.
+        Raises `RestoreCheckpointError` if it cannot be read, or its checksums do not match.
         """
         released, private = self.folder / str(step), self._private / str(step)
         if staged:
             released, private = (self._staging / str(step) / half for half in (RELEASED, PRIVATE))
         meta = _read_meta(private)
         try:
-            found = Halves(
+            state = Halves(
                 _read_arrays(released, like.released), _read_arrays(private, like.private)
             )
-            checksums = digest_of(found)
+            checksums = digest_of(state)
         except Exception as error:
             raise RestoreCheckpointError(
-                f"checkpoint {released} cannot be read ({_in_short(error)})"
+                f"checkpoint {released} cannot be read ({_one_line(error)})"
             ) from error
         if (meta.step, meta.digest) != (step, checksums):
             raise RestoreCheckpointError(
-                f"checkpoint {released} is damaged: its arrays do not have the checksums that were "
-                "saved with them"
+                f"checkpoint {released} is damaged: its arrays do not match the checksums saved "
+                "with them"
             )
-        return found, meta
+        return state, meta
 
-    def newest_good(
+    def restore_newest(
         self, like: Halves, attempt: int, check: Callable[[Meta], None]
     ) -> tuple[Halves, Meta] | None:
-        """The newest checkpoint that can be read and passes `check`; None if there never was any.
+        """Restores the newest checkpoint that can be read and passes `check`.
 
-        The others are moved to `private/damaged/`, with a warning. If none is left, that is an
-        error: a run that has released something never begins afresh by itself.
+        Newer checkpoints that fail are moved to `private/damaged/`, with a warning. Returns None if
+        there has never been a checkpoint. Raises if none is usable, because a run that has released
+        something must not start over by itself.
         """
         failures, steps = [], self.steps()
         for step in steps:
-            found, failure = None, ""
+            restored, failure = None, ""
             try:
-                found = self.restore(step, like)
-                check(found[1])
+                restored = self.restore(step, like)
+                check(restored[1])
             except RestoreCheckpointError as error:
                 failure = str(error)
-            if any_of(bool(failure)):  # one state for all processes
-                failures.append(failure or f"checkpoint {step} fails in another process")
+            if any_of(bool(failure)):  # all processes must restore the same checkpoint
+                failures.append(failure or f"checkpoint {step} failed in another process")
                 continue
             for failure in failures:
-                warnings.warn(f"{failure}. Going on from step {step} instead.", stacklevel=3)
-            for bad in steps:
-                if bad > step:
-                    self._set_aside(bad, attempt)
-            return found
-        if failures or self.damaged():
+                warnings.warn(f"{failure}. Resuming from step {step} instead.", stacklevel=3)
+            for newer in steps:
+                if newer > step:
+                    self._move_to_damaged(newer, attempt)
+            return restored
+        if failures or self.damaged_steps():
             raise RestoreCheckpointError(
-                f"no checkpoint of {self.folder} is good: {'; '.join(failures)}. Restore one from "
-                "a copy; the run does not begin afresh, because what it released is spent."
+                f"no checkpoint in {self.folder} is usable: {'; '.join(failures)}. Restore one "
+                "from a backup. The run does not start over, because what it released is spent."
             )
         return None
 
-    def _set_aside(self, step: int, attempt: int) -> None:
+    def _move_to_damaged(self, step: int, attempt: int) -> None:
         if is_first():
-            closed_folder(self._damaged)
+            make_private_folder(self._damaged)
             names = (self._damaged / f"{step}-{attempt}-{k}" for k in range(10**6))
             self._move_away(step, next(name for name in names if not name.exists()))
-        together("bevel: damaged checkpoint set aside")
+        together("bevel: damaged checkpoint moved")
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # `wait` has raised it; nothing relies on the rest
+        with contextlib.suppress(Exception):  # `wait` has already raised errors that matter
             self._writer.close()
-        logging.getLogger("absl").removeFilter(_is_news)
+        logging.getLogger("absl").removeFilter(_keep_log_record)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for Orbax's warning, at every save, that there are no files of its other container."""
+def _keep_log_record(record: logging.LogRecord) -> bool:
+    """Returns False for the warning about missing OCDBT files that Orbax logs at every save."""
     return "Skipping merge of OCDBT" not in str(record.msg)
 
 
@@ -299,7 +303,7 @@ def array_handler() -> ocp.PyTreeCheckpointHandler:
 
 
 def _read_arrays(folder: Path, like: PyTree) -> PyTree:
-    """The arrays of one half, sharded as those of `like` are."""
+    """Reads the arrays of one half, sharded like those of `like`."""
     named = by_name(like)
     shapes = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
@@ -309,31 +313,31 @@ def _read_arrays(folder: Path, like: PyTree) -> PyTree:
         item=shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes)
     )
     with warnings.catch_warnings(), ocp.Checkpointer(array_handler()) as reader:
-        warnings.simplefilter("ignore")  # of a mesh that is another one than when it was saved
-        found = reader.restore(folder, args=args)
-    return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in named])
+        warnings.simplefilter("ignore")  # Orbax warns if the checkpoint is from another mesh
+        arrays = reader.restore(folder, args=args)
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in named])
 
 
-def _seal(folder: Path, staged: Staged) -> None:
-    """Completes a staged checkpoint: what it belongs to, and no trace of when it was written."""
+def _complete(folder: Path, staged: Staged) -> None:
+    """Adds the metadata to a staged checkpoint and removes all traces of when it was written."""
     for half in (RELEASED, PRIVATE):
-        (folder / half / COMMITTED).unlink(missing_ok=True)
-    # Not synced, as the arrays are not: what a power cut takes is found by its checksums.
-    for path, content in (
+        (folder / half / ORBAX_COMMIT_FILE).unlink(missing_ok=True)
+    # Neither these files nor the arrays are synced: checksums detect what a power failure loses.
+    for path, fields in (
         (folder / RELEASE, staged.release),
-        (folder / PRIVATE / FILE, dataclasses.asdict(staged.meta)),
-        (folder / RELEASED / FILE, staged.meta.public()),
+        (folder / PRIVATE / CHECKPOINT, dataclasses.asdict(staged.meta)),
+        (folder / RELEASED / CHECKPOINT, staged.meta.public()),
     ):
-        path.write_text(json.dumps(content))
-    (folder / PRIVATE / FILE).chmod(0o600)
+        path.write_text(json.dumps(fields))
+    (folder / PRIVATE / CHECKPOINT).chmod(0o600)
     (folder / RELEASE).chmod(0o600)
-    for place, _, files in os.walk(folder / RELEASED, topdown=False):
+    for parent, _, files in os.walk(folder / RELEASED, topdown=False):
         for name in (*files, "."):
-            os.utime(os.path.join(place, name), (NO_TIME, NO_TIME))
+            os.utime(os.path.join(parent, name), (NO_TIME, NO_TIME))
 
 
 def replace_folder(source: Path, target: Path, trash: Path) -> None:
-    """Renames a folder; one that has the name already is taken out of the way first."""
+    """Renames a folder. If the target exists, it is moved to `trash` and deleted first."""
     if target.exists():
         old = trash / f"replaced-{target.name}"
         target.rename(old)
@@ -343,23 +347,22 @@ def replace_folder(source: Path, target: Path, trash: Path) -> None:
 
 def _read_meta(folder: Path) -> Meta:
     try:
-        found = Meta(**json.loads((folder / FILE).read_text()))
-        if [type(x) for x in (found.step, found.attempt, found.digest)] != [int, int, list]:
-            raise TypeError("fields of other kinds")
-        return found
+        meta = Meta(**json.loads((folder / CHECKPOINT).read_text()))
+        if [type(x) for x in (meta.step, meta.attempt, meta.digest)] != [int, int, list]:
+            raise TypeError("fields have the wrong types")
+        return meta
     except (OSError, ValueError, TypeError) as error:
         raise RestoreCheckpointError(
-            f"checkpoint {folder} cannot be read ({_in_short(error)})"
+            f"checkpoint {folder} cannot be read ({_one_line(error)})"
         ) from error
 
 
-def _in_short(error: Exception) -> str:
-    """An error on one line."""
+def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _numbered(folder: Path) -> list[int]:
-    """Folders whose names are numbers, the largest first."""
+    """Returns the subfolders whose names are numbers, largest first."""
     if not folder.is_dir():
         return []
     return sorted(
@@ -368,11 +371,12 @@ def _numbered(folder: Path) -> list[int]:
 
 
 def digest_of(halves: Halves) -> list[str]:
+    """Returns the checksums of the arrays of both halves."""
     return digest((by_name(halves.released), by_name(halves.private)))
 
 
 def by_name(tree: PyTree) -> dict[str, jax.Array]:
-    """The leaves of a tree, by numbers and paths: names that no two leaves share."""
+    """Returns the leaves of a tree by a unique name, made of their number and path."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {
         f"{number:05d}.{path_text(path).replace('/', '.')}": leaf
@@ -381,10 +385,10 @@ def by_name(tree: PyTree) -> dict[str, jax.Array]:
 
 
 def detached(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Arrays whose memory nobody else gives away while they are written.
+    """Returns arrays that stay valid while they are written, even if the originals are donated.
 
-    On CPU what Orbax holds while it writes may be the array's own memory, which the next step takes
-    over; elsewhere it is a copy on the host.
+    On CPU, Orbax may write directly from the array's buffer, which the next step would overwrite,
+    so the arrays are copied. On other backends Orbax writes from a copy on the host.
     """
     if jax.default_backend() != "cpu":
         return named

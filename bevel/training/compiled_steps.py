@@ -1,4 +1,4 @@
-"""The compiled steps of a run: one for each padded size, compiled before the run."""
+"""Compiles the step function of a run for each padded size."""
 
 import hashlib
 import re
@@ -12,24 +12,24 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bevel.training.batches import Batch, Batches
 
 PyTree = Any
-# Calls that JAX partitions by a Python function carry its address, another in every process.
+# Calls with a custom partitioner contain its memory address, which differs between processes.
 ADDRESS = re.compile(r'backend_config = "\d+"')
 
 
 class CompiledSteps:
     """Runs a step on a batch of any padded size.
 
-    The state is given away (donated): its memory is taken for the next one, which lies where it
-    lay. `compiled` counts programs, `seconds` the time that compiling them took.
+    The state is donated, and the next state has the same shardings. `compiled` is the number of
+    compiled programs and `seconds` is the time that compiling took.
     """
 
     def __init__(self, step: Callable[..., Any], state: PyTree, keys: PyTree, batches: Batches):
         self._batches = batches
         self._inputs = jax.tree.map(shaped, (state, keys))
         mesh = batches.layout.mesh
-        everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        placed = jax.tree.map(lambda x: x.sharding, state)
-        self._step = jax.jit(step, donate_argnums=0, out_shardings=(placed, everywhere))
+        replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        shardings = jax.tree.map(lambda x: x.sharding, state)
+        self._step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated))
         self._compiled: dict[int, Any] = {}
         self._lowered: dict[int, Any] = {}
         self.seconds = 0.0
@@ -39,7 +39,7 @@ class CompiledSteps:
         return len(self._compiled)
 
     def fingerprint(self) -> str:
-        """A hash of the program before it is compiled, for the first of the padded sizes."""
+        """Hashes the lowered program for the first padded size."""
         text = self._lower(self._batches.sizes.sizes[0]).as_text()
         return hashlib.sha256(ADDRESS.sub("", text).encode()).hexdigest()
 
@@ -48,12 +48,12 @@ class CompiledSteps:
             self.of_size(size)
 
     def of_size(self, size: int) -> Any:
-        """The compiled step for batches of `size` rows."""
+        """Returns the compiled step for batches of `size` rows, and compiles it if necessary."""
         if size not in self._compiled:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             self._compiled[size] = self._lower(size).compile()
             self._lowered.pop(size)
-            self.seconds += time.perf_counter() - begun
+            self.seconds += time.perf_counter() - start
         return self._compiled[size]
 
     def _lower(self, size: int) -> Any:
@@ -68,9 +68,10 @@ class CompiledSteps:
 
 
 def _arguments(batch: Batch) -> tuple[PyTree, Any]:
-    """What a step takes of a batch: `(data, is_missing)` and `is_padding`."""
+    """Returns the arguments of a step: `(data, is_missing)` and `is_padding`."""
     return (batch.data, batch.is_missing), batch.is_padding
 
 
 def shaped(x: jax.Array) -> jax.ShapeDtypeStruct:
+    """Returns the shape, dtype and sharding of an array."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)

@@ -1,6 +1,6 @@
-"""The loss of what is clipped as one: an example, its augmented views, or all that a user gave.
+"""The loss of one unit of privacy: an example, its augmented views, or the examples of a user.
 
-`clipped_grad` bounds the gradient of this loss, so everything in it counts once.
+`clipped_grad` clips the gradient of this loss as a whole, so the unit contributes once.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ PyTree = Any
 
 
 class LossFn(Protocol):
-    """The loss of a batch, and what else to look at: `(params, data, prng) -> (loss, aux)`.
+    """A loss function: `(params, data, prng) -> (loss, aux)`.
 
-    It is evaluated on one example at a time, `data` having a leading axis of 1, with a key of its
-    own for each. `aux` is a tree of arrays, such as {"accuracy": ...}.
+    It is called with one example at a time: `data` has a leading axis of size 1, and every example
+    has a different key. `aux` is a tree of arrays, such as {"accuracy": ...}.
     """
 
     def __call__(self, params: PyTree, data: PyTree, prng: jax.Array) -> tuple[jax.Array, Any]: ...
@@ -29,14 +29,15 @@ class LossFn(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """Several views of one example, one clip (De et al. 2022, arXiv:2204.13650).
+    """Augmentation multiplicity: several views of an example, clipped together.
 
-    The gradient of an example is that of the mean of the losses of `views` augmented copies: it has
-    less variance, costs as many forward and backward passes, and nothing in privacy.
+    The loss of an example is the mean over `views` augmented copies, before clipping (De et al.
+    2022, arXiv:2204.13650). This reduces the variance of the gradient, costs `views` forward and
+    backward passes per example, and does not change the privacy guarantee.
 
     Attributes:
-      augment: `(data, prng) -> data`, on a batch of one example.
-      views: how many.
+      augment: `(data, prng) -> data`, applied to a batch of one example.
+      views: the number of augmented copies of each example.
     """
 
     augment: Callable[[PyTree, jax.Array], PyTree]
@@ -49,80 +50,81 @@ class Augmentation:
 def contribution(
     loss_fn: LossFn, by_user: bool, augmentation: Augmentation | None
 ) -> Callable[..., tuple[jax.Array, Any]]:
-    """`(trainable, frozen, (data, is_missing), prng) -> (loss, aux)` of one unit of privacy.
+    """Returns the loss of one unit, `(trainable, frozen, (data, is_missing), prng) -> (loss, aux)`.
 
-    A user's loss is the mean of the losses of the examples that the user has in the batch.
+    The loss of a user is the mean over the user's examples in the batch.
     """
 
-    def of_example(params: PyTree, data: PyTree, prng: jax.Array) -> tuple[jax.Array, Any]:
+    def example_loss(params: PyTree, data: PyTree, prng: jax.Array) -> tuple[jax.Array, Any]:
         if augmentation is None:
             return _checked(loss_fn(params, data, prng))
 
-        def of_view(key: jax.Array) -> tuple[jax.Array, Any]:
-            for_view, for_loss = jax.random.split(key)
-            view = augmentation.augment(data, for_view)
-            return _checked(loss_fn(params, view, for_loss))
+        def view_loss(key: jax.Array) -> tuple[jax.Array, Any]:
+            augment_key, loss_key = jax.random.split(key)
+            view = augmentation.augment(data, augment_key)
+            return _checked(loss_fn(params, view, loss_key))
 
-        losses, aux = jax.vmap(of_view)(jax.random.split(prng, augmentation.views))
-        even = jnp.full(augmentation.views, 1 / augmentation.views, losses.dtype)
-        return losses @ even, averaged(aux, even)
+        losses, aux = jax.vmap(view_loss)(jax.random.split(prng, augmentation.views))
+        weights = jnp.full(augmentation.views, 1 / augmentation.views, losses.dtype)
+        return losses @ weights, averaged(aux, weights)
 
-    def of_user(
+    def user_loss(
         params: PyTree, data: PyTree, is_missing: jax.Array, prng: jax.Array
     ) -> tuple[jax.Array, Any]:
         present = ~is_missing
-        # A user has at least one example, in the first place. It stands in where there is none,
-        # with weight 0: a loss may not be differentiable at zeros.
-        filled = jax.tree.map(lambda x: jnp.where(_spread(present, x), x, x[:1]), data)
+        # Missing examples have weight 0. They are filled with the user's first example instead of
+        # zeros, because the loss may not be differentiable at zeros.
+        filled = jax.tree.map(lambda x: jnp.where(_broadcast(present, x), x, x[:1]), data)
         keys = jax.random.split(prng, present.size)
 
-        def of_one(one: PyTree, key: jax.Array) -> tuple[jax.Array, Any]:
-            return of_example(params, jax.tree.map(lambda x: x[None], one), key)
+        def loss_of_row(row: PyTree, key: jax.Array) -> tuple[jax.Array, Any]:
+            return example_loss(params, jax.tree.map(lambda x: x[None], row), key)
 
-        losses, aux = jax.vmap(of_one)(filled, keys)
-        share = present.astype(losses.dtype)
-        share = share / jnp.maximum(share.sum(), 1)
-        return losses @ share, averaged(aux, share)
+        losses, aux = jax.vmap(loss_of_row)(filled, keys)
+        weights = present.astype(losses.dtype)
+        weights = weights / jnp.maximum(weights.sum(), 1)
+        return losses @ weights, averaged(aux, weights)
 
     def loss(
         trainable: PyTree, frozen: PyTree, batch: tuple[PyTree, Any], prng: jax.Array
     ) -> tuple[jax.Array, Any]:
         params, (data, is_missing) = joined(trainable, frozen), batch
         if by_user:
-            return of_user(params, data, is_missing, prng)
-        return of_example(params, data, prng)
+            return user_loss(params, data, is_missing, prng)
+        return example_loss(params, data, prng)
 
     return loss
 
 
-def _spread(mask: jax.Array, like: jax.Array) -> jax.Array:
-    """A mask of rows, for all elements of the rows of `like`."""
+def _broadcast(mask: jax.Array, like: jax.Array) -> jax.Array:
+    """Broadcasts a mask of rows to the shape of `like`."""
     return jnp.broadcast_to(mask.reshape(-1, *(1,) * (like.ndim - 1)), like.shape)
 
 
 def averaged(aux: PyTree, weights: jax.Array) -> PyTree:
-    """Numbers and truth values averaged over their leading axis; the rest as it is."""
+    """Averages floats and booleans over the leading axis. Other leaves are returned unchanged."""
 
-    def one(x: jax.Array) -> jax.Array:
+    def average(x: jax.Array) -> jax.Array:
         if jnp.issubdtype(x.dtype, jnp.bool_):
             x = x.astype(weights.dtype)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         return jnp.tensordot(weights.astype(x.dtype), x, 1)
 
-    return jax.tree.map(one, aux)
+    return jax.tree.map(average, aux)
 
 
 def _checked(result: Any) -> tuple[jax.Array, Any]:
-    """A pair of a scalar loss and aux, or an error that shows the right form."""
+    """Returns the loss and aux. Raises unless `result` is a pair whose loss is a scalar."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise FixLossError(
-            f"loss_fn gave a {type(result).__name__}: it takes (params, data, prng) and returns "
-            "(loss, aux). Return `loss, {}` if there is nothing else to look at."
+            f"loss_fn returned a {type(result).__name__}, but it must return a pair (loss, aux). "
+            "If you have no auxiliary outputs, write `return loss, {}`."
         )
     loss, aux = result
     if jnp.shape(loss) != ():
         raise FixLossError(
-            f"the loss has shape {jnp.shape(loss)}: return a number, such as loss.mean()."
+            f"loss_fn returned a loss of shape {jnp.shape(loss)}. It must be a scalar, such as "
+            "loss.mean()."
         )
     return loss, aux

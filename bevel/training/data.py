@@ -1,18 +1,18 @@
-"""Random access to a data set: records by their numbers, as rows of arrays.
+"""Random access to a data set: reads records by index, as rows of arrays.
 
-| what `fit` is given                                      | how it is read                       |
-| -------------------------------------------------------- | ------------------------------------ |
+| data passed to `fit`                                      | how it is read                       |
+| --------------------------------------------------------- | ------------------------------------ |
 | an array, `np.memmap`, or tree of them (dict, tuple, ...) | rows are copied out of the arrays    |
-| anything with `__len__` and `__getitem__` (Grain sources) | record by record, in a few threads   |
+| an object with `__len__` and `__getitem__` (Grain source) | one record at a time, in threads     |
 | the same with Grain's `__getitems__`                      | all records of a batch in one call   |
 
-Padding is not a record: rows of index -1 are zeros, and nothing is read for them.
+Index -1 means padding: the row is filled with zeros and no record is read.
 """
 
 import concurrent.futures
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol
 
 import jax
@@ -22,30 +22,30 @@ from bevel.batch_selection import ExamplesByUser
 from bevel.errors import FixArgumentsError, FixDataError
 
 PyTree = Any
-READERS = 8
+READER_THREADS = 8
 
 
 class DataSource(Protocol):
-    """A data set: how many records, what one is like, and any of them."""
+    """A data set with random access to its records."""
 
     record: PyTree
-    """One record: a tree of `jax.ShapeDtypeStruct`."""
+    """The shape and dtype of one record, as a tree of `jax.ShapeDtypeStruct`."""
 
     def __len__(self) -> int: ...
 
-    def read(self, numbers: np.ndarray) -> PyTree:
-        """Records, stacked: every number is at least 0 and below the length."""
+    def read(self, indices: np.ndarray) -> PyTree:
+        """Reads and stacks the records at these indices, all from 0 to `len(self) - 1`."""
 
 
 def source_of(data: Any) -> DataSource:
-    """What `fit` was given, as a source. Raises for what could be read in two ways."""
+    """Wraps the data passed to `fit`. Raises if it is ambiguous or has no random access."""
     if isinstance(data, ArraySource | RecordSource):
         return data
     if isinstance(data, list):
         raise FixArgumentsError(
-            "the data is a list, which could be records or columns. Write a tuple or dict of "
-            "arrays for columns; for records, an object with __len__ and __getitem__, such as "
-            "np.asarray(records) or a Grain source."
+            "the data is a list, which could be a list of records or of columns. For columns, "
+            "pass a tuple or dict of arrays. For records, pass an object with __len__ and "
+            "__getitem__, such as np.asarray(records) or a Grain source."
         )
     leaves = jax.tree.leaves(data, is_leaf=_holds_records)
     if leaves and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
@@ -53,14 +53,14 @@ def source_of(data: Any) -> DataSource:
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict):
         return RecordSource(data)
     raise FixArgumentsError(
-        f"the data is a {type(data).__name__}: give arrays with one row per record (an array, or a "
+        f"the data is a {type(data).__name__}. Pass arrays with one row per record (an array, or a "
         "tuple or dict of them), or an object with __len__ and __getitem__. A stream cannot be "
-        "sampled: every record must have its chance in every batch."
+        "sampled, because sampling needs random access to all records."
     )
 
 
 def _holds_records(x: Any) -> bool:
-    """Whether something is an array or a source, not a tree of them."""
+    """Returns whether `x` is an array or a source, rather than a tree of them."""
     iterable = hasattr(x, "__getitem__") or hasattr(x, "__iter__")
     return iterable and not isinstance(x, dict | tuple | list)
 
@@ -69,13 +69,14 @@ class ArraySource:
     """Columns in memory or on disk (`np.memmap`): one row per record."""
 
     def __init__(self, columns: PyTree) -> None:
-        # A memmap stays one: only the rows of a batch are ever read.
+        # asanyarray keeps a memmap, so that only the rows of a batch are read from disk.
         self.columns = jax.tree.map(np.asanyarray, columns)
         lengths = {column.shape[:1] for column in jax.tree.leaves(self.columns)}
         if len(lengths) != 1 or () in lengths:
             shapes = jax.tree.map(lambda column: column.shape, self.columns)
             raise FixArgumentsError(
-                f"the arrays of the data have shapes {shapes}: each needs one row per record."
+                f"the data has arrays of shapes {shapes}. Each must have one row per record, so "
+                "all first dimensions must be equal."
             )
         self._length = lengths.pop()[0]
         self.record = jax.tree.map(
@@ -85,42 +86,44 @@ class ArraySource:
     def __len__(self) -> int:
         return self._length
 
-    def read(self, numbers: np.ndarray) -> PyTree:
-        def copied() -> PyTree:
-            return jax.tree.map(lambda column: np.asarray(column[numbers]), self.columns)
+    def read(self, indices: np.ndarray) -> PyTree:
+        def copy_rows() -> PyTree:
+            return jax.tree.map(lambda column: np.asarray(column[indices]), self.columns)
 
-        return _reading(copied, numbers.tolist())
+        return _call_reader(copy_rows, indices.tolist())
 
 
 class RecordSource:
     """Any object with `__len__` and `__getitem__`, or Grain's `__getitems__`.
 
-    The first record says what all are like; one that differs in shape or dtype is an error.
+    All records must have the structure, shapes and dtypes of the first one.
     """
 
-    def __init__(self, records: Any, readers: int = READERS) -> None:
+    def __init__(self, records: Any) -> None:
         self.records = records
         self._length = len(records)
         if not self._length:
-            raise FixDataError("the data set is empty: there is nothing to learn from.")
-        self._pool = concurrent.futures.ThreadPoolExecutor(readers, "bevel-read")
+            raise FixDataError("the data set is empty: pass at least one record.")
+        self._pool = concurrent.futures.ThreadPoolExecutor(READER_THREADS, "bevel-read")
         first = jax.tree.map(np.asarray, self._record(0))
         self.record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
 
     def __len__(self) -> int:
         return self._length
 
-    def read(self, numbers: np.ndarray) -> PyTree:
-        wanted = numbers.tolist()
+    def read(self, indices: np.ndarray) -> PyTree:
+        wanted = indices.tolist()
         if hasattr(self.records, "__getitems__"):
-            read: Sequence[Any] = _reading(lambda: self.records.__getitems__(wanted), wanted)
+            read: Sequence[Any] = _call_reader(lambda: self.records.__getitems__(wanted), wanted)
             if len(read) != len(wanted):
-                raise FixDataError(f"asked for {len(wanted)} records, the source gave {len(read)}.")
+                raise FixDataError(
+                    f"__getitems__ returned {len(read)} records, but {len(wanted)} were requested."
+                )
         else:
             read = list(self._pool.map(self._record, wanted))
         structure: Any = jax.tree.structure(self.record)
         columns = [np.empty((len(wanted), *x.shape), x.dtype) for x in jax.tree.leaves(self.record)]
-        for row, (number, record) in enumerate(zip(wanted, read, strict=True)):
+        for row, (index, record) in enumerate(zip(wanted, read, strict=True)):
             values = [np.asarray(x) for x in jax.tree.leaves(record)]
             same = structure == jax.tree.structure(record) and all(
                 (x.shape, x.dtype) == (column.shape[1:], column.dtype)
@@ -128,125 +131,124 @@ class RecordSource:
             )
             if not same:
                 raise FixDataError(
-                    f"record {number} is not like record 0, which is {_shown(self.record)}: it is "
-                    f"{_shown(jax.tree.unflatten(jax.tree.structure(record), values))}. Make all "
-                    "records of one shape and dtype."
+                    f"record {index} is "
+                    f"{_describe(jax.tree.unflatten(jax.tree.structure(record), values))}, but "
+                    f"record 0 is {_describe(self.record)}. All records must have the same "
+                    "structure, shapes and dtypes."
                 )
             for column, value in zip(columns, values, strict=True):
                 column[row] = value
         return jax.tree.unflatten(structure, columns)
 
-    def _record(self, number: int) -> Any:
-        return _reading(lambda: self.records[number], [number])
+    def _record(self, index: int) -> Any:
+        return _call_reader(lambda: self.records[index], [index])
 
 
-def _reading(read: Callable[[], Any], numbers: list[int]) -> Any:
-    """What `read` gives; its error, if it has one, with the records that it was for."""
+def _call_reader(read: Callable[[], Any], indices: list[int]) -> Any:
+    """Calls `read`. If it raises, the error names the records that were being read."""
     try:
         return read()
     except Exception as error:
-        which = f"record {numbers[0]}" if len(numbers) == 1 else f"one of {len(numbers)} records"
+        which = f"record {indices[0]}" if len(indices) == 1 else f"one of {len(indices)} records"
         raise FixDataError(
             f"{which} could not be read ({type(error).__name__}: {error}). No step was taken "
-            "without it: mend the data, and start again to go on from here."
+            "without it. Repair the data, then start again to resume the run."
         ) from error
 
 
-def _shown(tree: PyTree) -> PyTree:
+def _describe(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: f"{np.dtype(x.dtype).name}{list(x.shape)}", tree)
 
 
 def rows(source: DataSource, indices: np.ndarray) -> PyTree:
-    """The records of `indices`, of any shape, as arrays of that shape and the record's.
+    """Reads the records at `indices`, which may have any shape, as arrays of `indices`' shape.
 
-    Where an index is -1, zeros: no record is read for it.
+    Rows with index -1 are zeros, and no record is read for them.
     """
     flat = indices.ravel()
     present = flat >= 0
     read = source.read(flat[present])
 
-    def spread(values: np.ndarray) -> np.ndarray:
+    def fill_rows(values: np.ndarray) -> np.ndarray:
         out = np.zeros((flat.size, *values.shape[1:]), values.dtype)
         out[present] = values
         return out.reshape(*indices.shape, *values.shape[1:])
 
-    return jax.tree.map(spread, read)
+    return jax.tree.map(fill_rows, read)
 
 
-def check_length(source: DataSource, expected: int | None, unit: str = "example") -> None:
+def check_length(source: Sized, expected: int | None, unit: str = "example") -> None:
     """Raises unless the data set has as many records as the plan was made for."""
-    found = len(source)
-    if expected is not None and found != expected:
+    length = len(source)
+    if expected is not None and length != expected:
         raise FixDataError(
-            f"the data set has {found} {unit}s, and the plan was made for {expected}: sampling "
-            "probability and delta belong to that number. Give the data set that the plan is for, "
-            f"or make a plan with num_examples={found} and begin another run."
+            f"the data set has {length} {unit}s, but the plan was made for {expected}, which its "
+            "sampling probability and delta depend on. Pass the data set of the plan, or make a "
+            f"plan with num_examples={length} and start a new run."
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class Fingerprinting:
-    """How much of a data set its fingerprint covers: all of a small one, a sample of a large one.
+class Coverage:
+    """How much of a data set its fingerprint covers: all records, or a sample above `max_bytes`.
 
-    A fingerprint finds a data set that was exchanged. Of a large one it reads records that the key
-    chooses, so a change of a few others goes unseen; that steps are run again on the very same rows
-    is proven by the digests of those rows (`training.releases`), not by this.
+    A fingerprint detects that a data set was replaced. For a large data set it covers a sample of
+    records that the key determines, so it can miss a change of a few other records. That steps are
+    run again on exactly the same rows is verified by the digests of these rows instead
+    (`training.releases`).
     """
 
-    most_bytes: int = 1 << 26
-    sample: int = 1024
+    max_bytes: int = 1 << 26
+    sample_size: int = 1024
 
 
-IN_ARRAYS = Fingerprinting(most_bytes=1 << 28)  # which are read faster than records
+ARRAY_COVERAGE = Coverage(max_bytes=1 << 28)  # arrays are read faster than records
 
 
 def fingerprint(
-    source: DataSource, key: bytes, population: Any = None, how: Fingerprinting | None = None
+    source: DataSource, key: bytes, population: Any = None, coverage: Coverage | None = None
 ) -> str:
-    """A keyed hash of a data set. Without the secret key it tells nothing of the data.
+    """Returns a keyed hash of a data set, which reveals nothing about it without the secret key.
 
-    Where users are protected, `population` says which examples are whose, and is part of it. A data
-    set that has a `fingerprint` of its own (a text, or a function that returns one) is
-    known by that, by its length and by the type of its records.
+    If users are protected, `population` maps users to examples and is hashed too. If the data set
+    has a `fingerprint` attribute (a string, or a function that returns one), this string, the
+    number of records and their type are hashed instead of the records.
     """
-    offered = _offered_fingerprint(source)
+    provided = _provided_fingerprint(source)
     hashed = hashlib.blake2b(key=key, person=b"bevel data set", digest_size=32)
-    hashed.update(f"{len(source)} {_shown(source.record)} {offered}".encode())
+    hashed.update(f"{len(source)} {_describe(source.record)} {provided}".encode())
     if isinstance(population, ExamplesByUser):
         for column in (population.user_ids, *dataclasses.astuple(population.examples)):
             values = np.asarray(column)
             hashed.update((values.astype(str) if values.dtype == object else values).tobytes())
-    if offered is None:
-        usual = IN_ARRAYS if isinstance(source, ArraySource) else Fingerprinting()
-        for numbers in numbers_to_hash(source, key, how or usual):
-            for column in jax.tree.leaves(source.read(numbers)):
+    if provided is None:
+        default = ARRAY_COVERAGE if isinstance(source, ArraySource) else Coverage()
+        for indices in indices_to_hash(source, key, coverage or default):
+            for column in jax.tree.leaves(source.read(indices)):
                 hashed.update(np.ascontiguousarray(column).tobytes())
     return hashed.hexdigest()
 
 
-def numbers_to_hash(source: DataSource, key: bytes, how: Fingerprinting) -> Iterator[np.ndarray]:
-    """All records of a small data set, a few thousand at a time; some of a large one."""
+def indices_to_hash(source: DataSource, key: bytes, coverage: Coverage) -> Iterator[np.ndarray]:
+    """Yields all indices of a small data set in chunks, or a keyed sample of a large one."""
     count = len(source)
-    record = sum(np.dtype(x.dtype).itemsize * int(np.prod(x.shape)) for x in _leaves_of(source))
-    if count * max(1, record) <= how.most_bytes:
-        yield from (np.arange(at, min(at + 4096, count)) for at in range(0, count, 4096))
+    leaves = jax.tree.leaves(source.record)
+    record_bytes = sum(np.dtype(x.dtype).itemsize * int(np.prod(x.shape)) for x in leaves)
+    if count * max(1, record_bytes) <= coverage.max_bytes:
+        yield from (np.arange(k, min(k + 4096, count)) for k in range(0, count, 4096))
         return
     seed = int.from_bytes(hashlib.blake2b(b"sample", key=key, digest_size=16).digest(), "little")
-    yield np.unique(np.random.default_rng(seed).integers(0, count, how.sample))
+    yield np.unique(np.random.default_rng(seed).integers(0, count, coverage.sample_size))
 
 
-def _offered_fingerprint(source: DataSource) -> str | None:
-    """What the data set says that it is, if it does."""
+def _provided_fingerprint(source: DataSource) -> str | None:
+    """Returns the `fingerprint` of the user's data set, or None if it has none."""
     records = getattr(source, "records", None)
-    offered = getattr(records, "fingerprint", None)
-    offered = offered() if callable(offered) else offered
-    if offered is not None and not isinstance(offered, str):
+    provided = getattr(records, "fingerprint", None)
+    provided = provided() if callable(provided) else provided
+    if provided is not None and not isinstance(provided, str):
         raise FixArgumentsError(
-            f"the data set's fingerprint is a {type(offered).__name__}: give a text that changes "
-            "whenever the data does, or no fingerprint at all."
+            f"the data set's fingerprint is a {type(provided).__name__}. It must be a string that "
+            "changes whenever the data changes. Without the attribute, bevel hashes the records."
         )
-    return offered
-
-
-def _leaves_of(source: DataSource) -> list[Any]:
-    return jax.tree.leaves(source.record)
+    return provided

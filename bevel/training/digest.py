@@ -1,9 +1,9 @@
-"""A checksum of a tree of arrays, computed where they lie: the same on every mesh.
+"""Checksums of a tree of arrays, computed on their devices. They are the same on every mesh.
 
-Each 32-bit word is mixed with its place in the leaf, and the mixtures are added modulo 2**32, twice
-with different constants. Sums of integers do not depend on their order, so neither mesh nor number
-of processes matters, and only a few numbers leave the devices. It finds accidents (a flipped bit,
-a lost or exchanged part), not forgeries.
+Each 32-bit word is mixed with its position in the leaf, and the results are added modulo 2**32,
+twice with different constants. Integer sums do not depend on their order, so the mesh and the
+number of processes do not matter, and only a few numbers leave the devices. The checksums detect
+accidents (a flipped bit, lost or swapped parts), not forgeries.
 """
 
 import functools
@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 PyTree = Any
-# Odd numbers without structure: the golden ratio, and the finalizers of MurmurHash3.
+# Odd multipliers: the golden ratio, and the finalizer constants of MurmurHash3.
 GOLDEN, FIRST, SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 SEEDS = (0x243F6A88, 0xB7E15162)
 
 
 def digest(tree: PyTree) -> list[str]:
-    """The checksums of a tree's leaves, as 16 hexadecimal digits each."""
+    """Returns the checksum of each leaf, as 16 hexadecimal digits."""
     sums = np.asarray(_checksums(jax.tree.leaves(tree)))
     return [f"{int(a):08x}{int(b):08x}" for a, b in sums]
 
@@ -34,14 +34,15 @@ def _checksums(leaves: list[jax.Array]) -> jax.Array:
 
 
 def checksum(leaf: jax.Array) -> jax.Array:
+    """Returns the checksum of an array as two 32-bit words."""
     words = _as_words(leaf)
-    places = _flat_places(words.shape)
-    mixed = [_mix(words ^ _mix(places + np.uint32(seed))) for seed in SEEDS]
+    positions = _flat_positions(words.shape)
+    mixed = [_mix(words ^ _mix(positions + np.uint32(seed))) for seed in SEEDS]
     return jnp.stack([jnp.sum(x, dtype=jnp.uint32) for x in mixed])
 
 
 def _as_words(leaf: jax.Array) -> jax.Array:
-    """The bits of an array as unsigned words, one or more for each element."""
+    """Returns the bits of an array as uint32 words, one or more per element."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     if leaf.dtype == jnp.bool_:
@@ -55,18 +56,18 @@ def _as_words(leaf: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32)
 
 
-def _flat_places(shape: tuple[int, ...]) -> jax.Array:
-    """The place of each element in the flat array, modulo 2**32."""
+def _flat_positions(shape: tuple[int, ...]) -> jax.Array:
+    """Returns the position of each element in the flattened array, modulo 2**32."""
     strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
-    places = (
+    positions = (
         jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride)
         for axis, stride in enumerate(strides)
     )
-    return functools.reduce(jnp.add, places, jnp.zeros(shape, jnp.uint32))
+    return functools.reduce(jnp.add, positions, jnp.zeros(shape, jnp.uint32))
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A permutation of 32-bit words in which every bit depends on every other."""
+    """Permutes 32-bit words so that every output bit depends on every input bit."""
     x = x * np.uint32(GOLDEN)
     x = (x ^ (x >> np.uint32(16))) * np.uint32(FIRST)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(SECOND)

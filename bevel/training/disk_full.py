@@ -1,4 +1,4 @@
-"""A full disk, in words."""
+"""Turns the various errors of a full disk into a `FreeSpaceError`."""
 
 import contextlib
 import errno
@@ -7,29 +7,29 @@ from pathlib import Path
 
 from bevel.errors import FreeSpaceError
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FULL_TEXTS = ("no space left", "disk quota", "file too large", "resource_exhausted")
 
 
 @contextlib.contextmanager
-def full_disk_explained(where: Path) -> Iterator[None]:
-    """Errors of a full disk, in words. What was written in part is not relied on."""
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Raises `FreeSpaceError` instead of any error that a full disk caused in this block."""
     try:
         yield
     except Exception as error:
         if not is_full(error):
             raise
         raise FreeSpaceError(
-            f"{where} could not be written: the disk is full ({error}). Nothing was released that "
-            "is not saved and charged. Free some space and start again: the run goes on from its "
-            "last whole checkpoint."
+            f"{path} could not be written because the disk is full ({error}). Everything that was "
+            "released is saved and charged. Free some space and start again: the run resumes from "
+            "its last complete checkpoint."
         ) from error
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, says that there is no room."""
+    """Returns whether an error, or one of its causes, reports a full disk."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
             return True
         if any(text in str(error).lower() for text in FULL_TEXTS):
             return True

@@ -1,25 +1,26 @@
-"""The two halves of a run's folder. Every file of a run belongs to one of them.
+"""The two halves of a run folder, and the names of its files.
 
     RUN/released/            may be shown to anyone
-      run.json               what ran: plan, settings, versions, mesh, where arrays live
-      ledger.jsonl           what was spent: bevel.accounting.Ledger (its path can be set)
+      run.json               what ran: plan, settings, versions, mesh, shardings
+      ledger.jsonl           what was spent: bevel.accounting.Ledger (you can choose another path)
       checkpoints/STEP/      parameters, optimizer state, average, step, adaptive clip norm
-      metrics.jsonl          epsilon and what `evaluate` returned, at each checkpoint
+      metrics.jsonl          epsilon and the results of `evaluate`, at each checkpoint
       report.html            the public report
-    RUN/private/             the owner's: mode 0700
+    RUN/private/             only for the owner: mode 0700
       secrets.json           noise key and sampling seed
-      identity.json          what the run is: settings, digests of data, model and programs
-      run.json               when it began and ended, and how long it took
+      identity.json          settings and digests of data, model and programs, to compare on resume
+      run.json               when the run started and finished, and how long it took
       checkpoints/STEP/      noise state, checksums of both halves, commitment to the key
-      releases.jsonl         what each release was made of: keyed digests of its rows, results
+      releases.jsonl         for each release: keyed digests of its rows, checksums of the state
       ledger_head            hash of the ledger's last line, as this run left it
-      raw.jsonl              loss, norms, clipped fraction, batch sizes of every step
-      tensorboard/           events, which carry the time
+      raw.jsonl              loss, norms, clipped fraction and batch size of every step
+      tensorboard/           events, which contain the time
       staging/, damaged/     checkpoints that are not released yet, or could not be read
       report.html            the owner's report
+      lock                   held while the run is active
 
-What is released is a function of the noised outputs and of public settings. A value that depends on
-the data in any other way, or on the clock, is private.
+Everything in released/ is a function of the noised outputs and of public settings. Any value that
+depends on the data in another way, or on the clock, is private.
 """
 
 import contextlib
@@ -38,17 +39,19 @@ RELEASED, PRIVATE = "released", "private"
 RUN, REPORT, CHECKPOINTS = "run.json", "report.html", "checkpoints"
 LEDGER, METRICS = "ledger.jsonl", "metrics.jsonl"
 SECRETS, IDENTITY, RELEASES, RAW = "secrets.json", "identity.json", "releases.jsonl", "raw.jsonl"
-EVENTS, STAGING, DAMAGED = "tensorboard", "staging", "damaged"
-HEAD, LOCK = "ledger_head", "lock"
-# Files of runs before the folder had two halves.
-OLDER = (RUN, SECRETS, CHECKPOINTS)
-# Files that are released carry this time (1980-01-01, the first that a zip archive can hold).
+TENSORBOARD, STAGING, DAMAGED = "tensorboard", "staging", "damaged"
+LEDGER_HEAD, LOCK = "ledger_head", "lock"
+# Inside a checkpoint: its metadata, and, while it is staged, the record of its release.
+CHECKPOINT, RELEASE = "checkpoint.json", "release.json"
+# Files at the top of a run folder from before it had two halves.
+OLD_LAYOUT = (RUN, SECRETS, CHECKPOINTS)
+# The modification time of released files: 1980-01-01, the earliest that a zip archive can store.
 NO_TIME = 315_532_800
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run, and its halves."""
+    """The folder of a run and its two halves."""
 
     root: Path
 
@@ -60,40 +63,38 @@ class RunFolder:
     def private(self) -> Path:
         return self.root / PRIVATE
 
-    @property
-    def begun(self) -> bool:
-        """Whether a run began here."""
-        return (self.private / SECRETS).exists() or (self.released / RUN).exists()
-
     def create(self) -> None:
-        """Makes both halves. A private half that others can read is closed, with a warning."""
+        """Creates both halves. Warns about a private half that others can read, and closes it."""
         for path in (self.root, self.released):
             if path.exists() and not path.is_dir():
-                raise FixArgumentsError(f"{path} is a file: give a folder for the run.")
+                raise FixArgumentsError(f"{path} is a file. Pass a folder for the run.")
         if self.released.is_symlink():
             raise FixArgumentsError(
-                f"{self.released} is a link: both halves are folders in the folder of the run, so "
-                "that they cannot be mixed. Link to the folder of the run instead."
+                f"{self.released} is a symbolic link, but both halves must be folders inside the "
+                "run folder, so that they cannot be mixed up. Link the run folder instead."
             )
         check_not_older(self.root)
         self.released.mkdir(parents=True, exist_ok=True)
-        closed_folder(self.private)
+        make_private_folder(self.private)
 
     def lock(self) -> int:
-        """Holds the folder for one run, until the descriptor is closed or the process ends."""
+        """Locks the folder until the returned descriptor is closed or the process ends."""
         descriptor = open_private(self.private / LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             raise FixArgumentsError(
-                f"{self.root} is held by another run: two would use the same noise. Wait for it to "
-                "end, or take another folder."
+                f"{self.root} is in use by another run, and two runs would add the same noise. "
+                "Wait until it ends, or choose another folder."
             ) from None
         return descriptor
 
-    def tidy(self) -> None:
-        """Takes out of the released half what a killed process left there: it shows the kill."""
+    def remove_leftovers(self) -> None:
+        """Removes what a killed process left in released/, because it reveals the kill.
+
+        Torn lines of the ledger are kept in private/.
+        """
         for path in sorted(self.released.iterdir()):
             if path.name.startswith(tuple(f".{name}." for name in (RUN, REPORT, LEDGER))):
                 path.unlink()
@@ -101,10 +102,10 @@ class RunFolder:
                 names = (self.private / f"{LEDGER}.torn-{k}" for k in range(1, 10**6))
                 path.rename(next(name for name in names if not name.exists()))
 
-    def forget_times(self) -> None:
-        """Takes the time off released files: when a step ended can depend on the data.
+    def reset_times(self) -> None:
+        """Sets released files to a fixed time, because when a step ended can depend on the data.
 
-        Those of checkpoints have none when they are published.
+        Files of checkpoints already have this time when they are published.
         """
         if self.released.is_dir():
             for path in (*self.released.iterdir(), self.released):
@@ -112,23 +113,22 @@ class RunFolder:
 
 
 def check_not_older(root: Path) -> None:
-    """Raises for a folder from before runs had two halves."""
-    found = [name for name in OLDER if (root / name).exists()]
+    """Raises if the folder is from before runs had two halves."""
+    found = [name for name in OLD_LAYOUT if (root / name).exists()]
     if not found or (root / RELEASED).exists():
         return
     ledger = LEDGER
     with contextlib.suppress(OSError, ValueError, AttributeError):
         ledger = json.loads((root / RUN).read_text()).get("ledger") or LEDGER
     raise FixArgumentsError(
-        f"{root} holds a run of an earlier version of bevel ({', '.join(found)}), whose "
-        "checkpoints contain the noise: show them to nobody, and do not go on with it. Begin "
-        f"another run in a new folder, with RunOptions(ledger={str(root / ledger)!r}), so that "
-        "what this one spent stays counted."
+        f"{root} contains a run of an earlier version of bevel ({', '.join(found)}). Its "
+        "checkpoints contain the noise, so do not share or resume them. Start a new run in another "
+        f"folder with RunOptions(ledger={str(root / ledger)!r}), which counts what this run spent."
     )
 
 
-def closed_folder(path: Path) -> None:
-    """A folder of mode 0700, whatever the umask."""
+def make_private_folder(path: Path) -> None:
+    """Creates a folder with mode 0700, whatever the umask."""
     try:
         path.mkdir(mode=0o700)
         path.chmod(0o700)
@@ -138,22 +138,22 @@ def closed_folder(path: Path) -> None:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise FixArgumentsError(
-            f"{path} is {'a link' if path.is_symlink() else 'no folder'}: what is private lies in "
-            "a folder of mode 0700 inside the folder of the run. Move it there."
+            f"{path} is {'a symbolic link' if path.is_symlink() else 'not a folder'}. Private "
+            "files must be in a folder of mode 0700 inside the run folder. Move them there."
         )
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
         path.chmod(0o700)
         warnings.warn(
-            f"{path} had mode {mode:04o}, so others could look into it; it has 0700 now. If "
-            f"someone may have read {SECRETS}, begin another run: whoever knows the noise key can "
-            "remove the noise.",
+            f"{path} had mode {mode:04o}, so others could read it; it now has mode 0700. If anyone "
+            f"may have read {SECRETS}, start a new run: anyone who knows the noise key can remove "
+            "the noise.",
             stacklevel=4,
         )
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Opens a file that only its owner may read: mode 0600, whatever the umask. Follows no link."""
+    """Opens a file with mode 0600, whatever the umask. Does not follow symbolic links."""
     flags |= os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -161,37 +161,38 @@ def open_private(path: Path, flags: int) -> int:
         if error.errno != errno.ELOOP:
             raise
         raise FixArgumentsError(
-            f"{path} is a link: what is written there would lie outside the private folder. "
+            f"{path} is a symbolic link, so data would be written outside the private folder. "
             "Remove the link."
         ) from None
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     if mode & 0o077:
-        warnings.warn(f"{path} had mode {mode:04o}; it has 0600 now.", stacklevel=3)
+        warnings.warn(f"{path} had mode {mode:04o}; it now has mode 0600.", stacklevel=3)
     os.fchmod(descriptor, 0o600)
     return descriptor
 
 
-def write_whole(path: Path, text: str, *, private: bool) -> None:
-    """Replaces a file as a whole; it is on disk, with its name, when this returns."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.unlink(missing_ok=True)
+def write_whole(path: Path, text: str, *, private: bool, replace: bool = True) -> None:
+    """Writes a file atomically. It is on disk when this returns.
+
+    Without `replace`, raises `FileExistsError` if there is such a file.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    descriptor = open_private(beside, flags) if private else os.open(beside, flags, 0o644)
+    descriptor = open_private(temporary, flags) if private else os.open(temporary, flags, 0o644)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """The name of a new file is on disk only once its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
+        if replace:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    # Until the folder is synced, a power failure may lose the name of the file.
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

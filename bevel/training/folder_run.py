@@ -1,15 +1,15 @@
-"""A run in a folder: what is on disk before anything is released, and how a run goes on.
+"""A run in a folder: releases its checkpoints, and resumes after a crash or an interruption.
 
-The order of a release, in which each part is on disk before the next begins:
+A release writes the following in this order. Each part is on disk before the next begins:
 
-1. both halves of the checkpoint are staged in the private folder (`training.checkpoint`);
-2. the record of what they were made of (`training.releases`), and raw rows;
-3. the charge, or the mark of the release, in the ledger;
-4. the checkpoint is published by rename; then evaluation, metrics and callbacks.
+1. both halves of the checkpoint, in the staging folder (`training.checkpoint`);
+2. the record of how they were computed (`training.releases`), and the raw metrics;
+3. the charge in the ledger, or a release mark if the steps were charged earlier;
+4. the checkpoint is published by rename; then come evaluation, metrics and callbacks.
 
-So a crash leaves steps that the ledger has, whose checkpoint is published or can be, and steps that
-nobody has seen: those are run again, with the same noise, at no cost. A run that is interrupted
-stages its state and releases nothing, so when that happened is not seen from what it releases.
+After a crash, every step is therefore either in the ledger, with a checkpoint that is published or
+can be, or was never seen by anyone and is run again with the same noise at no cost. An interrupted
+run stages its state and releases nothing, so its releases do not reveal when it was interrupted.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ import jax
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training.checkpoint import Checkpoints, Halves, Meta, Staged, digest_of
-from bevel.training.disk_full import full_disk_explained
-from bevel.training.folder import LEDGER, RELEASES, SECRETS, RunFolder
-from bevel.training.identity import Change, Identity, check_goes_on, read_identity, write_identity
-from bevel.training.metrics_files import MetricsFiles, checked_metrics, plain
+from bevel.training.disk_full import explain_full_disk
+from bevel.training.folder import IDENTITY, LEDGER, RELEASES, SECRETS, RunFolder
+from bevel.training.identity import Change, Identity, check_resumable, read_identity, write_identity
+from bevel.training.metrics_files import MetricsFiles, checked_metrics, to_json
 from bevel.training.process_agreement import agreed, any_of, is_first, together
-from bevel.training.releases import ReleaseRecord, Releases, content, differences
+from bevel.training.releases import ReleaseRecord, Releases, content_digest, differences
 from bevel.training.resume import ReplayDiffersError, check_composes, fresh_attempt_notice
 from bevel.training.run_json import RunRecord
 from bevel.training.run_ledger import RunLedger
@@ -43,28 +43,28 @@ Metrics = dict[str, Any]
 
 @dataclasses.dataclass
 class _Pending:
-    """A checkpoint that is being staged, and what follows once it is whole."""
+    """A checkpoint that is being staged, and what to do once it is complete."""
 
     step: int
-    release: ReleaseRecord | None  # None where the checkpoint is published already
+    release: ReleaseRecord | None  # None if the checkpoint is already published
     raw: list[Metrics]
     evaluate: Callable[[], Any]
     show: Callable[[Metrics], None]
 
 
 class FolderRun:
-    """A run in a folder. Use it as a context manager: it holds the ledger's lock."""
+    """A run in a folder. It locks the folder and the ledger, so use it as a context manager."""
 
     keeps = True
 
     def __init__(self, folder: Path, plan: DPExecutionPlan, options: RunOptions) -> None:
         self.folder, self.plan, self.options = RunFolder(folder), plan, options
-        self._restored = (0, 0)  # step and attempt of the last checkpoint that is published
-        self._before: list[str] = []  # checksums of the state at the last release
-        self._rows: list[str] = []  # digests of rows since then, of a run that was interrupted
-        self._replayed: dict[int, list[str]] = {}  # checksums that released steps must give again
+        self._last_published = (0, 0)  # step and attempt
+        self._last_digest: list[str] = []  # checksums of the state at the last release
+        self._earlier_rows: list[str] = []  # row digests since then, from before an interruption
+        self._replays: dict[int, list[str]] = {}  # checksums that steps run again must reproduce
         self._pending: _Pending | None = None
-        self._records: MetricsFiles | None = None
+        self._metrics: MetricsFiles | None = None  # in the first process only
         self._lock = -1
         if is_first():
             self.folder.create()
@@ -82,8 +82,8 @@ class FolderRun:
         self.name = self.record.public.get("name") or options.name or root.absolute().name
         if options.name not in (None, self.name):
             raise FixArgumentsError(
-                f"{root} holds the run {self.name!r}, and it was opened as {options.name!r}: "
-                "leave the name out, or take another folder."
+                f"{root} contains the run {self.name!r}, not {options.name!r}. Leave out the name, "
+                "or choose another folder."
             )
         self.budget = options.budget or plan.budget
         self.delta = options.delta or (self.budget.delta if self.budget else None)
@@ -92,14 +92,14 @@ class FolderRun:
             self.ledger_path, plan, self.name, self.budget, options.anchor, self.folder.private
         )
         if is_first():
-            self.folder.tidy()
+            self.folder.remove_leftovers()
         self.checkpoints = Checkpoints(
             self.folder, keep=options.keep, keep_period=options.keep_period
         )
-        self.root = self._secrets()
+        self.run_secrets = self._create_or_read_secrets()
         self._releases = Releases(self.folder.private / RELEASES, write=is_first())
         if is_first():
-            self._records = MetricsFiles(self.folder, tensorboard=options.tensorboard)
+            self._metrics = MetricsFiles(self.folder, tensorboard=options.tensorboard)
 
     @property
     def attempt(self) -> int:
@@ -107,16 +107,17 @@ class FolderRun:
 
     @property
     def secrets(self) -> PlanSecrets:
-        return self.root.of_attempt(self.attempt)
+        """The secrets of the current attempt."""
+        return self.run_secrets.of_attempt(self.attempt)
 
-    # Beginning, and going on.
+    # Starting and resuming.
 
-    def _secrets(self) -> PlanSecrets:
-        """Those of the run: new ones, unless it was begun before."""
+    def _create_or_read_secrets(self) -> PlanSecrets:
+        """Returns the secrets of the run, which are drawn when the run starts."""
         path = self.folder.private / SECRETS
         if not (self.record.public or path.exists() or self.checkpoints.steps()):
             self.ledger.check_is_new(self.folder.root)
-            # Not the plan's own: a plan may serve several runs, and no two may have one key.
+            # Do not use the plan's secrets: runs of one plan must not share a key.
             known = self.plan.secrets if self.plan.secrets.known else None
             secrets = known or PlanSecrets.new(self.plan.secrets.generator)
             if is_first():
@@ -125,21 +126,21 @@ class FolderRun:
         return read_secrets(path)
 
     def identify(self, identity: Identity) -> list[Change]:
-        """Records what the run is, or compares it with what it was: the changes it goes on with."""
+        """Records the identity of a new run. When resuming, compares it and returns the changes."""
         before = read_identity(self.folder.private)
         if before is not None:
-            found = check_goes_on(before, identity, self.options.accept, str(self.folder.root))
+            accepted = check_resumable(before, identity, self.options.accept, str(self.folder.root))
         elif not self.checkpoints.steps():
-            found = []
+            accepted = []
         else:
             raise RestoreCheckpointError(
-                f"{self.folder.private} lacks the record of what this run was begun with: restore "
-                "the private half from a copy."
+                f"{self.folder.private / IDENTITY} is missing, so it is unknown what this run was "
+                "started with. Restore the private half from a backup."
             )
         together("bevel: identity compared")
-        if is_first() and (before is None or found):
+        if is_first() and (before is None or accepted):
             write_identity(self.folder.private, identity)
-        return found
+        return accepted
 
     def resume(
         self,
@@ -147,34 +148,35 @@ class FolderRun:
         exactly: dict[str, Any],
         rows_between: Callable[[int, int], list[str]],
     ) -> Halves:
-        """The state to go on from: the newest good checkpoint's, in the place of `like`.
+        """Returns the state to resume from, with the shardings of `like`.
 
-        A run that was not begun begins with `like`, which is saved first. `rows_between` gives the
-        digests of the rows that steps of the present attempt read.
+        A new run starts from `like`, which is saved first. `exactly` is what the bits of a step
+        depend on (see `ReleaseRecord`), and `rows_between` computes the digests of the rows that
+        steps of the current attempt read.
         """
-        self.exactly, ledger = plain(exactly), self.ledger
-        ledger.join(self.root.commitment)
+        self.exactly, ledger = to_json(exactly), self.ledger
+        ledger.join(self.run_secrets.commitment)
         for meta in self.checkpoints.private_metas():
-            if (meta.key, meta.plan) == (self.root.commitment, self.plan.fingerprint()):
-                ledger.check_has(meta)
-        self._publish_what_was_charged()
-        found = self.checkpoints.newest_good(like, self.attempt, self._check)
-        if found is None:
+            if (meta.key, meta.plan) == (self.run_secrets.commitment, self.plan.fingerprint()):
+                ledger.check_contains(meta)
+        self._publish_charged_checkpoint()
+        restored = self.checkpoints.restore_newest(like, self.attempt, self._check)
+        if restored is None:
             if ledger.released:
                 raise RestoreCheckpointError(
                     f"the ledger has charges of run {self.name!r} up to step {ledger.released}, "
-                    f"and {self.checkpoints.folder} has no checkpoint: restore the checkpoints. "
-                    "The run does not begin afresh, because what it released is spent."
+                    f"but {self.checkpoints.folder} has no checkpoint. Restore the checkpoints. "
+                    "The run does not start over, because what it released is spent."
                 )
             meta = self._meta(0, digest_of(like))
             self.checkpoints.stage(like, meta)
             self.checkpoints.wait()
             self.checkpoints.publish(0)
-            self._before = meta.digest
+            self._last_digest = meta.digest
             return like
-        state, meta = found
-        self._restored, self._before = (meta.step, meta.attempt), meta.digest
-        ledger.check_has(meta)
+        state, meta = restored
+        self._last_published, self._last_digest = (meta.step, meta.attempt), meta.digest
+        ledger.check_contains(meta)
         if meta.step < ledger.released:
             recorded = self._releases.between(meta.step, ledger.released, self.attempt)
             if not all([ledger.charged_for(r.stop, self._content(r)) for r in recorded]):
@@ -183,146 +185,145 @@ class FolderRun:
             if why:
                 self.take_fresh_attempt(why)
             else:
-                self._replayed = {release.stop: release.after for release in recorded}
+                self._replays = {release.stop: release.after for release in recorded}
         return self._interrupted_state(like, meta) or state
 
     def take_fresh_attempt(self, why: list[str]) -> None:
-        """From the checkpoint on, noise and batches are fresh, and are charged again."""
-        step, released = self._restored[0], self.ledger.released
+        """Uses fresh noise and batches from the restored checkpoint on, and charges them again."""
+        step, released = self._last_published[0], self.ledger.released
         check_composes(step, released, why, self.plan.composes_by_step)
         if is_first():
             notice = fresh_attempt_notice(step, released, self.attempt + 1, why)
             warnings.warn(notice, stacklevel=2)
-        self._replayed, self._rows = {}, []
+        self._replays, self._earlier_rows = {}, []
         self.ledger.begin_attempt(step)
 
     def restore_again(self, like: Halves) -> Halves:
-        """The state that the run goes on from, once more."""
-        state, meta = self.checkpoints.restore(self._restored[0], like)
-        self._before = meta.digest
+        """Restores the checkpoint that the run resumed from once more."""
+        state, meta = self.checkpoints.restore(self._last_published[0], like)
+        self._last_digest = meta.digest
         return state
 
-    def _publish_what_was_charged(self) -> None:
-        """Publishes a staged checkpoint that the ledger was charged for: it counts as released."""
-        staged, step, found = self._staged(), -1, ""
+    def _publish_charged_checkpoint(self) -> None:
+        """Publishes a staged checkpoint that is already charged, and so counts as released."""
+        staged, step, content = self._staged(), -1, ""
         if staged is not None and staged.release is not None:
-            step, found = staged.meta.step, self._content(ReleaseRecord(**staged.release))
-        charged = self.ledger.charged_for(step, found)
+            step, content = staged.meta.step, self._content(ReleaseRecord(**staged.release))
+        charged = self.ledger.charged_for(step, content)
         step = int(agreed(step if charged and step == self.ledger.released else -1)[0])
         if step >= 0:
             self.checkpoints.publish(step)
 
     def _interrupted_state(self, like: Halves, last: Meta) -> Halves | None:
-        """What an interrupted run staged after its last release; None if there is nothing good.
+        """Returns the state that an interrupted run staged after its last release, or None.
 
-        Nobody has seen it, so going on from it costs nothing.
+        Nobody has seen this state, so resuming from it costs nothing.
         """
         staged, state = self._staged(), None
         follows = (
             staged is not None
             and staged.release is not None
             and (staged.release["first"], staged.release["before"]) == (last.step, last.digest)
-            and not self._replayed
+            and not self._replays
         )
         step = int(agreed(staged.meta.step if staged and follows else -1)[0])
-        # The budget may have been spent by other runs since: then its steps cannot be shown.
+        # Other runs may have spent the budget meanwhile. Then these steps cannot be released.
         if step >= 0 and self.ledger.affordable(last.step, step) == step:
             with contextlib.suppress(RestoreCheckpointError):
                 state, _ = self.checkpoints.restore(step, like, staged=True)
         if any_of(state is None):
             self.checkpoints.discard_staged()
             return None
-        self._rows = staged.release["rows"] if staged and staged.release else []
+        self._earlier_rows = staged.release["rows"] if staged and staged.release else []
         return state
 
     def _staged(self) -> Staged | None:
-        """What the first process staged and did not publish, of this run and attempt."""
+        """Returns the unpublished checkpoint of this run and attempt, in the first process."""
         staged = self.checkpoints.staged() if is_first() else None
-        mine = (self.root.commitment, self.attempt)
-        return staged if staged and (staged.meta.key, staged.meta.attempt) == mine else None
+        current = (self.run_secrets.commitment, self.attempt)
+        return staged if staged and (staged.meta.key, staged.meta.attempt) == current else None
 
     def _content(self, release: ReleaseRecord) -> str:
-        return content(release, self.root.row_key)
+        return content_digest(release, self.run_secrets.row_key)
 
     def _check(self, meta: Meta) -> None:
         """Raises unless a checkpoint belongs to this run."""
         where = f"checkpoint {self.checkpoints.folder / str(meta.step)}"
         if meta.plan != self.plan.fingerprint():
             raise RestoreCheckpointError(
-                f"{where} is of another plan: go on with the plan that the run was begun with, or "
-                "begin another run"
+                f"{where} belongs to another plan: use the plan that the run was started with, or "
+                "start a new run"
             )
-        check_commitment(self.root, meta.key, where)
+        check_commitment(self.run_secrets, meta.key, where)
 
     # Releasing.
 
     def last_release(self, step: int) -> int:
-        """The step of the last checkpoint: before `step`, in a run that was interrupted."""
-        return self._restored[0]
+        """Returns the step of the last published checkpoint."""
+        return self._last_published[0]
 
     def next_goal(self, step: int, stop: int) -> int:
-        """Where the next release is due: by `stop`, or earlier, as far as the budget allows.
+        """Returns the step of the next release: `stop`, or earlier if the budget requires it.
 
-        Steps that are run again are released where they were before.
+        Steps that are run again are released at the same step as before.
         """
-        return self.ledger.affordable(step, min([stop, *(s for s in self._replayed if s > step)]))
+        return self.ledger.affordable(step, min([stop, *(s for s in self._replays if s > step)]))
 
     def release(
         self,
         step: int,
-        begun: int,
+        first: int,
         state: Halves,
         raw: list[Metrics],
         rows: list[str],
         evaluate: Callable[[], Any],
         show: Callable[[Metrics], None],
     ) -> None:
-        """Begins to stage a checkpoint. `finish_release` charges and publishes it, and shows it.
+        """Starts staging a checkpoint. `finish_release` then charges and publishes it.
 
         Args:
-          begun: the step of the release before it. If it is `step`, the checkpoint is published
-            already, and only what comes after it is made up for.
-          rows: digests of the rows of the steps in between.
-          evaluate: gives metrics; called when the steps are charged.
+          first: the step of the previous release. If it equals `step`, the checkpoint is already
+            published, and only evaluation, metrics and `show` are still missing.
+          rows: the digests of the rows of the steps in between.
+          evaluate: returns the metrics. It is called once the steps are charged.
+          show: is called with the metrics once they are written.
         """
         self.finish_release()
         record = None
-        if step > begun:
-            record = self._stage(step, begun, state, rows)
-            self._before, self._rows = record.after, []
+        if step > first:
+            record = self._stage(step, first, state, rows)
+            self._last_digest, self._earlier_rows = record.after, []
         self._pending = _Pending(step, record, raw, evaluate, show)
 
     def keep_unreleased(
-        self, step: int, begun: int, state: Halves, raw: list[Metrics], rows: list[str]
+        self, step: int, first: int, state: Halves, raw: list[Metrics], rows: list[str]
     ) -> None:
-        """Keeps a state without a release, because when a run is interrupted tells the time.
+        """Saves a state without releasing it, so that releases do not show the interruption.
 
-        Steps that are being run again are not kept: whether they are the same is not known yet.
+        Released steps that are being run again are not saved: they are not verified yet.
         """
         self.finish_release()
-        if step == begun or self._replayed:
+        if step == first or self._replays:
             return
-        self._stage(step, begun, state, rows)
+        self._stage(step, first, state, rows)
         self.checkpoints.wait()
-        if self._records:
-            self._records.keep(raw)
+        if self._metrics:
+            self._metrics.write_raw(raw)
 
-    def _stage(self, step: int, begun: int, state: Halves, rows: list[str]) -> ReleaseRecord:
-        """Begins to stage a state. Returns what it was made of."""
-        after = digest_of(state)
-        if self._replayed.pop(step, after) != after:
+    def _stage(self, step: int, first: int, state: Halves, rows: list[str]) -> ReleaseRecord:
+        """Starts staging a state. Returns the record of how it was computed."""
+        before, after, rows = self._last_digest, digest_of(state), self._earlier_rows + rows
+        if self._replays.pop(step, after) != after:
             raise ReplayDiffersError
-        made = ReleaseRecord(
-            self.attempt, begun, step, self._before, self._rows + rows, after, self.exactly
-        )
-        self.checkpoints.stage(state, self._meta(step, after), dataclasses.asdict(made))
-        return made
+        record = ReleaseRecord(self.attempt, first, step, before, rows, after, self.exactly)
+        self.checkpoints.stage(state, self._meta(step, after), dataclasses.asdict(record))
+        return record
 
     def finish_release(self, *, if_ready: bool = False) -> Metrics | None:
-        """Waits for the staged checkpoint, charges, publishes, and shows. Returns the metrics.
+        """Waits for the staged checkpoint, charges and publishes it, and returns its metrics.
 
-        With `if_ready`, only if nobody has to wait. Several processes wait together, so they do it
-        at the next release.
+        With `if_ready`, does nothing if it would have to wait. Several processes have to wait for
+        each other, so they always finish a release at the next one.
         """
         if self._pending is None:
             return None
@@ -331,27 +332,28 @@ class FolderRun:
         pending, self._pending = self._pending, None
         if pending.release is not None:
             self.checkpoints.wait()
-            with full_disk_explained(self.folder.private):
+            with explain_full_disk(self.folder.private):
                 self._releases.add(pending.release)
-                if self._records:
-                    self._records.keep(pending.raw)
+                if self._metrics:
+                    self._metrics.write_raw(pending.raw)
             self.ledger.release(pending.step, self._content(pending.release))
             self.checkpoints.publish(pending.step)
-            self._restored = (pending.step, self.attempt)
+            self._last_published = (pending.step, self.attempt)
         line = {"step": pending.step, "epsilon": self.ledger.epsilon(self.delta)}
         line |= {"delta": self.delta, "attempt": self.attempt}
         line |= checked_metrics(pending.evaluate())
-        if self._records:
-            with full_disk_explained(self.folder.root):
-                self._records.release(line)
-                self.folder.forget_times()
+        if self._metrics:
+            with explain_full_disk(self.folder.root):
+                self._metrics.write_metrics(line)
+                self.folder.reset_times()
         pending.show(line)
         return line
 
     def needs_metrics(self, step: int) -> bool:
-        """Whether a checkpoint was published and its metrics were not: the run ended in between."""
-        same = self._restored == (step, self.attempt)
-        missing = self._records and same and step and not self._records.released(*self._restored)
+        """Returns whether the process ended after publishing this step, before its metrics."""
+        last = self._last_published
+        same = last == (step, self.attempt)
+        missing = self._metrics and same and step and not self._metrics.has_metrics(*last)
         return bool(agreed(float(bool(missing)))[0])
 
     def _meta(self, step: int, digest: list[str]) -> Meta:
@@ -359,23 +361,21 @@ class FolderRun:
             step=step,
             attempt=self.attempt,
             plan=self.plan.fingerprint(),
-            key=self.root.commitment,
+            key=self.run_secrets.commitment,
             ledger=self.ledger.head,
             digest=digest,
         )
 
-    # Writing down what ran.
+    def write_record(self, **fields: Any) -> None:
+        self.record.add_public(name=self.name, **fields)
 
-    def write_record(self, **what: Any) -> None:
-        self.record.add_public(name=self.name, **what)
-
-    def write_private_record(self, **what: Any) -> None:
-        self.record.add_private(**what)
+    def write_private_record(self, **fields: Any) -> None:
+        self.record.add_private(**fields)
 
     def close(self) -> None:
         if is_first():
-            self.folder.forget_times()
-        for part in ("checkpoints", "_records", "_releases", "ledger"):
+            self.folder.reset_times()
+        for part in ("checkpoints", "_metrics", "_releases", "ledger"):
             opened = getattr(self, part, None)
             if opened is not None:
                 opened.close()

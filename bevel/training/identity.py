@@ -1,15 +1,16 @@
-"""What a run is: recorded when it begins, compared whenever it goes on.
+"""The identity of a run: recorded when the run starts, compared whenever it resumes.
 
 | what changed                                                     | what happens               |
 | ---------------------------------------------------------------- | -------------------------- |
 | data, plan, initial or frozen parameters, structure of the state | refused: it is another run |
-| optimizer (learning rate), loss, ema_decay, settings with names  | refused unless it is named |
-|                                                                  | in `RunOptions(accept=)`   |
-| mesh, device, processes, versions, where the data lies           | noted                      |
+| optimizer (learning rate), loss, ema_decay, named settings       | refused, unless listed in  |
+|                                                                  | `RunOptions(accept=)`      |
+| mesh, device, processes, versions, path of the data              | allowed, with a note       |
 
-Values with names (fields of the plan, keys of a config, `RunOptions(settings=...)`) are shown as
-they were and are; what has no name is compared by a digest. The record is private: a digest of the
-data or of a program that holds some of it tells whoever has a guess whether it is right.
+Values with names (fields of the plan, keys of a config, `RunOptions(settings=...)`) are compared
+one by one, and error messages show the old and the new value. Everything else is compared by
+digests. The record is private, because anyone can test a guess of the data against a digest of the
+data, or of a program that contains some of it.
 """
 
 import dataclasses
@@ -21,26 +22,28 @@ from typing import Any
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan
+from bevel.execution_plan.fingerprint import recorded_fields
 from bevel.training.folder import IDENTITY, write_whole
 
-# What `accept` may name, beside settings that the user named.
+# What `accept` may list, in addition to the names in `settings`.
 ACCEPTABLE = ("optimizer", "loss", "ema_decay")
-# Parts that cannot change within a run, by the first part of their names.
+# These cannot change within a run. Compared with the first part of a dotted name.
 FIXED = ("data", "plan", "structure", "initial parameters", "frozen parameters")
-# Settings that do not matter: where, and on what.
+# Settings that may change freely.
 NOTED = ("mesh", "data.source")
+# The key under which `named_values` stores the class of a dataclass.
 KIND = ""
-# Sequences longer than this are not shown.
-SHOWN = 8
+# Longer sequences are not printed in full.
+MAX_SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What a run is.
+    """The identity of a run.
 
     Attributes:
       settings: values by dotted names. Public.
-      digests: of what has no name. Private.
+      digests: hashes of everything that has no name. Private.
       surroundings: mesh, device, versions. Public.
     """
 
@@ -51,7 +54,7 @@ class Identity:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A value that is not what it was; `before` and `now` are None where it has no name."""
+    """A difference between two identities. A digest has neither `before` nor `now`."""
 
     name: str
     before: Any = None
@@ -60,33 +63,33 @@ class Change:
 
     def __str__(self) -> str:
         if self.before is None and self.now is None:
-            return WORDS.get(self.name, f"the {self.name} differ")
-        return f"{self.name} {_shown(self.before)} -> {_shown(self.now)}"
+            return DIGEST_MESSAGES.get(self.name, f"the {self.name} differ")
+        return f"{self.name} {_format(self.before)} -> {_format(self.now)}"
 
     @property
     def kind(self) -> str:
         """'fixed', 'noted' or 'acceptable'."""
-        head = self.name.split(".")[0]
-        if self.of_surroundings or self.name in NOTED or head in NOTED:
+        prefix = self.name.split(".")[0]
+        if self.of_surroundings or self.name in NOTED or prefix in NOTED:
             return "noted"
-        return "fixed" if head in FIXED else "acceptable"
+        return "fixed" if prefix in FIXED else "acceptable"
 
-    def is_accepted(self, words: Sequence[str]) -> bool:
-        return any(self.name == word or self.name.startswith(f"{word}.") for word in words)
+    def is_accepted(self, accept: Sequence[str]) -> bool:
+        return any(self.name == name or self.name.startswith(f"{name}.") for name in accept)
 
 
-WORDS = {
+DIGEST_MESSAGES = {
     "data": "the data differ",
     "optimizer": "the optimizer's program differs",
-    "structure": "the state has another structure (trained parameters, optimizer, average)",
+    "structure": "the structure of trained parameters, optimizer state or average differs",
     "loss": "the loss's program differs",
-    "loss.derivative": "a rule for the loss's derivative differs",
+    "loss.derivative": "a custom derivative rule of the loss differs",
     "plan": "the plan differs",
 }
 
 
 def changes(before: Identity, now: Identity) -> list[Change]:
-    """All that is not as it was. A digest is left out where a named value explains it."""
+    """Returns all differences. A digest is left out if a named value explains its change."""
     named = [
         Change(name, before.settings.get(name), now.settings.get(name))
         for name in sorted(before.settings.keys() | now.settings.keys())
@@ -100,71 +103,71 @@ def changes(before: Identity, now: Identity) -> list[Change]:
     ]
     if any(change.name == "loss" for change in unnamed):
         unnamed = [change for change in unnamed if change.name != "loss.derivative"]
-    around = flat(before.surroundings), flat(now.surroundings)
+    old, new = flatten(before.surroundings), flatten(now.surroundings)
     noted = [
-        Change(name, around[0].get(name), around[1].get(name), of_surroundings=True)
-        for name in sorted(around[0].keys() | around[1].keys())
-        if _differ(around[0].get(name), around[1].get(name))
+        Change(name, old.get(name), new.get(name), of_surroundings=True)
+        for name in sorted(old.keys() | new.keys())
+        if _differ(old.get(name), new.get(name))
     ]
     return named + unnamed + noted
 
 
 def _differ(before: Any, now: Any) -> bool:
-    """As JSON, where NaN is NaN."""
+    """Compares values as JSON, where NaN equals NaN."""
     return json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True)
 
 
-def check_goes_on(
-    before: Identity, now: Identity, accept: Sequence[str], where: str
+def check_resumable(
+    before: Identity, now: Identity, accept: Sequence[str], folder: str
 ) -> list[Change]:
-    """The changes that a run goes on with. Raises for those that it may not have."""
+    """Returns the changes since the run was started. Raises if it cannot resume with them."""
     found = changes(before, now)
     if any(change.kind == "fixed" for change in found):
         differing = [str(change) for change in found if change.kind != "noted"]
         raise RestoreCheckpointError(
-            f"{where} holds another run: {'; '.join(differing)}. Its epsilon is for what it was "
-            "begun with. Go on with that, or begin another run in another folder, and on the same "
-            "data in the same ledger."
+            f"{folder} contains another run: {'; '.join(differing)}. Its epsilon holds only for "
+            "what it was started with. Restore that, or start a new run in another folder, with "
+            "the same ledger if it uses the same data."
         )
-    asked = [c for c in found if c.kind == "acceptable" and not c.is_accepted(accept)]
-    if asked:
-        words = sorted({change.name for change in asked})
-        newer = [str(c) for c in found if c.name.startswith("versions.jax")]
-        maybe = f" (or {newer[0]} writes the same program differently)" if newer else ""
+    refused = [c for c in found if c.kind == "acceptable" and not c.is_accepted(accept)]
+    if refused:
+        names = sorted({change.name for change in refused})
+        versions = [str(c) for c in found if c.name.startswith("versions.jax")]
+        maybe = f" (or {versions[0]} traces the same program differently)" if versions else ""
         raise RestoreCheckpointError(
-            f"{where} was begun otherwise: {'; '.join(map(str, asked))}{maybe}. Epsilon does not "
-            f"depend on it, the model does. Go on as it was begun, or accept it: "
-            f"RunOptions(accept={words!r}), on the command line --accept {' '.join(words)}."
+            f"{folder} was started differently: {'; '.join(map(str, refused))}{maybe}. This does "
+            "not affect epsilon, but it affects the model. Undo the change, or accept it with "
+            f"RunOptions(accept={names!r}), on the command line --accept {' '.join(names)}."
         )
     return found
 
 
 def check_accept(accept: Sequence[str]) -> None:
-    """Raises for what can never be accepted."""
+    """Raises unless `accept` is a list of names that may change within a run."""
     is_list = isinstance(accept, Sequence) and not isinstance(accept, str)
-    if not is_list or not all(isinstance(word, str) for word in accept):
-        raise FixArgumentsError(f"accept={accept!r}: give a list of names, such as ['optimizer'].")
-    for word in accept:
-        if Change(word).kind == "fixed":
+    if not is_list or not all(isinstance(name, str) for name in accept):
+        raise FixArgumentsError(f"accept={accept!r}: pass a list of names, such as ['optimizer'].")
+    for name in accept:
+        if Change(name).kind == "fixed":
             raise FixArgumentsError(
-                f"accept={list(accept)!r}: {word!r} cannot change within a run, because its "
-                f"epsilon is for what it was begun with. May be accepted: {', '.join(ACCEPTABLE)}, "
-                "and settings that you named."
+                f"accept={list(accept)!r}: {name!r} cannot change within a run, because its "
+                "epsilon holds only for what it was started with. You can accept "
+                f"{', '.join(ACCEPTABLE)} and names in `settings`."
             )
 
 
 def read_identity(folder: Path) -> Identity | None:
-    """What a run was begun with; None if it was not."""
+    """Reads the identity that a run was started with. None if there is no such file."""
     path = folder / IDENTITY
     if not path.exists():
         return None
     try:
-        found = Identity(**json.loads(path.read_text()))
+        identity = Identity(**json.loads(path.read_text()))
     except (ValueError, TypeError):
-        found = Identity({}, {}, {})
-    if not found.digests or not all(isinstance(part, dict) for part in vars(found).values()):
-        raise RestoreCheckpointError(f"{path} is damaged: restore it from a copy.")
-    return found
+        identity = Identity({}, {}, {})
+    if not identity.digests or not all(isinstance(part, dict) for part in vars(identity).values()):
+        raise RestoreCheckpointError(f"{path} is damaged: restore it from a backup.")
+    return identity
 
 
 def write_identity(folder: Path, identity: Identity) -> None:
@@ -173,7 +176,7 @@ def write_identity(folder: Path, identity: Identity) -> None:
 
 
 def plan_settings(plan: DPExecutionPlan) -> dict[str, Any]:
-    """The fields of a plan by dotted names: what its fingerprint is made of."""
+    """Returns the fields of a plan that its fingerprint covers, by dotted names."""
     parts = {
         "mechanism": plan.mechanism,
         "clip": plan.clip,
@@ -182,17 +185,15 @@ def plan_settings(plan: DPExecutionPlan) -> dict[str, Any]:
     }
     named = {name: named_values(part) for name, part in parts.items()}
     for part in ("mechanism", "clip", "unit"):
-        named[part].pop(KIND)  # it is the same for all plans
-    return flat({"plan": named})
+        named[part].pop(KIND)
+    return flatten({"plan": named})
 
 
 def named_values(value: Any) -> Any:
-    """Dataclasses as dicts, and what is left as JSON has it."""
+    """Converts dataclasses to dicts, and other values to what JSON can represent."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kind = {KIND: type(value).__name__}
-        return kind | {
-            f.name: named_values(getattr(value, f.name)) for f in dataclasses.fields(value)
-        }
+        kind = {KIND: getattr(type(value), "recorded_name", type(value).__name__)}
+        return kind | {name: named_values(x) for name, x in recorded_fields(value).items()}
     if isinstance(value, Mapping):
         return {str(name): named_values(item) for name, item in value.items()}
     if isinstance(value, enum.Enum):
@@ -204,18 +205,18 @@ def named_values(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else str(value)
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted names. The class of a part is the value of the part's own name."""
-    found: dict[str, Any] = {}
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flattens nested mappings to dotted names. The name of a dataclass has its class as value."""
+    values: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            values |= flatten(value, f"{prefix}{name}.")
         else:
-            found[prefix[:-1] if name == KIND else f"{prefix}{name}"] = value
-    return found
+            values[prefix[:-1] if name == KIND else f"{prefix}{name}"] = value
+    return values
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, list) and len(value) > SHOWN:
+def _format(value: Any) -> str:
+    if isinstance(value, list) and len(value) > MAX_SHOWN:
         return f"({len(value)} values)"
     return str(value)

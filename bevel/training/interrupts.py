@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, as a wish to stop: the step is finished and saved first."""
+"""Turns Ctrl-C and SIGTERM into a request to stop after the current step is finished and saved."""
 
 import contextlib
 import signal
@@ -10,21 +10,21 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """A run ended early by a signal, after its step was finished.
+    """A signal ended a run early, after its current step was finished.
 
     Attributes:
-      state: the `TrainingState` that it ended with. Without a folder nothing is saved: pass the
-        state to `fit` to go on. A run in a folder has saved it: start it again to go on. Its steps
-        since the last checkpoint are not charged yet, so release nothing of this state.
-      exit_code: what a shell expects: 130 for Ctrl-C, 143 for SIGTERM.
+      state: the last `TrainingState`. A run in a folder has saved it: start the run again to
+        resume. Without a folder nothing is saved: pass the state to `fit` to resume. The steps
+        since the last checkpoint are not charged yet, so do not release anything of this state.
+      exit_code: the conventional exit code: 130 for Ctrl-C, 143 for SIGTERM.
     """
 
     def __init__(self, number: int, state: Any, steps: int, *, saved: bool) -> None:
         how = (
-            "the state is saved: start again to go on"
+            "the state is saved: start again to resume"
             if saved
-            else "nothing is saved, because the run has no folder: go on with "
-            "fit(data, error.state), error being this exception"
+            else "nothing is saved, because the run has no folder: to resume, catch this exception "
+            "as `error` and call fit(data, error.state)"
         )
         super().__init__(
             f"stopped by signal {number} after {int(state.step)} of {steps} steps; {how}"
@@ -33,7 +33,7 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """The signal that came, if one did."""
+    """True once a signal was received; `number` is the signal."""
 
     number: int | None = None
 
@@ -43,22 +43,22 @@ class StopRequest:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[StopRequest]:
-    """Within, the first signal is a wish; a second one does what it does elsewhere."""
-    wish, before = StopRequest(), dict[int, Any]()
+    """Yields a request that the first signal sets. A second signal has its usual effect."""
+    request, previous_handlers = StopRequest(), dict[int, Any]()
 
     def restore() -> None:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        before.clear()
+        previous_handlers.clear()
 
-    def note(number: int, frame: Any) -> None:
-        wish.number = number
+    def request_stop(number: int, frame: Any) -> None:
+        request.number = number
         restore()
 
-    if threading.current_thread() is threading.main_thread():  # only there can handlers be set
+    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
         for number in SIGNALS:
-            before[number] = signal.signal(number, note)
+            previous_handlers[number] = signal.signal(number, request_stop)
     try:
-        yield wish
+        yield request
     finally:
         restore()

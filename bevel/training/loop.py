@@ -1,4 +1,4 @@
-"""The loop of a run: select, step, and, at checkpoints, account and release."""
+"""The loop of a run: select a batch, take a step, and account and release at checkpoints."""
 
 import collections
 import dataclasses
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PyTree = Any
 Callback = Callable[[ReleasedState, Mapping[str, Any]], Any]
 Evaluate = Callable[[PyTree], Mapping[str, Any]]
-# Steps that may be under way on the device before the host waits for the first of them.
+# The host waits when more steps than this are running on the device.
 UNDER_WAY = 2
 
 
@@ -52,16 +52,16 @@ class Loop:
     callback: Callback | None
 
     def go(self, begin: TrainingState, precompile: bool) -> TrainingState:
-        """Goes on from the last checkpoint, or from `begin`, to the end of the plan."""
+        """Runs from the last checkpoint, or from `begin`, to the end of the plan."""
         run, plan = self.run, self.trainer.plan
-        programs = CompiledSteps(self.trainer._measured_step, begin, self.words(), self.batches)
+        programs = CompiledSteps(self.trainer.step.measured, begin, self.words(), self.batches)
         exactly, digests = {}, {}
         if run.keeps or jax.process_count() > 1:
             exactly = surroundings(self.trainer.mesh) | {
                 "program": programs.fingerprint(),
                 "padded_sizes": list(self.batches.sizes.sizes),
             }
-            digests = self.trainer.program_digests(begin)
+            digests = self.trainer.step.digests(begin)
             check_same(digests)
         show = self.options.progress is not False and is_first()
         notes = Progress(plan.iterations, show=show)
@@ -97,7 +97,7 @@ class Loop:
     def attempt(
         self, state: TrainingState, step: int, programs: CompiledSteps, show: bool
     ) -> TrainingState:
-        """Takes the steps that are left, with the noise and batches of the present attempt."""
+        """Takes the remaining steps, with the noise and batches of this attempt."""
         run, plan = self.run, self.trainer.plan
         words, batches = self.words(), self.seeded()
         budget = None if run.budget is None else run.budget.epsilon
@@ -109,7 +109,7 @@ class Loop:
         ):
             state, status = self.steps(state, step, programs, words, selected, progress, wish)
             run.finish_release()
-        # Who stopped the run, and when, is not for everyone; where it ended by itself is.
+        # An interruption shows when somebody stopped the run, so only the private record has it.
         run.write_record(ending=None if status == "interrupted" else status)
         run.write_private_record(
             finished=now(),
@@ -133,7 +133,7 @@ class Loop:
         progress: Progress,
         wish: StopRequest,
     ) -> tuple[TrainingState, str]:
-        """Takes the steps that are left. Returns the last state, and why it is the last."""
+        """Takes the remaining steps. Returns the last state, and why the run ended there."""
         run, end = self.run, self.trainer.plan.iterations
         every = self.options.checkpoint_every
         seen = PendingMetrics()
@@ -157,7 +157,7 @@ class Loop:
                     return state, "interrupted"
                 try:
                     batch = next(selected)  # select
-                except Exception:  # of reading: the steps before it are kept
+                except Exception:  # the data could not be read: keep the steps before it
                     self.keep_unreleased(state, step, begun, seen)
                     raise
                 state, measured = programs(state, batch, words)  # clip, noise, update
@@ -181,7 +181,7 @@ class Loop:
         progress: Progress,
         since: tuple[int, float],
     ) -> bool:
-        """Saves, charges, and shows what may then be shown. True if the callback wants to stop."""
+        """Saves and charges, then shows what is released. True if the callback ends the run."""
         raw, rows = seen.taken()
         size, seconds = self.trainer.plan.expected_batch_size, time.perf_counter() - since[1]
         if size and raw:
@@ -198,8 +198,8 @@ class Loop:
 
         self.run.release(step, begun, self.halves(state), raw, rows, metrics, show)
         if self.evaluate is None and self.callback is None:
-            return False  # saving goes on beside the next steps
-        released = self.run.finish_release()  # before user code sees anything, it is charged
+            return False  # the checkpoint is written while the next steps run
+        released = self.run.finish_release()  # charged before user code sees anything
         if self.callback is None or released is None:
             return False
         answer = self.callback(shown, released)
@@ -209,16 +209,16 @@ class Loop:
     def keep_unreleased(
         self, state: TrainingState, step: int, begun: int, seen: "PendingMetrics"
     ) -> None:
-        """Keeps the state, and shows nothing. Processes do not: others may be in a step still."""
+        """Saves the state privately and releases nothing. Only with a single process."""
         if jax.process_count() > 1:
-            return
+            return  # the other processes may still be in a step
         raw, rows = seen.taken()
         self.run.keep_unreleased(step, begun, self.halves(state), raw, rows)
 
-    # The state and the batches of the present attempt.
+    # The state and the batches of this attempt.
 
     def halves(self, state: TrainingState) -> Halves:
-        """What is kept of a state. Frozen parameters do not change, and are in neither half."""
+        """The two halves of a state that are saved. Frozen parameters are in neither."""
         trained, _ = split(state.params, self.trainer.trainable)
         released = dataclasses.replace(self.trainer.released(state), params=trained)
         return Halves(released, state.noise_state)
@@ -234,12 +234,12 @@ class Loop:
         )
 
     def seeded(self) -> Batches:
-        """The batches of the present attempt."""
+        """The batches of this attempt."""
         key = self.run.secrets.row_key if self.run.keeps else b""
         return dataclasses.replace(self.batches, seed=self.sampling_seed(), digest_key=key)
 
     def rows_between(self, first: int, stop: int) -> list[str]:
-        """Digests of the rows of steps: they are read for it."""
+        """Digests of the rows of these steps, which are read from the data."""
         read = itertools.islice(self.seeded().since(first), stop - first)
         return joined_digests([batch.digest for batch in read])
 
@@ -260,7 +260,7 @@ class Loop:
 
 
 class PendingMetrics:
-    """The measures of steps, taken off the device a little later, so that nothing waits."""
+    """Raw metrics of steps, fetched from the device a few steps later so that nothing waits."""
 
     def __init__(self) -> None:
         self._under_way: collections.deque[Metrics] = collections.deque()
@@ -274,7 +274,7 @@ class PendingMetrics:
             self._rows.append(jax.device_get(self._under_way.popleft()))
 
     def taken(self) -> tuple[list[Metrics], list[str]]:
-        """Measures and digests of rows since the last time; waits for the steps under way."""
+        """Raw metrics and row digests since the last call. Waits for the running steps."""
         rows = self._rows + [jax.device_get(row) for row in self._under_way]
         digests = joined_digests(self._digests)
         self._rows, self._digests = [], []
@@ -283,7 +283,7 @@ class PendingMetrics:
 
 
 def loss_words(sampling_seed: int) -> np.ndarray:
-    """A threefry key for losses, which nobody without the run's secrets knows."""
+    """The words of a threefry key for the loss, derived from the run's secret seed."""
     seed = sampling_seed.to_bytes(16, "little")
     hashed = hashlib.blake2b(b"loss", key=seed, digest_size=8).digest()
     return np.frombuffer(hashed, np.uint32)

@@ -1,4 +1,4 @@
-"""A run that keeps nothing: no folder, no ledger, no checkpoints."""
+"""A run without a folder: it has no ledger and no checkpoints."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ Metrics = dict[str, Any]
 
 
 class MemoryRun:
-    """What `FolderRun` is, without a folder: what is released, and charged, is up to the caller."""
+    """The interface of `FolderRun` without a folder: the caller decides what to release."""
 
     keeps, attempt = False, 0
 
@@ -32,9 +32,9 @@ class MemoryRun:
         self._line: Metrics | None = None
         if begin < reached[0] and not plan.secrets.known:
             raise FixArgumentsError(
-                f"this trainer took {reached[0]} steps before, and would take those from {begin} "
-                "on with the same noise again: anyone who subtracts the results has the data. Make "
-                "another Trainer for another run, or go on from the state that fit returned."
+                f"this plan has already run {reached[0]} steps, and running those from {begin} on "
+                "would add the same noise again: subtracting the results would cancel it. For a "
+                "new run make a new plan; to resume, pass the state that fit returned."
             )
 
     @property
@@ -52,9 +52,9 @@ class MemoryRun:
         return step
 
     def keep_unreleased(
-        self, step: int, begun: int, state: PyTree, raw: list[Metrics], rows: list[str]
+        self, step: int, first: int, state: PyTree, raw: list[Metrics], rows: list[str]
     ) -> None:
-        """The caller gets the state, with the exception: its steps were taken with the noise."""
+        """Notes that these steps have used their noise: the caller gets the state."""
         self._reached[0] = max(self._reached[0], step)
 
     def next_goal(self, step: int, stop: int) -> int:
@@ -63,7 +63,7 @@ class MemoryRun:
     def release(
         self,
         step: int,
-        begun: int,
+        first: int,
         state: PyTree,
         raw: list[Metrics],
         rows: list[str],
@@ -90,10 +90,10 @@ class MemoryRun:
     def restore_again(self, like: PyTree) -> PyTree:
         raise AssertionError("a run without a folder has no checkpoint")
 
-    def write_record(self, **what: Any) -> None:
+    def write_record(self, **fields: Any) -> None:
         pass
 
-    def write_private_record(self, **what: Any) -> None:
+    def write_private_record(self, **fields: Any) -> None:
         pass
 
     def __enter__(self) -> "MemoryRun":

@@ -1,9 +1,10 @@
-"""What a run writes down, in files of both halves that are never mixed.
+"""The metrics of a run, in two files: one that may be shown to anyone, and a private one.
 
-`released/metrics.jsonl` has numbers that come from the noised parameters, from public or held-out
-data and from the plan. `private/raw.jsonl` is computed from the training data without noise (loss,
-norms, clipped fraction, batch sizes): no epsilon covers it, so it stays with those who may see the
-data. Times are kept there too, because how long a step takes can depend on the data.
+`released/metrics.jsonl` has numbers that are computed from the noised parameters, public or
+held-out data and the plan. `private/raw.jsonl` has numbers that are computed from the training data
+without noise (loss, norms, clipped fraction, batch sizes). No epsilon covers them, so only people
+who may see the data may see this file. It also has times, because the duration of a step can depend
+on the data.
 """
 
 import contextlib
@@ -17,16 +18,23 @@ from typing import Any
 import numpy as np
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
-from bevel.training.folder import EVENTS, METRICS, RAW, RunFolder, closed_folder, open_private
+from bevel.training.folder import (
+    METRICS,
+    RAW,
+    TENSORBOARD,
+    RunFolder,
+    make_private_folder,
+    open_private,
+)
 
-# What a line of metrics has of its own: `evaluate` may not return these.
-OF_THE_RUN = ("step", "epsilon", "delta", "attempt")
+# Every line of metrics has these, so `evaluate` may not return them.
+RESERVED_NAMES = ("step", "epsilon", "delta", "attempt")
 
 
 class JsonLines:
-    """A file of JSON lines. A line is on disk, whole, when `add` returns.
+    """A file of JSON lines. Lines are on disk when `add` returns.
 
-    A torn last line is what a killed process leaves: it is cut off when the file is opened.
+    A killed process can leave an incomplete last line, which is removed when the file is opened.
     """
 
     def __init__(self, path: Path, *, private: bool = False) -> None:
@@ -37,12 +45,12 @@ class JsonLines:
         else:
             self._file = os.open(path, flags | os.O_CLOEXEC, 0o644)
         data = path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.ftruncate(self._file, whole)
+        complete = data.rfind(b"\n") + 1
+        if complete < len(data):
+            os.ftruncate(self._file, complete)
 
     def add(self, *records: Mapping[str, Any]) -> None:
-        text = "".join(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
+        text = "".join(json.dumps(to_json(record), allow_nan=False) + "\n" for record in records)
         data = memoryview(text.encode())
         while data:
             data = data[os.write(self._file, data) :]
@@ -55,90 +63,91 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file of JSON lines, a torn last line left out. None if there is no file.
+    """Yields the records of a file of JSON lines. Nothing if there is no file.
 
-    Raises `RestoreCheckpointError` for a line that is not a JSON object.
+    Skips an incomplete last line. Raises `RestoreCheckpointError` if a line is not a JSON object.
     """
     if not path.exists():
         return
     data = path.read_bytes()
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise damaged(path, number)
-        yield found
+            record = None
+        if not isinstance(record, dict):
+            raise damaged_line(path, number)
+        yield record
 
 
-def damaged(path: Path, number: int) -> RestoreCheckpointError:
-    return RestoreCheckpointError(f"{path}, line {number} is damaged: restore it from a copy.")
+def damaged_line(path: Path, number: int) -> RestoreCheckpointError:
+    return RestoreCheckpointError(f"{path}, line {number} is damaged: restore it from a backup.")
 
 
-def _places(path: Path) -> set[tuple[int, int]]:
-    """Steps and attempts of which there are lines."""
-    found = set()
+def _written_steps(path: Path) -> set[tuple[int, int]]:
+    """Returns the (step, attempt) pairs that already have a line."""
+    written = set()
     for number, line in enumerate(read_lines(path), 1):
         if not isinstance(line.get("step"), int):
-            raise damaged(path, number)
-        found.add(_place(line))
-    return found
+            raise damaged_line(path, number)
+        written.add(_step_and_attempt(line))
+    return written
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON has it: what is not finite becomes null, arrays become lists."""
+def to_json(value: Any) -> Any:
+    """Converts a value to what JSON can represent. Non-finite numbers become null."""
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): to_json(item) for name, item in value.items()}
     if isinstance(value, str | bool | int) or value is None:
         return value
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    found = np.asarray(value).tolist() if not isinstance(value, bytes | set) else value
-    if isinstance(found, list | bool | int | float | str):
-        return plain(found)
+    converted = np.asarray(value).tolist() if not isinstance(value, bytes | set) else value
+    if isinstance(converted, list | bool | int | float | str):
+        return to_json(converted)
     raise FixArgumentsError(
-        f"a {type(value).__name__} cannot be written as JSON: give numbers, texts, or lists, "
+        f"a {type(value).__name__} cannot be written as JSON. Use numbers, strings, or lists, "
         "arrays and dicts of them."
     )
 
 
 class MetricsFiles:
-    """Both files of a run, and TensorBoard events where tensorboardX is installed.
+    """Both metrics files of a run, and TensorBoard events if tensorboardX is installed.
 
-    Raw rows are written before their steps are charged, so that none is lost to a crash; metrics
-    when the checkpoint is published. Events carry the time of day, so all of them are private.
+    Raw metrics are written before their steps are charged, so that a crash loses none. Metrics are
+    written when the checkpoint is published. All events are private, because they contain the time.
     """
 
     def __init__(self, folder: RunFolder, *, tensorboard: bool = True) -> None:
         self.metrics = JsonLines(folder.released / METRICS)
         self.raw = JsonLines(folder.private / RAW, private=True)
-        self._released = _places(folder.released / METRICS)
-        self._seen = _places(folder.private / RAW)
+        self._metrics_written = _written_steps(folder.released / METRICS)
+        self._raw_written = _written_steps(folder.private / RAW)
         writer = _event_writer() if tensorboard else None
+        events = folder.private / TENSORBOARD
         if writer:
-            closed_folder(folder.private / EVENTS)
-        self._events = writer and writer(str(folder.private / EVENTS / "released"))
-        self._raw_events = writer and writer(str(folder.private / EVENTS / "raw"))
+            make_private_folder(events)
+        self._events = writer and writer(str(events / "released"))
+        self._raw_events = writer and writer(str(events / "raw"))
 
-    def released(self, step: int, attempt: int) -> bool:
-        """Whether the metrics of a step were written before."""
-        return (step, attempt) in self._released
+    def has_metrics(self, step: int, attempt: int) -> bool:
+        """Returns whether the metrics of a step are already written."""
+        return (step, attempt) in self._metrics_written
 
-    def keep(self, raw: Iterable[Mapping[str, Any]]) -> None:
-        """Writes raw rows. Steps that are run again, under one attempt, are written once."""
-        rows = [row for row in raw if _place(row) not in self._seen]
+    def write_raw(self, raw: Iterable[Mapping[str, Any]]) -> None:
+        """Writes raw metrics. A step that is run again in the same attempt is written once."""
+        rows = [row for row in raw if _step_and_attempt(row) not in self._raw_written]
         self.raw.add(*rows)
-        self._seen.update(map(_place, rows))
+        self._raw_written.update(map(_step_and_attempt, rows))
         _add_events(self._raw_events, rows)
 
-    def release(self, metrics: Mapping[str, Any]) -> None:
-        """Writes the metrics of a checkpoint, once."""
-        if _place(metrics) not in self._released:
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Writes the metrics of a checkpoint, unless they are already written."""
+        if _step_and_attempt(metrics) not in self._metrics_written:
             self.metrics.add(metrics)
-            self._released.add(_place(metrics))
+            self._metrics_written.add(_step_and_attempt(metrics))
             _add_events(self._events, [metrics])
 
     def close(self) -> None:
@@ -149,28 +158,28 @@ class MetricsFiles:
                 events.close()
 
 
-def checked_metrics(found: Any) -> dict[str, Any]:
-    """What `evaluate` returned, if it is a mapping that takes no name of the run's own."""
-    if not isinstance(found, Mapping):
+def checked_metrics(metrics: Any) -> dict[str, Any]:
+    """Returns the result of `evaluate`. Raises unless it is a mapping without reserved names."""
+    if not isinstance(metrics, Mapping):
         raise FixArgumentsError(
-            f"evaluate returned a {type(found).__name__}: return a dict, such as {{'accuracy': x}}."
+            f"evaluate returned a {type(metrics).__name__}. Return a dict, such as "
+            "{'accuracy': 0.9}."
         )
-    taken = [name for name in OF_THE_RUN if name in found]
+    taken = [name for name in RESERVED_NAMES if name in metrics]
     if taken:
         raise FixArgumentsError(
-            f"evaluate returned {', '.join(taken)}, which every line of metrics has of its own: "
-            "give it another name."
+            f"evaluate returned {', '.join(taken)}, which bevel adds to every line of metrics. "
+            "Choose another name."
         )
-    return plain(found)
+    return to_json(metrics)
 
 
-def _place(line: Mapping[str, Any]) -> tuple[int, int]:
-    """Step and attempt: there is one line for each."""
+def _step_and_attempt(line: Mapping[str, Any]) -> tuple[int, int]:
     return line["step"], line.get("attempt", 0)
 
 
 def _event_writer() -> Any:
-    """TensorBoard's writer, or None where it is not installed."""
+    """Returns the class of TensorBoard writers, or None if tensorboardX is not installed."""
     with contextlib.suppress(ImportError):
         from tensorboardX import SummaryWriter
 
@@ -182,7 +191,7 @@ def _add_events(events: Any, records: Iterable[Mapping[str, Any]]) -> None:
     if not events:
         return
     for record in records:
-        for name, value in plain(record).items():
+        for name, value in to_json(record).items():
             if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
                 events.add_scalar(name, value, record["step"])
     events.flush()

@@ -1,4 +1,4 @@
-"""What comes next is made while the present is used."""
+"""Prefetches batches in a background thread."""
 
 import queue
 import threading
@@ -10,19 +10,19 @@ T = TypeVar("T")
 
 
 class Prefetched(Generic[T]):
-    """An iterator whose items are made ahead, in order, by one thread.
+    """An iterator that computes up to `ahead` items in advance, in order, in one thread.
 
-    An error of the thread is raised in the place of the item that it hit: items before it still
-    come. `close` ends the thread; use it as a context manager.
+    If computing an item raises, `next` raises the error after returning all earlier items. `close`
+    ends the thread, so use this as a context manager.
 
     Attributes:
-      waited: seconds for which the user of the items waited for them.
+      waited: the time spent waiting for items in `next`, in seconds.
     """
 
     def __init__(self, make: Callable[[], Iterator[T]], ahead: int = 2) -> None:
         self.waited = 0.0
-        self._made: queue.Queue[tuple[str, Any]] = queue.Queue(max(1, ahead))
-        self._ended = threading.Event()
+        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(max(1, ahead))
+        self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(make,), name="bevel-prefetch", daemon=True
         )
@@ -37,11 +37,11 @@ class Prefetched(Generic[T]):
         except BaseException as error:
             self._put(("error", error))
 
-    def _put(self, made: tuple[str, Any]) -> bool:
-        """Waits for room; False if nobody wants more."""
-        while not self._ended.is_set():
+    def _put(self, entry: tuple[str, Any]) -> bool:
+        """Waits for room in the queue. Returns False if the iterator was closed."""
+        while not self._closed.is_set():
             try:
-                self._made.put(made, timeout=0.05)
+                self._queue.put(entry, timeout=0.05)
                 return True
             except queue.Full:
                 continue
@@ -51,18 +51,18 @@ class Prefetched(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        begun = time.perf_counter()
-        kind, value = self._made.get()
-        self.waited += time.perf_counter() - begun
+        start = time.perf_counter()
+        kind, value = self._queue.get()
+        self.waited += time.perf_counter() - start
         if kind == "item":
             return value
-        self._made.put((kind, value))  # the same answer to whoever asks again
+        self._queue.put((kind, value))  # the next call ends or raises in the same way
         if kind == "error":
             raise value
         raise StopIteration
 
     def close(self) -> None:
-        self._ended.set()
+        self._closed.set()
         self._thread.join()
 
     def __enter__(self) -> "Prefetched[T]":

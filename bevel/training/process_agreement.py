@@ -1,4 +1,4 @@
-"""Several processes, one run: the first decides, and all are compared before they begin."""
+"""Runs with several processes: the first one decides, and all are compared before they start."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from bevel.errors import FixArgumentsError
 
 
 def is_first() -> bool:
-    """Whether this process writes ledger, secrets and records for all."""
+    """Returns whether this is process 0, which writes the ledger, secrets and records for all."""
     return jax.process_index() == 0
 
 
 def together(name: str) -> None:
-    """Waits for the other processes of the run."""
+    """Waits until all processes of the run have made this call."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -23,7 +23,7 @@ def together(name: str) -> None:
 
 
 def agreed(*numbers: float) -> list[float]:
-    """The numbers of the first process, to the last bit."""
+    """Returns the numbers of the first process, exactly, in every process."""
     if jax.process_count() == 1:
         return list(numbers)
     from jax.experimental import multihost_utils
@@ -33,13 +33,13 @@ def agreed(*numbers: float) -> list[float]:
     return [float(number) for number in sent.view(np.float64)]
 
 
-def any_of(wish: bool) -> bool:
-    """Whether any process has the wish. All must ask together."""
-    return bool(np.any(of_all(np.asarray(wish))))
+def any_of(local: bool) -> bool:
+    """Returns whether `local` is true in any process. All processes must call this."""
+    return bool(np.any(gathered(np.asarray(local))))
 
 
-def of_all(local: np.ndarray) -> np.ndarray:
-    """The arrays of all processes, stacked in their order: all of one shape and dtype."""
+def gathered(local: np.ndarray) -> np.ndarray:
+    """Stacks the arrays of all processes, which must have the same shape and dtype."""
     if jax.process_count() == 1:
         return local[None]
     from jax.experimental import multihost_utils
@@ -48,34 +48,32 @@ def of_all(local: np.ndarray) -> np.ndarray:
 
 
 def joined_digests(local: list[bytes]) -> list[str]:
-    """From each process's digests of its own rows to one for each step, in hex."""
+    """Combines the row digests of all processes to one hexadecimal digest per step."""
     if not local:
         return []
     size = len(local[0])
     table = np.frombuffer(b"".join(local), np.uint8).reshape(len(local), size)
-    steps = of_all(table).transpose(1, 0, 2)  # (steps, processes, bytes)
+    steps = gathered(table).transpose(1, 0, 2)  # (steps, processes, bytes)
     return [hashlib.blake2b(step.tobytes(), digest_size=16).hexdigest() for step in steps]
 
 
 def check_same(parts: Mapping[str, str]) -> None:
-    """Raises, in every process, unless all have the same value for every part.
+    """Raises in every process unless all processes have the same value for every part.
 
-    Only hashes of the values are exchanged. All processes must give the same names.
+    Only hashes of the values are exchanged. All processes must pass the same names.
     """
     if jax.process_count() == 1:
         return
     hashes = [hashlib.sha256(value.encode()).digest() for value in parts.values()]
-    found = of_all(np.frombuffer(b"".join(hashes), np.uint8).reshape(len(parts), -1))
-    wrong = []
-    for number, mine in enumerate(found):
-        differing = [
-            name for k, name in enumerate(parts) if not np.array_equal(mine[k], found[0][k])
-        ]
+    hashes_by_process = gathered(np.frombuffer(b"".join(hashes), np.uint8).reshape(len(parts), -1))
+    first, problems = hashes_by_process[0], []
+    for process, own in enumerate(hashes_by_process):
+        differing = [name for k, name in enumerate(parts) if not np.array_equal(own[k], first[k])]
         if differing:
-            wrong.append(f"process {number} has another {', another '.join(differing)}")
-    if wrong:
+            problems.append(f"process {process} differs in {', '.join(differing)}")
+    if problems:
         raise FixArgumentsError(
-            f"the processes of this run do not agree: compared with process 0, {'; '.join(wrong)}. "
+            f"the processes of this run differ. Compared with process 0, {'; '.join(problems)}. "
             "Nothing was charged or released. Start every process with the same program, settings "
             "and data."
         )

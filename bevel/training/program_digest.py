@@ -1,9 +1,9 @@
 """A digest of a traced program that does not depend on the mesh, on names or on memory addresses.
 
-Two programs have one digest if they have the same equations on the same types with the same
-constants. Requests for shardings are left out: on another mesh a loss asks for other ones, and is
-the same loss. Rules of custom derivatives are not equations yet, and count by name only; in the
-program of a derivative they are.
+Two programs have the same digest if they have the same equations on the same types with the same
+constants. Sharding constraints are left out, because they change with the mesh while the loss stays
+the same. Custom derivative rules are not yet equations of the traced loss, so they count by name
+only; `derivative_digest` covers their equations.
 """
 
 import hashlib
@@ -17,17 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-# Equations that only say where values lie: each output is its input.
-PLACEMENTS = {
-    "sharding_constraint",
-    "reshard",
-    "mesh_cast",
-    "pvary",
-    "pcast",
-    "optimization_barrier",
-}
-# Parameters that only say where values lie, or what things are called.
-NOT_COMPARED = {
+# Primitives that return their inputs unchanged, apart from the sharding.
+IDENTITIES = {"sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"}
+IDENTITIES |= {"optimization_barrier"}
+# Parameters of equations that only concern shardings, layouts or names.
+IGNORED_PARAMS = {
     "sharding", "in_shardings", "out_shardings", "out_sharding", "dst_sharding", "in_layouts",
     "out_layouts", "layout", "unconstrained_dims", "mesh", "ctx_mesh", "resource_env", "name",
     "donated_invars", "keep_unused", "inline", "compiler_options_kvs", "debug_info",
@@ -36,14 +30,15 @@ ADDRESS = re.compile("0x[0-9a-f]{6,}")
 
 
 def program_digest(closed: ClosedJaxpr) -> str:
-    """SHA-256, in hex, of a program and its constants."""
+    """Returns the SHA-256 of a program and its constants, in hex."""
     return hashlib.sha256(_closed_text(closed).encode()).hexdigest()
 
 
 def derivative_digest(closed: ClosedJaxpr) -> str:
-    """Of the gradient of a program's first output; empty where it cannot be traced by itself.
+    """Returns the digest of the gradient of a program's first output.
 
-    The inputs are given without shardings, so a program that insists on some cannot be.
+    Empty if the gradient cannot be traced by itself. Inputs are passed without shardings, so a
+    program that requires some cannot be traced.
     """
     inputs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
     floats = [k for k, a in enumerate(inputs) if jnp.issubdtype(a.dtype, jnp.floating)]
@@ -66,28 +61,28 @@ def _jaxpr_text(jaxpr: Jaxpr) -> str:
     names: dict[Any, str] = {}
     numbers = itertools.count()
 
-    def given(var: Any) -> str:
+    def define(var: Any) -> str:
         return names.setdefault(var, f"v{next(numbers)}:{_type_text(var.aval)}")
 
-    def used(atom: Any) -> str:
+    def use(atom: Any) -> str:
         if isinstance(atom, Literal):
             return _value_text(atom.val)
-        return names.get(atom) or given(atom)
+        return names.get(atom) or define(atom)
 
-    lines = [f"in {[given(var) for var in (*jaxpr.constvars, *jaxpr.invars)]}"]
+    lines = [f"in {[define(var) for var in (*jaxpr.constvars, *jaxpr.invars)]}"]
     for eqn in jaxpr.eqns:
-        inputs = [used(atom) for atom in eqn.invars]
-        if eqn.primitive.name in PLACEMENTS and len(eqn.outvars) <= len(inputs):
+        inputs = [use(atom) for atom in eqn.invars]
+        if eqn.primitive.name in IDENTITIES and len(eqn.outvars) <= len(inputs):
             names.update(zip(eqn.outvars, inputs, strict=False))
             continue
         params = {
             name: _value_text(value)
             for name, value in sorted(eqn.params.items())
-            if name not in NOT_COMPARED
+            if name not in IGNORED_PARAMS
         }
-        outputs = [given(var) for var in eqn.outvars]
+        outputs = [define(var) for var in eqn.outvars]
         lines.append(f"{outputs} = {eqn.primitive.name} {params} {inputs}")
-    lines.append(f"out {[used(atom) for atom in jaxpr.outvars]}")
+    lines.append(f"out {[use(atom) for atom in jaxpr.outvars]}")
     return "; ".join(lines)
 
 
@@ -119,5 +114,5 @@ def _value_text(value: Any) -> str:
         return value.hex()
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
-    shown = repr(value)
-    return type(value).__qualname__ if ADDRESS.search(shown) else shown
+    text = repr(value)
+    return type(value).__qualname__ if ADDRESS.search(text) else text

@@ -1,10 +1,10 @@
-"""What a run shows on the terminal: a bar, or plain lines where there is no terminal.
+"""Shows progress on the terminal as a bar, or as plain lines if the output is not a terminal.
 
-Between two checkpoints only the count of steps moves. What is not private is said to be so.
+Between two checkpoints only the number of steps changes. Raw metrics are marked "not private",
+because no epsilon covers them.
 """
 
 import math
-import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -12,30 +12,25 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-RAW_SHOWN = (
-    "loss",
-    "accuracy",
-    "clipped_fraction",
-    "signal_to_noise",
-    "not_finite",
-    "examples_per_second",
-)
+RAW_SHOWN = ["loss", "accuracy", "clipped_fraction", "signal_to_noise", "not_finite"]
+RAW_SHOWN += ["examples_per_second"]
 NOT_SHOWN = {"step", "attempt", "delta", "epsilon"}
 
 
 class Progress:
-    """Shows steps as they are taken, and what is released at checkpoints.
+    """Shows the number of steps taken, and the metrics released at checkpoints.
 
     Args:
-      steps: of the whole run.
-      show: False for silence.
-      budget: epsilon that may be spent, if there is a limit.
+      steps: the number of steps of the run.
+      start: the first step.
+      show: False shows nothing.
+      budget: the epsilon that may be spent, if there is a limit.
     """
 
     def __init__(
         self,
         steps: int,
-        begun: int = 0,
+        start: int = 0,
         *,
         show: bool = True,
         budget: float | None = None,
@@ -44,7 +39,6 @@ class Progress:
         self.steps, self.budget, self._show = steps, budget, show
         self._console = Console(file=file, highlight=False, soft_wrap=True)
         self._bar: Bar | None = None
-        self._begun, self._since = begun, time.perf_counter()
         if show and self._console.is_terminal:
             self._bar = Bar(
                 TextColumn("step {task.completed}/{task.total}"),
@@ -53,10 +47,10 @@ class Progress:
                 TextColumn("{task.fields[text]}"),
                 console=self._console,
             )
-            self._task = self._bar.add_task("", total=steps, completed=begun, text="")
+            self._task = self._bar.add_task("", total=steps, completed=start, text="")
 
     def note(self, text: str) -> None:
-        """A line for the user."""
+        """Prints a line."""
         if self._show:
             self._console.print(text, markup=False)
 
@@ -65,11 +59,11 @@ class Progress:
             self._bar.update(self._task, completed=step)
 
     def released(self, metrics: Mapping[str, Any], raw: Mapping[str, Any] | None) -> None:
-        """Shows what a checkpoint released, and, marked as such, what is not private."""
-        text = _shown(metrics, self.budget)
+        """Shows the released metrics of a checkpoint, and its raw metrics, marked as such."""
+        text = _format_metrics(metrics, self.budget)
         if raw:
-            seen = ", ".join(f"{name} {number(raw[name])}" for name in RAW_SHOWN if name in raw)
-            text += f" | not private: {seen}"
+            shown = [f"{name} {format_number(raw[name])}" for name in RAW_SHOWN if name in raw]
+            text += f" | not private: {', '.join(shown)}"
         if self._bar:
             self._bar.update(self._task, completed=metrics["step"], text=text)
         elif self._show:
@@ -85,22 +79,21 @@ class Progress:
             self._bar.stop()
 
 
-def _shown(metrics: Mapping[str, Any], budget: float | None) -> str:
-    """The metrics of a checkpoint, as text."""
+def _format_metrics(metrics: Mapping[str, Any], budget: float | None) -> str:
     parts = []
     spent = metrics.get("epsilon")
     if spent is not None:
-        left = "" if budget is None else f", {number(max(0.0, budget - spent))} left"
-        parts.append(f"epsilon {number(spent)}{left}")
+        left = "" if budget is None else f", {format_number(max(0.0, budget - spent))} left"
+        parts.append(f"epsilon {format_number(spent)}{left}")
     parts += [
-        f"{name.replace('_', ' ')} {number(value)}"
+        f"{name.replace('_', ' ')} {format_number(value)}"
         for name, value in metrics.items()
         if name not in NOT_SHOWN and isinstance(value, int | float)
     ]
     return ", ".join(parts)
 
 
-def number(value: Any) -> str:
+def format_number(value: float | None) -> str:
     value = float(value) if value is not None else math.nan
     if not math.isfinite(value):
         return "-" if math.isnan(value) else "unlimited"

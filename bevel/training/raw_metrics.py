@@ -1,4 +1,4 @@
-"""What a step shows of the training data: not private, and kept apart from what is."""
+"""The raw metrics of a step: computed from the training data without noise, so never released."""
 
 import math
 from typing import Any
@@ -16,22 +16,22 @@ QUANTILES = (0.1, 0.5, 0.9)
 def measures(
     aux: Any, sums: PyTree, is_padding: jax.Array, clip_norm: Any, noise: Any
 ) -> dict[str, jax.Array]:
-    """Numbers about one batch, on the device. Padding rows are in none of them.
+    """Computes metrics of one batch on the device, without its padding.
 
     Args:
       aux: per-example losses, gradient norms and aux of the clipped gradient.
-      sums: the sum of clipped gradients.
-      clip_norm: of this step.
-      noise: standard deviation of the noise in each coordinate of `sums`.
+      sums: the clipped sum.
+      clip_norm: the clip norm of this step.
+      noise: the standard deviation of the noise in each coordinate of `sums`.
 
     | name               | what it is                                                       |
     | ------------------ | ---------------------------------------------------------------- |
     | `batch_size`       | examples (or users) in the batch                                 |
-    | `loss`, aux names  | means over those with a finite loss                              |
-    | `clipped_fraction` | share of gradients that were longer than the clip norm           |
-    | `not_finite`       | gradients that were NaN or infinite, and so contributed nothing  |
+    | `loss`, aux names  | means over the examples with a finite value                      |
+    | `clipped_fraction` | share of finite gradients with a norm above the clip norm        |
+    | `not_finite`       | number of non-finite gradients, which contribute zero            |
     | `norm_quantiles`   | 0.1, 0.5 and 0.9 quantiles of the norms before clipping          |
-    | `signal_to_noise`  | norm of the sum over the expected norm of its noise              |
+    | `signal_to_noise`  | norm of the clipped sum over the expected norm of its noise      |
     """
     real = ~is_padding
     norms = aux.grad_norms.astype(jnp.float32)
@@ -39,34 +39,34 @@ def measures(
     clip_norm = jnp.asarray(clip_norm, jnp.float32)
     size = sum(leaf.size for leaf in jax.tree.leaves(sums))
     expected = jnp.asarray(noise, jnp.float32) * math.sqrt(size)
-    found = {
+    metrics = {
         "batch_size": real.sum(),
         "loss": _mean(aux.values, real),
         "clipped_fraction": _mean(norms > clip_norm, finite),
         "not_finite": (real & ~jnp.isfinite(norms)).sum(),
         "clip_norm": clip_norm,
         "norm_quantiles": jnp.nanquantile(
-            _whole(jnp.where(finite, norms, jnp.nan)), jnp.asarray(QUANTILES, jnp.float32)
+            _replicated(jnp.where(finite, norms, jnp.nan)), jnp.asarray(QUANTILES, jnp.float32)
         ),
         "signal_to_noise": _norm_of(sums) / expected,
     }
     for path, leaf in jax.tree_util.tree_leaves_with_path(aux.aux):
         name = jax.tree_util.keystr(path, simple=True, separator="/") or "aux"
         if leaf.ndim == 1 and not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-            found[f"aux/{name}" if name in found else name] = _mean(leaf, real)
-    return found
+            metrics[f"aux/{name}" if name in metrics else name] = _mean(leaf, real)
+    return metrics
 
 
-def _mean(values: jax.Array, counted: jax.Array) -> jax.Array:
-    """The mean of what counts and is finite; NaN if nothing does."""
+def _mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns the mean of the finite values in the mask, NaN if there are none."""
     values = values.astype(jnp.float32)
-    counted = counted & jnp.isfinite(values)
-    total = jnp.where(counted, values, 0).sum()
-    return total / counted.sum().astype(jnp.float32)
+    mask = mask & jnp.isfinite(values)
+    total = jnp.where(mask, values, 0).sum()
+    return total / mask.sum().astype(jnp.float32)
 
 
-def _whole(values: jax.Array) -> jax.Array:
-    """One number per example, on every device: Explicit axes do not sort what is split."""
+def _replicated(values: jax.Array) -> jax.Array:
+    """Replicates values on Explicit meshes, where JAX cannot sort along a sharded axis."""
     sharding = explicit_sharding(values)
     if sharding is None:
         return values

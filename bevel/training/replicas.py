@@ -1,8 +1,8 @@
-"""Whether all copies of a replicated array are the same, compared where they lie.
+"""Checks on the devices that all replicas of an array are equal.
 
-Devices that hold the same part of an array must hold the same bits of it. Where they do not, one
-process ran something else (another learning rate, other data), and a checkpoint of one copy would
-say nothing about the others.
+Devices that hold the same shard must hold the same bits. If they do not, one process computed
+something else (with another learning rate, or other data), and a checkpoint of one replica would
+not describe the others.
 """
 
 import functools
@@ -20,7 +20,7 @@ PyTree = Any
 
 
 def check_replicas(tree: PyTree, mesh: Mesh | None) -> None:
-    """Raises, in every process, if copies of a part of an array differ. A few bytes are moved."""
+    """Raises in every process if replicas of a shard differ. Only checksums are communicated."""
     if mesh is None:
         return
     named = [
@@ -28,45 +28,45 @@ def check_replicas(tree: PyTree, mesh: Mesh | None) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         if isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
     ]
-    same = _same_everywhere(mesh, tuple(leaf.sharding.spec for _, leaf in named))(
-        [leaf for _, leaf in named]
-    )
-    equal = jax.device_get(same).tolist()
-    differing = [name for (name, _), yes in zip(named, equal, strict=True) if not yes]
+    compare = _replica_comparison(mesh, tuple(leaf.sharding.spec for _, leaf in named))
+    equal = jax.device_get(compare([leaf for _, leaf in named])).tolist()
+    differing = [name for (name, _), is_equal in zip(named, equal, strict=True) if not is_equal]
     if differing:
         raise RestoreCheckpointError(
-            f"copies of {', '.join(differing[:8])} differ between devices: processes did not "
-            "compute the same step. Nothing of these steps was charged or released. Check that "
-            "every process runs the same program on the same data, and start again: the run goes "
-            "on from its last checkpoint."
+            f"replicas of {', '.join(differing[:8])} differ between devices, so the processes did "
+            "not compute the same step. None of these steps was charged or released. Check that "
+            "every process runs the same program on the same data, and start again: the run "
+            "resumes from its last checkpoint."
         )
 
 
 @functools.cache
-def _same_everywhere(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Any:
-    """A compiled function of arrays with these specs: a truth value for each."""
+def _replica_comparison(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Any:
+    """Returns a compiled function of arrays with these specs: 1 where all replicas are equal."""
 
-    def local(leaves: list[jax.Array]) -> jax.Array:
-        return jnp.stack([equal_copies(x, spec) for x, spec in zip(leaves, specs, strict=True)])
+    def compare_all(leaves: list[jax.Array]) -> jax.Array:
+        return jnp.stack([compare(x, spec) for x, spec in zip(leaves, specs, strict=True)])
 
-    def equal_copies(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-        mine = checksum(x)
-        copies = tuple(axis for axis in mesh.axis_names if axis not in _axes_of(spec))
-        if not copies:
+    def compare(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+        local = checksum(x)
+        replica_axes = tuple(axis for axis in mesh.axis_names if axis not in _sharded_axes(spec))
+        if not replica_axes:
             return jnp.ones((), jnp.int32)
-        most, least = jax.lax.pmax(mine, copies), jax.lax.pmin(mine, copies)
-        return jax.lax.pmin(jnp.all(most == least).astype(jnp.int32), mesh.axis_names)
+        largest, smallest = jax.lax.pmax(local, replica_axes), jax.lax.pmin(local, replica_axes)
+        return jax.lax.pmin(jnp.all(largest == smallest).astype(jnp.int32), mesh.axis_names)
 
-    run = jax.shard_map(
-        local, mesh=mesh, in_specs=(list(specs),), out_specs=PartitionSpec(), check_vma=False
+    specs_of_leaves, replicated = (list(specs),), PartitionSpec()
+    return jax.jit(
+        jax.shard_map(
+            compare_all, mesh=mesh, in_specs=specs_of_leaves, out_specs=replicated, check_vma=False
+        )
     )
-    return jax.jit(run)
 
 
-def _axes_of(spec: PartitionSpec) -> set[str]:
-    """Mesh axes over which an array is split."""
-    found: set[str] = set()
+def _sharded_axes(spec: PartitionSpec) -> set[str]:
+    """Returns the mesh axes over which an array is sharded."""
+    axes: set[str] = set()
     for part in spec:
         if part is not None and part is not PartitionSpec.UNCONSTRAINED:
-            found |= {part} if isinstance(part, str) else set(part)
-    return found
+            axes |= {part} if isinstance(part, str) else set(part)
+    return axes

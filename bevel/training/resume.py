@@ -1,17 +1,17 @@
-"""Whether steps that are run again need fresh noise, and a charge.
+"""Decides whether steps that are run again need fresh noise and another charge.
 
-The ledger says which steps count as released: those it has charged, or, where a charge reaches
-ahead, those it has marked. Steps after the checkpoint that a run goes on from are
+The ledger says which steps count as released: the charged ones or, where a charge covers later
+steps in advance, the ones marked as released. Steps after the restored checkpoint are handled so:
 
-| were they released?          | what is done                                                      |
+| released?                    | what happens                                                      |
 | ---------------------------- | ----------------------------------------------------------------- |
-| no                           | run with the same noise and batches, on any mesh; no charge       |
-| yes, and all is as it was    | run again with the same noise; if the result has the recorded     |
-|                              | checksums it is published, at no charge, otherwise as below       |
-| yes, and something is not    | run as a new attempt: fresh noise and batches, charged again      |
+| no                           | run with the same noise and batches, on any mesh; not charged     |
+| yes, and nothing has changed | run again with the same noise; if the result has the recorded     |
+|                              | checksums it is published without a charge, otherwise as below    |
+| yes, and something changed   | run as a new attempt: fresh noise and batches, charged again      |
 
-The last two come up when released checkpoints were lost or damaged, or the folder of a run was put
-back from a copy. Mechanisms that do not compose step by step are refused in the last row.
+The last two rows happen if released checkpoints were lost or damaged, or if the run folder was
+restored from a backup. The last row is an error for mechanisms that do not compose step by step.
 """
 
 import os
@@ -25,32 +25,32 @@ from bevel.errors import RestoreCheckpointError
 
 
 class ReplayDiffersError(Exception):
-    """Steps that were run again did not give the recorded state: nothing of them was shown."""
+    """Steps that were run again did not reproduce the recorded state. They were not released."""
 
 
 def check_composes(step: int, released: int, why: list[str], composes_by_step: bool) -> None:
-    """Raises where released steps cannot be run again with fresh noise."""
+    """Raises if released steps cannot be run again with fresh noise."""
     if composes_by_step:
         return
     raise RestoreCheckpointError(
-        f"the run can only go on from step {step}, and steps up to {released} were released. They "
-        f"cannot be run again with the same noise ({'; '.join(why)}), and with noise or batches "
-        "that tie steps together no guarantee is proven for steps that are run again with fresh "
-        "noise. Restore the newer checkpoint with its private half, go on where the run was begun, "
-        "or begin another run in the same ledger."
+        f"the last usable checkpoint is step {step}, but steps up to {released} were released. "
+        f"They cannot be run again with the same noise ({'; '.join(why)}), and no guarantee is "
+        "proven for fresh noise, because the noise or batches of this plan depend on other steps. "
+        "Restore the newer checkpoint and its private half, undo the change, or start a new run "
+        "in the same ledger."
     )
 
 
 def fresh_attempt_notice(step: int, released: int, attempt: int, why: list[str]) -> str:
     return (
         f"steps {step} to {released} were released before, and cannot be run again with the same "
-        f"noise: {'; '.join(why)}. They are run as attempt {attempt}, with fresh noise and "
-        "batches, and are charged again."
+        f"noise: {'; '.join(why)}. They are run as attempt {attempt} with fresh noise and batches, "
+        "and are charged again."
     )
 
 
 def surroundings(mesh: Mesh | None) -> dict[str, Any]:
-    """What the bits of a step depend on, beside its program, its data and its state."""
+    """Returns what the bits of a step depend on in addition to its program, data and state."""
     import jaxlib
     import numpy as np
 
@@ -68,9 +68,8 @@ def surroundings(mesh: Mesh | None) -> dict[str, Any]:
         "processes": jax.process_count(),
         "mesh": None
         if mesh is None
-        else {name: [int(size), str(kind)] for (name, size), kind in _axes_of(mesh)},
+        else {
+            name: [int(size), str(kind)]
+            for (name, size), kind in zip(mesh.shape.items(), mesh.axis_types, strict=True)
+        },
     }
-
-
-def _axes_of(mesh: Mesh) -> Any:
-    return zip(mesh.shape.items(), mesh.axis_types, strict=True)

@@ -1,4 +1,4 @@
-"""What a run writes down about itself: for everyone, for its owner, and to know itself again."""
+"""Describes a run: the contents of both run.json files, and its identity."""
 
 import dataclasses
 import hashlib
@@ -18,7 +18,7 @@ from bevel.training.batches import Batches
 from bevel.training.compiled_steps import CompiledSteps
 from bevel.training.digest import digest
 from bevel.training.folder_run import FolderRun
-from bevel.training.identity import Change, Identity, flat, named_values, plan_settings
+from bevel.training.identity import Change, Identity, flatten, named_values, plan_settings
 from bevel.training.run_json import now
 from bevel.training.run_options import RunOptions
 from bevel.training.state import TrainingState, path_text, split
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bevel.training.trainer import Trainer
 
 PACKAGES = ("bevel", "jax", "jaxlib", "numpy", "optax", "dp-accounting", "orbax-checkpoint")
-# Of what bits depend on, these are digests, or are recorded elsewhere.
+# Entries of `exactly` that are digests, or are recorded elsewhere.
 NOT_SURROUNDINGS = ("program", "padded_sizes")
 
 
@@ -40,24 +40,24 @@ def public_record(
     run: FolderRun,
     changes: list[Change],
 ) -> dict[str, Any]:
-    """released/run.json: public settings, and what follows from them without the data."""
+    """Returns released/run.json: public settings, and what follows from them without the data."""
     plan, budget = trainer.plan, run.budget
     released = run.last_release(int(state.step))
-    made = [
-        # After the last checkpoint: the present step would show when the run was interrupted.
+    accepted = [
+        # The step of the last release: the current step would show when the run was interrupted.
         {"step": released, "name": change.name, "from": change.before, "to": change.now}
         for change in changes
         if change.kind == "acceptable"
     ]
     return {
-        # The text takes a second, for it states epsilon under every relation.
+        # Reused: the description takes a second, because it states epsilon under every relation.
         "plan": run.record.public.get("plan")
         or {"fingerprint": plan.fingerprint(), "description": str(plan)},
         "unit": plan.unit.name,
         "relation": plan.neighboring_relation.name,
         "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta},
         "delta": run.delta,
-        # As it is found from this file's folder, so that both can be moved together.
+        # Relative to the folder of this file, so that both can be moved together.
         "ledger": os.path.relpath(run.ledger_path, run.folder.released),
         "steps": plan.iterations,
         "data": {
@@ -67,8 +67,8 @@ def public_record(
             "padded_sizes": list(batches.sizes.sizes),
         },
         "settings": _settings_of(trainer, run),
-        "changes": [*run.record.public.get("changes", []), *made],
-        "key_is_secret": not run.root.known,
+        "changes": [*run.record.public.get("changes", []), *accepted],
+        "key_is_secret": not run.run_secrets.known,
         "versions": {name: version_of(name) for name in PACKAGES},
         "commit": commit_of_caller(),
         "surroundings": _surroundings_of(exactly),
@@ -81,11 +81,11 @@ def public_record(
 
 
 def private_record(run: FolderRun, exactly: dict[str, Any]) -> dict[str, Any]:
-    """private/run.json: when, and by which program."""
-    began = run.record.private.get("started")
+    """Returns private/run.json: times, status and the digest of the program."""
+    started = run.record.private.get("started")
     return {
-        "started": began or now(),
-        "resumed": now() if began else None,
+        "started": started or now(),
+        "resumed": now() if started else None,
         "finished": None,
         "status": "running",
         "program": exactly["program"],
@@ -100,13 +100,13 @@ def identity_of(
     exactly: dict[str, Any],
     programs: dict[str, str],
 ) -> Identity:
-    """What the run is, as far as can be seen before a step is taken."""
+    """Returns the identity of a run before its first step."""
     trained, frozen = split(begin.params, trainer.trainable)
-    found = Identity(
+    identity = Identity(
         settings=_settings_of(trainer, run),
         digests={
             "plan": trainer.plan.fingerprint(),
-            "data": data.fingerprint(batches.source, run.root.row_key, batches.population),
+            "data": data.fingerprint(batches.source, run.run_secrets.row_key, batches.population),
             "structure": _structure_of(dataclasses.replace(begin, params=trained)),
             "initial parameters": " ".join(digest(trained)),
             "frozen parameters": " ".join(digest(frozen)),
@@ -114,13 +114,13 @@ def identity_of(
         },
         surroundings=_surroundings_of(exactly),
     )
-    return Identity(**json.loads(json.dumps(dataclasses.asdict(found))))
+    return Identity(**json.loads(json.dumps(dataclasses.asdict(identity))))
 
 
 def in_common(
     trainer: "Trainer", batches: Batches, state: Any, options: RunOptions
 ) -> dict[str, str]:
-    """What all processes of a run must have in common before they begin, by name."""
+    """Returns what must be equal in all processes before they start, by name."""
     params = [
         hashlib.sha256(np.asarray(x).tobytes()).hexdigest()
         for x in jax.tree.leaves(state)
@@ -137,11 +137,11 @@ def in_common(
 
 
 def _settings_of(trainer: "Trainer", run: FolderRun) -> dict[str, Any]:
-    """All values that have names: those of the plan, the trainer and the caller."""
+    """Returns all named values: those of the plan, the trainer and `RunOptions(settings=)`."""
     own = {"ema_decay": trainer.ema_decay}
     if trainer.augmentation is not None:
         own["augmentation.views"] = trainer.augmentation.views
-    return flat(named_values(run.options.settings)) | own | plan_settings(trainer.plan)
+    return flatten(named_values(run.options.settings)) | own | plan_settings(trainer.plan)
 
 
 def _surroundings_of(exactly: dict[str, Any]) -> dict[str, Any]:
@@ -149,24 +149,24 @@ def _surroundings_of(exactly: dict[str, Any]) -> dict[str, Any]:
 
 
 def _structure_of(tree: Any) -> str:
-    """A hash of the paths, shapes and dtypes of a tree."""
+    """Hashes the paths, shapes and dtypes of a tree."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     text = [f"{path_text(path)} {x.dtype}{list(x.shape)}" for path, x in leaves]
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
 
 def collectives(programs: CompiledSteps, sizes: tuple[int, ...]) -> list[dict[str, Any]] | None:
-    """What the first of the compiled steps moves between devices; None where that is not known."""
+    """Lists the collectives of the first compiled step. None if they cannot be determined."""
     inspect_step = getattr(sharding, "inspect_step", None)
     if inspect_step is None or not programs.compiled:
         return None
     try:
         report = inspect_step(programs.of_size(sizes[0]))
-    except Exception:  # a report that cannot be made is no reason not to train
+    except Exception:  # training must not fail because of a report
         return None
-    shown = ["kind", "dtype", "shapes", "bytes", "group_size", "axes", "times", "sent", "line"]
-    shown += ["operation"]
-    return [{name: row[name] for name in shown} for row in report.to_dict()["collectives"]]
+    fields = ["kind", "dtype", "shapes", "bytes", "group_size", "axes", "times", "sent", "line"]
+    fields += ["operation"]
+    return [{name: row[name] for name in fields} for row in report.to_dict()["collectives"]]
 
 
 def version_of(package: str) -> str | None:
@@ -177,10 +177,10 @@ def version_of(package: str) -> str | None:
 
 
 def commit_of_caller() -> str | None:
-    """The commit that the present folder is at, with a mark if files differ from it."""
+    """Returns the git commit of the working directory, marked if files were changed."""
     try:
-        asked = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        found = subprocess.run(asked, capture_output=True, text=True, cwd=Path.cwd(), timeout=10)
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        git = subprocess.run(command, capture_output=True, text=True, cwd=Path.cwd(), timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None if found.returncode == 0 else None
+    return git.stdout.strip() or None if git.returncode == 0 else None

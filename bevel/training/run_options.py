@@ -1,4 +1,4 @@
-"""How a run is kept."""
+"""Options of a run: checkpoints, ledger, resuming and speed."""
 
 import dataclasses
 import os
@@ -14,33 +14,34 @@ from bevel.training.identity import check_accept
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is kept.
+    """Options of a run: checkpoints, ledger, resuming and speed.
 
-    Changes what is released, and when:
+    What is released, and when:
       checkpoint_every: steps between two checkpoints. Evaluation and callbacks run at checkpoints.
-      budget: what all runs of the ledger may spend; by default the plan's. A run ends before it
-        would be exceeded.
-      delta: at which epsilon is stated; by default the budget's.
+      budget: what all runs of the ledger together may spend. The run ends before it would exceed
+        the budget. Default: the plan's budget.
+      delta: the delta at which epsilon is stated. Default: the budget's delta.
 
-    Changes where things are kept:
-      ledger: by default `released/ledger.jsonl` in the run's folder. Runs on one data set share
-        one.
-      anchor: a small file, on other storage than the ledger, that holds the hash of the ledger's
-        last line. It detects a ledger that was rolled back together with the folder.
-      name: of the run in the ledger; by default the folder's.
-      keep, keep_period: the newest checkpoints, and every one of a step that is a multiple.
-      tensorboard: events beside the JSON lines, where tensorboardX is installed.
+    Where files are kept:
+      ledger: the path of the ledger. Default: `released/ledger.jsonl` in the run folder. Use one
+        ledger for all runs on the same data set.
+      anchor: a small file that holds the hash of the ledger's last line. Put it on other storage
+        than the ledger: it detects a ledger that was rolled back together with the run folder.
+      name: the name of the run in the ledger. Default: the name of the run folder.
+      keep: the number of newest checkpoints to keep.
+      keep_period: also keep checkpoints whose step is a multiple of this.
+      tensorboard: whether to also write TensorBoard events, if tensorboardX is installed.
 
-    Changes what a run may go on with:
-      settings: values by names, recorded and shown when the run goes on with other ones.
-      accept: names of what may differ from when the run was begun: 'optimizer' (its learning rate),
+    Resuming:
+      settings: values by name. They are recorded, and a run refuses to resume with other values.
+      accept: names of what may differ from the start of the run: 'optimizer' (its learning rate),
         'loss', 'ema_decay', or a name in `settings`.
 
-    Changes speed only:
-      ahead: batches that are read while a step runs.
-      compilations: sizes that batches are padded to, each with a program compiled ahead.
+    Speed only:
+      ahead: the number of batches to prefetch.
+      compilations: the number of sizes that batches are padded to, each with a compiled program.
 
-    progress: whether to show it; None shows it.
+    progress: whether to show progress. None shows it.
     """
 
     checkpoint_every: int = 100
@@ -59,21 +60,21 @@ class RunOptions:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        whole = ["checkpoint_every", "keep", "ahead", "compilations"]
-        for name in whole + ["keep_period"] * (self.keep_period is not None):
+        counts = ["checkpoint_every", "keep", "ahead", "compilations"]
+        for name in counts + ["keep_period"] * (self.keep_period is not None):
             whole_number(name, getattr(self, name))
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise FixArgumentsError(
-                f"budget={self.budget!r}: give bevel.accounting.Budget(epsilon, delta)."
+                f"budget={self.budget!r}: pass bevel.accounting.Budget(epsilon, delta)."
             )
         if self.delta is not None:
             check_budget(delta=self.delta)
         if self.name is not None and (not isinstance(self.name, str) or not self.name):
-            raise FixArgumentsError(f"name={self.name!r}: give a text that is not empty.")
+            raise FixArgumentsError(f"name={self.name!r}: pass a string that is not empty.")
         for name in ("ledger", "anchor"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str | os.PathLike):
-                raise FixArgumentsError(f"{name}={value!r}: give a path.")
+                raise FixArgumentsError(f"{name}={value!r}: pass a path.")
         if not isinstance(self.settings, Mapping):
-            raise FixArgumentsError(f"settings={self.settings!r}: give a dict of names and values.")
+            raise FixArgumentsError(f"settings={self.settings!r}: pass a dict of names and values.")
         check_accept(self.accept)

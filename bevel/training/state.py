@@ -1,4 +1,4 @@
-"""What a step takes and gives, and which part of the parameters it trains."""
+"""The training state, and the split into trainable and frozen parameters."""
 
 import dataclasses
 import fnmatch
@@ -18,17 +18,17 @@ Trainable = Callable[[str], bool] | str | tuple[str, ...] | None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """All that a run goes on from, apart from its secrets.
+    """Everything that a run needs to resume, except its secrets.
 
-    Not for release as a whole: the state of correlated noise holds noise that was added. What may
-    be shown is `ReleasedState`, which callbacks get.
+    Do not release it as a whole: the state of correlated noise contains noise that was added. The
+    part that you may show is `ReleasedState`, which callbacks receive.
 
     Attributes:
-      step: steps that were taken.
-      params: of the model, those that are frozen included.
-      opt_state: of the optimizer, for the trainable parameters.
-      noise_state: of the plan's noise. Private, though it does not hold the key.
-      average: of the trainable parameters over past steps (`ema_decay`), or None.
+      step: the number of steps taken.
+      params: the parameters of the model, including frozen ones.
+      opt_state: the optimizer state of the trainable parameters.
+      noise_state: the state of the plan's noise. Private, although it does not contain the key.
+      average: the moving average of the trainable parameters (`ema_decay`), or None.
     """
 
     step: Any
@@ -41,11 +41,12 @@ class TrainingState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReleasedState:
-    """The half of a state that may be shown to anyone: a function of the noised outputs alone.
+    """The part of a state that may be shown to anyone: a function of the noised outputs alone.
 
     Attributes:
       step, params, opt_state, average: as in `TrainingState`.
-      clip_norm: of the next step, where it adapts (its count is noised); otherwise None.
+      clip_norm: with adaptive clipping, the clip norm of the next step, which is computed from a
+        noised count. Otherwise None.
     """
 
     step: Any
@@ -56,7 +57,7 @@ class ReleasedState:
 
     @property
     def evaluated(self) -> PyTree:
-        """The parameters to evaluate: their average, where there is one."""
+        """The parameters to evaluate: their average if there is one."""
         if self.average is None:
             return self.params
         return jax.tree.map(
@@ -68,31 +69,31 @@ class ReleasedState:
 
 
 def split(params: PyTree, trainable: Trainable) -> tuple[PyTree, PyTree]:
-    """The trainable and the frozen parameters: two trees like `params`, None for the others.
+    """Splits parameters into two trees like `params`: trainable and frozen, None for the others.
 
     `trainable` is a function of a parameter's path ("encoder/0/kernel"), or one or more patterns
-    such as "*/lora_*" that it must match; None trains everything.
+    that the path must match, such as "*/lora_*". None trains all parameters.
     """
-    chosen = _chooser(trainable)
-    paths = jax.tree_util.tree_map_with_path(lambda path, _: chosen(path_text(path)), params)
-    if not any(jax.tree.leaves(paths)):
+    matches = _path_predicate(trainable)
+    mask = jax.tree_util.tree_map_with_path(lambda path, _: matches(path_text(path)), params)
+    if not any(jax.tree.leaves(mask)):
         names = [path_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         raise FixArgumentsError(
             f"trainable={trainable!r} matches none of the parameters: {', '.join(names[:12])}."
         )
-    kept = jax.tree.map(lambda yes, x: x if yes else None, paths, params)
-    frozen = jax.tree.map(lambda yes, x: None if yes else x, paths, params)
-    return kept, frozen
+    trained = jax.tree.map(lambda is_trained, x: x if is_trained else None, mask, params)
+    frozen = jax.tree.map(lambda is_trained, x: None if is_trained else x, mask, params)
+    return trained, frozen
 
 
 def joined(trainable: PyTree, frozen: PyTree) -> PyTree:
-    """The parameters that `split` took apart."""
+    """Joins the two trees that `split` returned."""
     return jax.tree.map(
         lambda a, b: b if a is None else a, trainable, frozen, is_leaf=lambda x: x is None
     )
 
 
-def _chooser(trainable: Trainable) -> Callable[[str], bool]:
+def _path_predicate(trainable: Trainable) -> Callable[[str], bool]:
     if trainable is None:
         return lambda path: True
     if callable(trainable):
@@ -106,17 +107,17 @@ def path_text(path: Any) -> str:
 
 
 def copied(tree: PyTree) -> PyTree:
-    """New arrays: a step gives the memory of its state away, and the caller keeps the original."""
+    """Copies arrays, so that the caller can keep the originals: a step donates its state."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
 
 
 def on_mesh(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Arrays that lie on one device, replicated over the mesh; the others as they are."""
+    """Replicates arrays over the mesh. Arrays that are already on the mesh are unchanged."""
     if mesh is None:
         return tree
 
-    def place(x: jax.Array) -> jax.Array:
-        known = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
-        return x if known else jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+    def replicate(x: jax.Array) -> jax.Array:
+        placed = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
+        return x if placed else jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
 
-    return jax.tree.map(place, tree)
+    return jax.tree.map(replicate, tree)

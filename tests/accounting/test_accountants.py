@@ -1,4 +1,4 @@
-"""Accountants: what each takes the noise to be relative to, and which one is taken."""
+"""Accountants: what the noise is relative to for each, and which one is the default."""
 
 import functools
 
@@ -38,15 +38,15 @@ def test_the_unsampled_gaussian_has_its_closed_form_under_every_relation(
     for accountant in (None, PLDAccountant):
         found = epsilon(event, delta=DELTA, neighboring_relation=relation, accountant_fn=accountant)
         assert found == pytest.approx(truth, abs=1e-3) and found >= truth - 1e-9
-    # RDP is a looser bound of the same: it has the closed form of the Rényi divergence.
+    # RDP is a looser bound, computed from the closed form of the Rényi divergence.
     found = epsilon(event, delta=DELTA, neighboring_relation=relation, accountant_fn=RdpAccountant)
     alone = RdpAccountant().compose(dp_accounting.GaussianDpEvent(STDDEV / sensitivity), steps)
     assert found == pytest.approx(alone.get_epsilon(DELTA), rel=1e-12)
     assert truth <= found <= 1.15 * truth
 
 
-def test_the_accountants_would_disagree_if_they_were_asked_directly():
-    # The edge that as_taken takes off: under replace-one one of them doubles, the other does not.
+def test_the_accountants_disagree_without_conversion():
+    # Why events are converted: under replace-one, PLD doubles the sensitivity and RDP does not.
     event = gaussian_event(STDDEV / CLIP)
     pld = PLDAccountant(ONE).compose(event).get_epsilon(DELTA)
     rdp = RdpAccountant(neighboring_relation=ONE).compose(event).get_epsilon(DELTA)
@@ -67,7 +67,7 @@ def test_zcdp_grows_with_the_square_of_the_sensitivity(relation, factor):
     assert found == pytest.approx(gaussian)
 
 
-def test_batches_of_one_size_are_accounted_with_twice_the_bound():
+def test_fixed_size_batches_are_accounted_with_twice_the_bound():
     event = fixed_dpsgd_event(4.0, 20, dataset_size=100, batch_size=10)
     found = epsilon(event, delta=DELTA, neighboring_relation=ONE)
     half = fixed_dpsgd_event(2.0, 20, dataset_size=100, batch_size=10)
@@ -117,10 +117,10 @@ class Mine(dp_accounting.PrivacyAccountant):
         return 7.0
 
 
-def test_an_accountant_whose_convention_is_not_known():
+def test_an_accountant_with_an_unknown_convention_is_refused():
     event = gaussian_event(1.0)
     assert epsilon(event, delta=DELTA, neighboring_relation=ADD, accountant_fn=Mine) == 7.0
-    with pytest.raises(FixArgumentsError, match="not known whether"):
+    with pytest.raises(FixArgumentsError, match="does not know whether"):
         epsilon(event, delta=DELTA, neighboring_relation=ONE, accountant_fn=Mine)
 
 
@@ -140,13 +140,13 @@ def test_an_accountant_whose_convention_is_not_known():
         ),
     ],
 )
-def test_what_an_accountant_cannot_bound_is_an_error(event, relation, accountant):
+def test_an_event_the_accountant_cannot_bound_is_an_error(event, relation, accountant):
     with pytest.raises(FixArgumentsError, match="has no bound for"):
         epsilon(event, delta=DELTA, neighboring_relation=relation, accountant_fn=accountant)
 
 
 @pytest.mark.parametrize("relation", [ADD, SPECIAL])
-def test_what_no_accountant_can_bound_is_an_error(relation):
+def test_an_event_no_accountant_can_bound_is_an_error(relation):
     for replace in (False, True):
         event = fixed_dpsgd_event(1.0, 3, dataset_size=9, batch_size=3, replace=replace)
         with pytest.raises(FixArgumentsError, match="no accountant has a bound"):
@@ -154,9 +154,9 @@ def test_what_no_accountant_can_bound_is_an_error(relation):
 
 
 def test_an_event_without_a_known_convention_is_refused_by_rdp():
-    with pytest.raises(FixArgumentsError, match="not known what its noise"):
+    with pytest.raises(FixArgumentsError, match="does not know what its noise"):
         accountants.with_half_the_noise(dp_accounting.LaplaceDpEvent(1.0))
-    with pytest.raises(FixArgumentsError, match="not known what its noise"):
+    with pytest.raises(FixArgumentsError, match="does not know what its noise"):
         accountants.with_half_the_noise(dp_accounting.ZCDpEvent(1.0, xi=0.5))
 
 
@@ -169,7 +169,7 @@ def test_compositions_are_halved_all_the_way_down():
     assert accountants.with_half_the_noise(event) == dp_accounting.ComposedDpEvent(
         [half, dp_accounting.SelfComposedDpEvent(half, 3), dp_accounting.NoOpDpEvent()]
     )
-    # A list in it: no hash, so it is composed afresh, with the same result.
+    # A list is not hashable, so the cache is bypassed, with the same result.
     cost = epsilon(event, delta=DELTA, neighboring_relation=ONE, accountant_fn=RdpAccountant)
     alone = RdpAccountant().compose(half, 4).get_epsilon(DELTA)
     assert cost == pytest.approx(alone)
@@ -192,13 +192,13 @@ def test_an_event_is_composed_once():
         dpsgd_event(0.05, 10, sampling_prob=1e-6),
     ],
 )
-def test_next_to_no_noise_takes_no_longer(event):
-    # At dp-accounting's own rounding these take minutes, or more memory than there is.
+def test_almost_no_noise_takes_no_longer(event):
+    # At dp-accounting's default rounding these take minutes, or more memory than is available.
     assert accountants.interval_for(event, ADD) > 1e-4
     cost = epsilon(event, delta=DELTA, neighboring_relation=ADD)
     looser = epsilon(event, delta=DELTA, neighboring_relation=ADD, accountant_fn=RdpAccountant)
     assert 0 <= cost <= 1.05 * looser + 1
 
 
-def test_usual_noise_has_the_usual_rounding():
+def test_usual_noise_has_the_default_rounding():
     assert accountants.interval_for(dpsgd_event(0.8, 5000, sampling_prob=0.01), ADD) == 1e-4

@@ -1,4 +1,4 @@
-"""Budgets and numbers that make no sense are refused, and say what to write."""
+"""Invalid budgets and numbers are refused, with a message that says what to write."""
 
 import math
 import warnings
@@ -12,7 +12,7 @@ from bevel.checks import probability, whole_number
 from bevel.errors import FixArgumentsError
 
 
-def test_a_sensible_budget_passes_without_a_word():
+def test_a_valid_budget_gives_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_budget(3.0, 1e-5, 60_000)
@@ -32,7 +32,7 @@ def test_delta_is_between_zero_and_one(delta):
         check_budget(3.0, delta)
 
 
-def test_a_delta_that_protects_nobody_is_warned_of():
+def test_a_delta_above_one_over_n_gives_a_warning():
     with pytest.warns(UserWarning, match="larger than 1 / 1000"):
         check_budget(3.0, 2e-3, 1000)
 

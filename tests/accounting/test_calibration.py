@@ -23,7 +23,7 @@ from bevel.accounting import (
     truncated_dpsgd_event,
     zcdp_event,
 )
-from bevel.accounting.calibration import last_true
+from bevel.accounting.calibration import largest_that_fits
 from bevel.errors import FixArgumentsError
 
 ADD, ONE, SPECIAL = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
@@ -88,7 +88,7 @@ def test_any_sensible_budget(eps, p, steps, delta):
     assert eps - 1e-3 <= epsilon(make(noise), **options) <= eps
 
 
-def test_ten_thousand_steps_take_under_two_seconds_and_then_nothing():
+def test_ten_thousand_steps_take_under_two_seconds_and_repeats_are_cached():
     def make(noise):
         return dpsgd_event(noise, 10_000, sampling_prob=1024 / 60_000)
 
@@ -101,7 +101,7 @@ def test_ten_thousand_steps_take_under_two_seconds_and_then_nothing():
     again, repeated = timed()
     assert first == again
     assert seconds < 2.0
-    assert repeated < 0.3  # the guess by RDP is not kept
+    assert repeated < 0.3  # the guess by RDP is not cached
     assert first == pytest.approx(2.49, abs=0.01)
 
 
@@ -131,7 +131,7 @@ def test_the_largest_number_of_steps(accountant):
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 60))
-def test_the_last_number_that_fits(last, most, guess):
+def test_the_largest_number_that_fits(last, most, guess):
     asked = []
 
     def fits(k):
@@ -139,8 +139,15 @@ def test_the_last_number_that_fits(last, most, guess):
         assert 1 <= k <= most
         return k <= last
 
-    assert last_true(fits, guess, most) == min(last, most)
+    assert largest_that_fits(fits, most, guess) == min(last, most)
     assert len(set(asked)) <= 16
+
+
+def test_the_search_takes_logarithmic_time_without_a_guess():
+    asked = []
+    assert largest_that_fits(lambda k: asked.append(k) or k <= 1023, 1 << 40) == 1023
+    assert len(asked) < 25
+    assert largest_that_fits(lambda k: True, (1 << 40) - 1) == (1 << 40) - 1
 
 
 def test_events_bounded_by_sampling():
@@ -153,7 +160,7 @@ def test_events_bounded_by_sampling():
     )
     cost = epsilon(make(noise), monte_carlo=MonteCarlo(20_000, 1e-4, seed=4), **options)
     assert 1.3 < cost < 1.6
-    with pytest.raises(FixArgumentsError, match="calibrate its noise"):
+    with pytest.raises(FixArgumentsError, match="use calibrate_noise_multiplier"):
         calibrate_iterations(
             lambda t: balls_in_bins_event(1.0, t, cycle_length=4), epsilon=1.0, **options
         )
@@ -168,9 +175,9 @@ def test_wrong_input(wrong):
         calibrate_noise_multiplier(gaussian_event, **{**right, **wrong})
 
 
-def test_a_budget_that_no_noise_changes():
+def test_budgets_that_noise_cannot_meet():
     options = {"epsilon": 1.0, "delta": 1e-5, "neighboring_relation": ADD}
-    with pytest.raises(FixArgumentsError, match="kept without noise"):
+    with pytest.raises(FixArgumentsError, match="is met with almost no noise"):
         calibrate_noise_multiplier(lambda s: dpsgd_event(s, 3, sampling_prob=0.0), **options)
-    with pytest.raises(FixArgumentsError, match="not kept with any noise"):
+    with pytest.raises(FixArgumentsError, match="is not met with any noise"):
         calibrate_noise_multiplier(lambda s: dp_accounting.NonPrivateDpEvent(), **options)

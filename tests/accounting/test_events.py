@@ -33,7 +33,7 @@ def test_zcdp():
         events.fixed_dpsgd_event(1.5, 10, use_zcdp=True, replace=True, **fixed)
 
 
-def test_batches_of_one_size():
+def test_fixed_size_batches():
     without = dp_accounting.SampledWithoutReplacementDpEvent(50, 5, GAUSSIAN)
     with_ = dp_accounting.SampledWithReplacementDpEvent(50, 60, GAUSSIAN)
     made = events.fixed_dpsgd_event(1.5, 10, dataset_size=50, batch_size=5)

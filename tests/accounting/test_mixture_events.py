@@ -1,4 +1,4 @@
-"""Shifts: what an example in each bin adds to the outputs, from the dense matrix."""
+"""Mixture events: their shifts equal those computed from the dense matrix."""
 
 import dp_accounting
 import numpy as np
@@ -32,12 +32,12 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_no_accountant_takes_them_by_mistake(event):
+def test_no_accountant_supports_them(event):
     for accountant in (dp_accounting.pld.PLDAccountant(), dp_accounting.rdp.RdpAccountant()):
         assert not accountant.supports(event)
         assert not accountant.supports(dp_accounting.SelfComposedDpEvent(event, 2))
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_they_can_be_written_down_and_read_back(event):
+def test_named_tuple_round_trip(event):
     assert dp_accounting.DpEvent.from_named_tuple(event.to_named_tuple()) == event

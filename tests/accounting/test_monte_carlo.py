@@ -1,4 +1,4 @@
-"""Sampling: a bound that holds, against closed forms, integrals and the mechanism itself."""
+"""Sampling gives a valid bound: compared with closed forms, integrals and the mechanism."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ from bevel.accounting.monte_carlo import (
     SampledLosses,
     positive_losses,
     sampled_losses,
-    upper_mean,
+    upper_confidence_bound,
 )
 from bevel.errors import FixArgumentsError
 
@@ -41,20 +41,20 @@ def on_grid(eps):
 def test_the_bound_fails_no_more_often_than_it_says(p, failure):
     rng = np.random.default_rng(0)
     means = rng.binomial(200, p, 4000) / 200
-    failed = np.mean([upper_mean(float(mean), 200, failure) < p for mean in means])
+    failed = np.mean([upper_confidence_bound(float(mean), 200, failure) < p for mean in means])
     assert failed <= failure + 3 * math.sqrt(failure / 4000)
 
 
 @given(st.floats(0, 1), st.integers(1, 10**8), st.floats(1e-12, 0.5))
 def test_the_bound_is_above_the_mean_and_below_one(mean, count, failure):
-    bound = upper_mean(mean, count, failure)
+    bound = upper_confidence_bound(mean, count, failure)
     assert mean <= bound <= 1
     if mean == 0:
         assert bound == pytest.approx(-math.expm1(math.log(failure) / count), rel=1e-6)
 
 
 def test_the_bound_of_no_exceedance_is_the_rule_of_three():
-    assert upper_mean(0.0, 1000, 0.05) == pytest.approx(3 / 1000, rel=5e-3)
+    assert upper_confidence_bound(0.0, 1000, 0.05) == pytest.approx(3 / 1000, rel=5e-3)
 
 
 @pytest.mark.parametrize("noise, uses", [(1.0, 1), (3.0, 4)])
@@ -93,14 +93,14 @@ def test_two_bins_with_correlated_noise(coefs):
         assert truth < losses.delta(eps) < 1.3 * truth + 1e-3
 
 
-def test_directions_differ_and_the_worse_one_counts():
+def test_delta_is_that_of_the_worse_direction():
     event = balls_in_bins_event(0.7, 6, cycle_length=6)
     present, absent = sampled_losses(event, SAMPLES).means(1.0)
     assert present > 1.5 * absent
     assert delta(event, epsilon=1.0, monte_carlo=SAMPLES, **ADD) > present
 
 
-def test_bins_hide_when_an_example_was_used():
+def test_random_bins_amplify_privacy():
     plain = epsilon(gaussian_event(1.0, 2), delta=1e-2, **ADD)
     hidden = epsilon(
         balls_in_bins_event(1.0, 20, cycle_length=10), delta=1e-2, monte_carlo=SAMPLES, **ADD
@@ -109,9 +109,9 @@ def test_bins_hide_when_an_example_was_used():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_adaptive_choice_of_contributions_does_better(seed):
-    # The proof's claim on the mechanism itself: vectors of norm 1 in the plane, chosen by what was
-    # released before, with entries of C of both signs, stay below the pair that is sampled.
+def test_adaptive_contributions_stay_below_the_bound(seed):
+    # Tests the claim of the proof on the mechanism: contributions of norm 1 in the plane that
+    # depend on earlier outputs, with entries of C of both signs, stay below the sampled pair.
     rng = np.random.default_rng(seed)
     matrix = np.tril(rng.normal(size=(4, 4))) + 2 * np.eye(4)
     noise, count, bins = 1.5, 200_000, 2
@@ -165,13 +165,13 @@ def test_random_allocation_is_at_least_as_private_as_its_event_says(steps, uses)
             real = subset_losses(1.2, steps, uses, 100_000, present, rng)
             truth = np.mean(np.maximum(0, -np.expm1(eps - real)))
             assert truth <= bound + 4e-3
-            if uses in (1, steps):  # nothing is given away by naming the parts
+            if uses in (1, steps):  # revealing the partition gives nothing away
                 assert truth == pytest.approx(bound, abs=4e-3)
 
 
 def test_the_bound_covers_the_truth_with_its_probability():
-    # Many small draws: the bound at a chosen epsilon falls below the truth almost never, the
-    # plain estimate half of the time.
+    # With many small samples, the bound almost never falls below the truth, while the plain
+    # estimate does so half of the time.
     event = balls_in_bins_event(1.0, 1, cycle_length=1)
     eps = on_grid(0.5)
     cdf = scipy.stats.norm.cdf
@@ -212,7 +212,7 @@ def test_too_few_samples_for_a_delta_is_an_error():
         epsilon(event, delta=1e-5, monte_carlo=SAMPLES, **ADD)
 
 
-def test_samples_by_themselves_are_enough():
+def test_default_samples_are_enough():
     settings = MonteCarlo.for_delta(1e-2)
     assert settings is MonteCarlo.for_delta(1e-2)
     assert settings.num_samples == 10_000 and settings.failure_probability == 1e-4
@@ -221,8 +221,8 @@ def test_samples_by_themselves_are_enough():
     assert found == epsilon(event, delta=1e-2, **ADD) < math.inf
 
 
-def test_more_samples_than_anyone_waits_for_are_refused():
-    with pytest.raises(FixArgumentsError, match="too many to draw"):
+def test_a_delta_that_needs_too_many_samples_is_refused():
+    with pytest.raises(FixArgumentsError, match="which is too many"):
         epsilon(balls_in_bins_event(1.0, 4, cycle_length=2), delta=1e-9, **ADD)
 
 
@@ -230,9 +230,9 @@ def test_wrong_input():
     event = balls_in_bins_event(1.0, 4, cycle_length=2)
     with pytest.raises(FixArgumentsError, match="REPLACE_ONE"):
         epsilon(event, delta=1e-2, neighboring_relation="REPLACE_ONE")
-    with pytest.raises(FixArgumentsError, match="Leave accountant_fn out"):
+    with pytest.raises(FixArgumentsError, match="leave out accountant_fn"):
         epsilon(event, delta=1e-2, accountant_fn=dp_accounting.pld.PLDAccountant, **ADD)
-    with pytest.raises(FixArgumentsError, match="how many samples are needed"):
+    with pytest.raises(FixArgumentsError, match="the number of samples depends"):
         delta(event, epsilon=1.0, **ADD)
     for wrong in ((0, 1e-3), (10, 0.0), (10, 1.0)):
         with pytest.raises(FixArgumentsError, match=r"num_samples|failure_probability"):

@@ -1,4 +1,4 @@
-"""The search for a noise: few evaluations, and never a cost above what is allowed."""
+"""The noise search: few evaluations, and never a cost above the allowed one."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_a_good_start_needs_two_evaluations():
     assert len(counted) <= 4
 
 
-def test_near_moves_on_to_the_goal():
+def test_near_takes_one_more_step_towards_the_goal():
     search = NoiseSearch(goal=3.0, slope=-2.0)
     found = search.near(lambda noise: 12 / noise**2, 1.995)
     assert 12 / found**2 == pytest.approx(3.0, rel=1e-4)
@@ -59,7 +59,7 @@ def test_a_jump_over_the_window_ends_on_the_safe_side():
 
 
 def test_goals_that_cannot_be_met():
-    with pytest.raises(FixArgumentsError, match="not kept with any noise"):
+    with pytest.raises(FixArgumentsError, match="is not met with any noise"):
         NoiseSearch(goal=2.0).within(lambda x: math.inf, 1.0, 1.9, 2.0)
-    with pytest.raises(FixArgumentsError, match="kept without noise"):
+    with pytest.raises(FixArgumentsError, match="is met with almost no noise"):
         NoiseSearch(goal=2.0).within(lambda x: 0.0, 1.0, 1.9, 2.0)

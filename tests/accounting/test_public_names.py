@@ -1,4 +1,4 @@
-"""Names of `bevel.accounting` that users of JAX Privacy write."""
+"""Names of JAX Privacy that `bevel.accounting` exports."""
 
 from bevel import accounting
 
@@ -11,5 +11,5 @@ COMPATIBLE = {
 }
 
 
-def test_names_of_jax_privacy_are_there():
+def test_names_of_jax_privacy_are_exported():
     assert set(accounting.__all__) >= COMPATIBLE

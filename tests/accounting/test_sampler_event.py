@@ -1,4 +1,4 @@
-"""Samplers and events: only proven pairs go together, and the numbers are the sampler's own."""
+"""Events of samplers: only proven ones are built, with the numbers of the sampler."""
 
 import functools
 
@@ -69,7 +69,7 @@ def test_every_sampler_under_every_relation(name, relation):
         return
     event = event_of(sampler, NOISE, num_examples=N, neighboring_relation=relation)
     assert event == EXPECTED[name]
-    # What is listed as proven has an accountant, and a finite cost.
+    # Every proven event has an accountant and a finite cost.
     samples = MonteCarlo(20_000, 1e-4, 0)
     coarse = functools.partial(PLDAccountant, value_discretization_interval=1e-3)
     cost = epsilon(
@@ -147,7 +147,7 @@ def test_without_amplification():
     st.sampled_from(NeighboringRelation),
     st.integers(6, 60),
 )
-def test_the_event_always_belongs_to_the_sampler(p, steps, limit, cycle, kind, relation, n):
+def test_the_event_always_matches_the_sampler(p, steps, limit, cycle, kind, relation, n):
     sampler = CyclicPoissonSampling(p, steps, limit, cycle, kind)
     try:
         event = event_of(sampler, 1.5, num_examples=n, neighboring_relation=relation)

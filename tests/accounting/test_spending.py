@@ -29,11 +29,11 @@ from bevel.errors import FixArgumentsError
 ADD = {"neighboring_relation": "ADD_OR_REMOVE_ONE"}
 ONE = {"neighboring_relation": "REPLACE_ONE"}
 SPECIAL = {"neighboring_relation": "REPLACE_SPECIAL"}
-# Coarser rounding, which only adds to an epsilon: enough for properties, and ten times as fast.
+# Coarser rounding only increases epsilon. It is enough for properties, and ten times as fast.
 COARSE = {"accountant_fn": functools.partial(PLDAccountant, value_discretization_interval=1e-3)}
 
 
-# (n, batch, noise, epochs, delta): epsilon by RDP, as the tests of TensorFlow Privacy have it.
+# (n, batch, noise, epochs, delta): epsilon by RDP, from the tests of TensorFlow Privacy.
 PUBLISHED = {
     (60_000, 150, 1.3, 15, 1e-5): 0.7242234026109595,
     (100_000, 100, 1.0, 30, 1e-7): 1.4154988495444845,
@@ -85,7 +85,7 @@ def test_poisson_sampling_is_as_private_as_its_event_says(p, eps):
 
 @pytest.mark.parametrize("angle", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
 def test_under_replace_one_opposite_contributions_are_the_worst(angle):
-    # In two dimensions, at any angle between the two contributions: the event covers them all.
+    # The event covers contributions at any angle to each other, here in two dimensions.
     p, noise, eps = 0.4, 0.8, 0.7
     axis = np.linspace(-6, 6, 601)
     x, y = np.meshgrid(axis, axis)
@@ -135,7 +135,7 @@ def test_the_event_of_poisson_sampling_does_not_cover_truncated_batches():
 
 @pytest.mark.parametrize("others", [1.0, -1.0])
 @pytest.mark.parametrize("batch", [1, 2, 3])
-def test_batches_of_one_size_are_at_least_as_private_as_their_event_says(batch, others):
+def test_fixed_size_batches_are_at_least_as_private_as_their_event_says(batch, others):
     chosen = list(itertools.combinations(range(4), batch))
     law = dict.fromkeys(chosen, 1 / len(chosen))
     event = fixed_dpsgd_event(3.0, 1, dataset_size=4, batch_size=batch)
@@ -144,7 +144,7 @@ def test_batches_of_one_size_are_at_least_as_private_as_their_event_says(batch, 
         assert either_way(eps, here, there, 3.0) <= delta(event, epsilon=eps, **ONE)
 
 
-# Shape.
+# Monotonicity and limits.
 
 
 @settings(max_examples=16 if FULL else 4)
@@ -169,19 +169,19 @@ def test_delta_and_epsilon_are_inverse(noise, p, delta_):
     assert eps == 0 or found == pytest.approx(delta_, rel=1e-2)
 
 
-def test_no_noise_is_no_privacy():
+def test_without_noise_there_is_no_privacy():
     for event in (gaussian_event(0.0), dpsgd_event(0.0, 3, sampling_prob=0.1)):
         assert epsilon(event, delta=1e-5, **ADD) == math.inf
         assert delta(event, epsilon=3.0, **ADD) == 1.0
 
 
-def test_nothing_sampled_costs_nothing():
+def test_sampling_probability_zero_costs_nothing():
     assert epsilon(dpsgd_event(1.0, 3, sampling_prob=0.0), delta=1e-5, **ADD) == 0.0
 
 
-def test_rdp_that_has_lost_its_digits_does_not_report_zero():
+def test_rdp_that_lost_precision_does_not_report_zero():
     event = dpsgd_event(1e8, 10**6, sampling_prob=0.3)
-    assert RdpAccountant().compose(event).get_epsilon(1e-9) == 0  # as dp-accounting has it
+    assert RdpAccountant().compose(event).get_epsilon(1e-9) == 0  # what dp-accounting reports
     with pytest.raises(FixArgumentsError, match="rounding makes them negative"):
         epsilon(event, delta=1e-9, accountant_fn=RdpAccountant, **ADD)
     with pytest.raises(FixArgumentsError, match="rounding makes them negative"):
@@ -235,13 +235,13 @@ def test_epsilon_after_each_step_with_a_given_accountant():
         (dpsgd_event(0.0, 2, sampling_prob=0.1), NeighboringRelation.REPLACE_SPECIAL),
     ],
 )
-def test_a_part_without_privacy_makes_all_of_it_infinite(bare, relation):
+def test_a_part_without_privacy_makes_epsilon_infinite(bare, relation):
     event = dp_accounting.ComposedDpEvent([bare, gaussian_event(3.0)])
     assert epsilon(event, delta=1e-5, neighboring_relation=relation) == math.inf
     assert delta(event, epsilon=1.0, neighboring_relation=relation) == 1.0
 
 
-def test_next_to_no_noise_beside_much_of_it():
+def test_almost_no_noise_composed_with_much_noise():
     event = dp_accounting.ComposedDpEvent([gaussian_event(1e-4), gaussian_event(1.0)])
     found = epsilon(event, delta=1e-5, neighboring_relation="ADD_OR_REMOVE_ONE")
     assert 5e7 < found < 5.2e7  # about 1 / (2 noise^2)

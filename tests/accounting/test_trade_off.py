@@ -1,4 +1,4 @@
-"""The curve of an attacker: the closed form of the Gaussian, from above."""
+"""Trade-off curves: close to the closed form of the Gaussian, and never below it."""
 
 import numpy as np
 import pytest
@@ -33,12 +33,12 @@ def test_the_curve_of_a_sampled_mechanism():
     assert np.all(looser >= tpr - 1e-9)
 
 
-def test_no_noise_tells_everything():
+def test_without_noise_the_attacker_always_wins():
     _, tpr = trade_off_curve(gaussian_event(0.0), fpr=np.array([0.0, 0.5]), **ADD)
     assert tpr.tolist() == [1.0, 1.0]
 
 
-def test_a_curve_by_sampling_is_above_the_truth():
+def test_a_curve_by_sampling_is_above_the_true_curve():
     event = balls_in_bins_event(1.0, 1, cycle_length=1)  # one bin: the plain Gaussian
     rates = np.array([0.01, 0.1, 0.5])
     _, tpr = trade_off_curve(event, fpr=rates, monte_carlo=MonteCarlo(100_000, 1e-4, seed=1), **ADD)
@@ -47,6 +47,6 @@ def test_a_curve_by_sampling_is_above_the_truth():
 
 
 @pytest.mark.parametrize("fpr", [[], [[0.1]], [-0.1], [1.1], [np.nan]])
-def test_rates_that_are_none(fpr):
+def test_invalid_rates_are_refused(fpr):
     with pytest.raises(FixArgumentsError, match="rates between 0 and 1"):
         trade_off_curve(gaussian_event(1.0), fpr=np.array(fpr), **ADD)

@@ -1,4 +1,4 @@
-"""Balls in bins: every example once in each cycle, at a place that is its own."""
+"""Balls-in-bins sampling: each example once per cycle, always at the same step of the cycle."""
 
 import itertools
 
@@ -13,11 +13,11 @@ def drawn(sampler, num_examples, seed):
     return tuple(tuple(b.tolist()) for b in sampler.batch_iterator(num_examples, seed))
 
 
-def test_places_are_uniform_and_independent():
+def test_bins_are_uniform_and_independent():
     sampler = BallsInBinsSampling(3, 3)
     law = {}
-    for places in itertools.product(range(3), repeat=3):
-        law[tuple(tuple(i for i in range(3) if places[i] == b) for b in range(3))] = 1 / 27
+    for bins in itertools.product(range(3), repeat=3):
+        law[tuple(tuple(i for i in range(3) if bins[i] == b) for b in range(3))] = 1 / 27
     assert_follows([drawn(sampler, 3, seed) for seed in range(600)], law)
 
 

@@ -1,4 +1,4 @@
-"""Names, order and defaults of the fields: those that users of JAX Privacy write."""
+"""Names, order and defaults of the fields are those of JAX Privacy."""
 
 import dataclasses
 import inspect
@@ -9,27 +9,27 @@ import bevel
 from bevel import batch_selection
 from bevel.batch_selection import PartitionType
 
-NOTHING = dataclasses.MISSING
+REQUIRED = dataclasses.MISSING
 FIELDS = {
     "CyclicPoissonSampling": {
-        "sampling_prob": NOTHING,
-        "iterations": NOTHING,
+        "sampling_prob": REQUIRED,
+        "iterations": REQUIRED,
         "truncated_batch_size": None,
         "cycle_length": 1,
         "partition_type": PartitionType.EQUAL_SPLIT,
     },
-    "BallsInBinsSampling": {"iterations": NOTHING, "cycle_length": NOTHING},
-    "RandomAllocationSampling": {"total_participations": NOTHING, "iterations": NOTHING},
-    "FixedBatchSampling": {"batch_size": NOTHING, "iterations": NOTHING, "replace": False},
+    "BallsInBinsSampling": {"iterations": REQUIRED, "cycle_length": REQUIRED},
+    "RandomAllocationSampling": {"total_participations": REQUIRED, "iterations": REQUIRED},
+    "FixedBatchSampling": {"batch_size": REQUIRED, "iterations": REQUIRED, "replace": False},
     "BMinSepSampling": {
-        "sampling_prob": NOTHING,
-        "iterations": NOTHING,
-        "min_sep": NOTHING,
+        "sampling_prob": REQUIRED,
+        "iterations": REQUIRED,
+        "min_sep": REQUIRED,
         "warm_start": True,
         "truncated_batch_size": None,
     },
     "UserSelectionStrategy": {
-        "base_strategy": NOTHING,
+        "base_strategy": REQUIRED,
         "examples_per_user_per_batch": 1,
         "shuffle_per_user": False,
     },

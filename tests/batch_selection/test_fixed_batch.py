@@ -1,4 +1,4 @@
-"""Batches of one size: all subsets, or all sequences, equally likely at every step."""
+"""Fixed-size batches: all subsets, or all sequences, are equally likely at every step."""
 
 import itertools
 
@@ -44,7 +44,7 @@ def test_shares_of_batches_that_are_drawn_in_parts(replace):
         assert np.array_equal(np.concatenate(shares), whole)
 
 
-def test_every_example_can_be_in_the_batch_of_all():
+def test_a_batch_can_hold_the_whole_data_set():
     assert FixedBatchSampling(6, 1).batch(0, 6, 0).tolist() == list(range(6))
 
 

@@ -1,4 +1,4 @@
-"""Groups that are drawn once: a partition, the same however often it is asked for."""
+"""Groups that are drawn once: a partition of the examples, the same at every call."""
 
 import numpy as np
 import pytest
@@ -8,11 +8,11 @@ from bevel.errors import FixArgumentsError
 
 
 @pytest.mark.parametrize("count", [1, 3, 40, 2**15, 2**17])
-def test_groups_from_the_group_of_each(count):
-    group = np.random.default_rng(0).integers(count, size=500)
-    groups = grouped(group, count)
-    for g in {0, count - 1, *group[:20].tolist()}:
-        assert groups.of(g).tolist() == np.flatnonzero(group == g).tolist()
+def test_groups_from_labels(count):
+    labels = np.random.default_rng(0).integers(count, size=500)
+    groups = grouped(labels, count)
+    for g in {0, count - 1, *labels[:20].tolist()}:
+        assert groups.of(g).tolist() == np.flatnonzero(labels == g).tolist()
 
 
 @pytest.mark.parametrize("make", [independent_groups, equal_groups])
@@ -33,6 +33,6 @@ def test_an_equal_split_into_more_groups_than_examples_is_an_error():
     assert len(independent_groups(3, 4, 0).members) == 3
 
 
-def test_indices_take_no_more_bytes_than_they_need():
+def test_indices_use_the_smallest_dtype():
     assert index_dtype(2**31 - 1) == np.int32 and index_dtype(2**31) == np.int64
     assert equal_groups(100, 5, 0).members.dtype == np.int32

@@ -1,4 +1,4 @@
-"""Minimum separation: the exact law of one example's steps, warm and cold, and independence."""
+"""Minimum separation: the exact distribution of one example's steps, and independence."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from bevel.errors import FixArgumentsError
 
 
 def path_law(p, min_sep, steps, warm):
-    """Of the set of steps of one example: a walk through (steps left to rest)."""
+    """The distribution of the set of steps of one example, by the number of steps left to rest."""
     slots = min_sep - 1
     rate = p / (1 + p * slots)
     start = {left: rate for left in range(1, min_sep)} if warm else {}
@@ -23,8 +23,8 @@ def path_law(p, min_sep, steps, warm):
             options = [((used, left - 1), 1.0)]
             if left == 0:
                 options = [(((*used, step), slots), p), ((used, 0), 1 - p)]
-            for key, share in options:
-                after[key] = after.get(key, 0) + chance * share
+            for key, probability in options:
+                after[key] = after.get(key, 0) + chance * probability
         paths = after
     law = {}
     for (used, _), chance in paths.items():
@@ -41,7 +41,7 @@ def uses(sampler, num_examples, seed):
 
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize("p, min_sep", [(0.5, 2), (0.4, 3), (1.0, 3), (0.5, 1)])
-def test_the_steps_of_an_example_have_their_law(p, min_sep, warm):
+def test_the_steps_of_an_example_follow_their_distribution(p, min_sep, warm):
     sampler = BMinSepSampling(p, 4, min_sep, warm_start=warm)
     drawn = [example for seed in range(100) for example in uses(sampler, 10, seed)]
     assert_follows(drawn, path_law(p, min_sep, 4, warm))
@@ -54,7 +54,7 @@ def test_examples_are_independent():
     assert_follows([uses(sampler, 2, seed) for seed in range(1200)], both)
 
 
-def test_a_warm_start_gives_all_batches_one_expected_size():
+def test_a_warm_start_gives_all_batches_the_same_expected_size():
     warm = BMinSepSampling(0.2, 10, 6)
     sizes = np.mean(
         [[len(b) for b in warm.batch_iterator(400, seed)] for seed in range(60)], axis=0
@@ -75,23 +75,23 @@ def test_truncation_keeps_a_random_subset_and_the_others_do_not_rest():
     assert_follows(drawn, law)
 
 
-def test_the_state_carries_on_where_a_run_stopped():
+def test_a_saved_state_resumes_the_run():
     sampler = BMinSepSampling(0.3, 12, 4)
-    whole = list(sampler.batch_iterator(50, 9))
+    expected = list(sampler.batch_iterator(50, 9))
     state = sampler.initial_state(50, 9)
     for step in range(7):
         batch, state = sampler.next_batch(state, 50, 9)
-        assert np.array_equal(batch, whole[step])
-    again = type(state)(state.step, tuple(np.array(r) for r in state.resting))
-    assert sum(map(len, again.resting)) <= 50
+        assert np.array_equal(batch, expected[step])
+    restored = type(state)(state.step, tuple(np.array(r) for r in state.resting))
+    assert sum(map(len, restored.resting)) <= 50
     for step in range(7, 12):
-        batch, again = sampler.next_batch(again, 50, 9)
-        assert np.array_equal(batch, whole[step])
+        batch, restored = sampler.next_batch(restored, 50, 9)
+        assert np.array_equal(batch, expected[step])
     with pytest.raises(FixArgumentsError, match="accounted for"):
-        sampler.next_batch(again, 50, 9)
+        sampler.next_batch(restored, 50, 9)
 
 
-def test_the_state_says_nothing_of_the_seed():
+def test_the_state_does_not_hold_the_seed():
     state = BMinSepSampling(0.3, 12, 4).initial_state(50, 987654321)
     assert set(vars(state)) == {"step", "resting"}
 

@@ -1,4 +1,4 @@
-"""Batches of a multi-owner graph: separation, participations, coverage, and the state."""
+"""Batches of a multi-owner graph: separation, participations, coverage and state."""
 
 import itertools
 
@@ -16,19 +16,19 @@ LISTS = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=3), min_size=1
 @given(
     LISTS, st.integers(1, 4), st.integers(1, 4), st.sampled_from([None, 1, 2]), st.integers(0, 9)
 )
-def test_every_owner_keeps_its_distance(lists, batch_size, min_sep, limit, seed):
+def test_uses_of_an_owner_are_separated_and_limited(lists, batch_size, min_sep, limit, seed):
     graph = MultiOwnerGraph.from_lists(lists)
     sampler = MultiOwnerMinSepSampling(batch_size, 9, min_sep, limit)
-    promise = sampler.participation()
+    participation = sampler.participation()
     steps = {}
     for step, batch in enumerate(sampler.batch_iterator(graph, seed)):
         assert len(batch) <= batch_size
         owners = np.concatenate([np.empty(0, int), *[graph.owners_of(i) for i in batch]]).tolist()
-        assert len(set(owners)) == len(owners)  # in one example of a batch at most
+        assert len(set(owners)) == len(owners)  # at most one example per batch
         for owner in owners:
             steps.setdefault(owner, []).append(step)
     for used in steps.values():
-        assert len(used) <= promise.max_participations <= (limit or 9)
+        assert len(used) <= participation.max_participations <= (limit or 9)
         assert all(b - a >= min_sep for a, b in itertools.pairwise(used))
 
 
@@ -51,16 +51,16 @@ def test_no_example_starves_behind_another_of_its_owner():
     assert uses.min() > 25
 
 
-def test_the_state_carries_on_where_a_run_stopped():
+def test_a_saved_state_resumes_the_run():
     graph = MultiOwnerGraph.from_lists([[i % 5, 10 + i % 3] for i in range(20)])
     sampler = MultiOwnerMinSepSampling(3, 10, 2)
-    whole = list(sampler.batch_iterator(graph, 8))
+    expected = list(sampler.batch_iterator(graph, 8))
     state = sampler.initial_state(graph)
     for step in range(10):
         before = [np.array(v) for v in vars(state).values()]
         batch, after = sampler.next_batch(state, graph, 8)
-        assert np.array_equal(batch, whole[step])
-        assert all(map(np.array_equal, before, vars(state).values()))  # nothing in place
+        assert np.array_equal(batch, expected[step])
+        assert all(map(np.array_equal, before, vars(state).values()))  # the old state is unchanged
         state = type(state)(**{k: np.array(v)[()] for k, v in vars(after).items()})
         state = after if step % 2 else state
     with pytest.raises(FixArgumentsError, match="accounted for"):

@@ -1,4 +1,4 @@
-"""Padding: nothing lost, nothing added, and always a size to go to."""
+"""Padding: no example is lost or added, and every batch has a padded size."""
 
 import itertools
 
@@ -32,13 +32,13 @@ def test_padding_to_a_multiple(size, multiple):
 def test_padding_fills_the_last_microbatches(size, microbatch, pieces):
     padded = pad_to_multiple_of(np.arange(size), microbatch * pieces, microbatch)
     assert sorted(padded[padded >= 0].tolist()) == list(range(size))
-    split = padded.reshape(microbatch, -1).T  # as clipping cuts a batch
+    split = padded.reshape(microbatch, -1).T  # as clipping splits a batch
     real = (split >= 0).sum(axis=1)
     assert np.all(np.diff(real) <= 0)
     assert ((real > 0) & (real < microbatch)).sum() <= 1
 
 
-def test_microbatches_of_padding_are_those_that_clipping_skips():
+def test_clipping_skips_the_microbatches_of_padding():
     rows = pad_to_multiple_of(np.arange(3), 8, microbatch_size=2)
     data = np.arange(3.0)[np.maximum(rows, 0)].astype(np.float32)[:, None]
     fn = clipped_grad(
@@ -64,50 +64,46 @@ def test_minibatches_with_microbatches():
     assert piece.tolist() == [0, 2, -1, 1, -1, -1]
 
 
-def test_users_are_padded_by_rows():
+def test_batches_of_users_are_padded_by_rows():
     users = np.array([[1, 2], [3, -1], [4, 5]])
     assert pad_to_multiple_of(users, 4).tolist() == [[1, 2], [3, -1], [4, 5], [-1, -1]]
     assert [p.shape for p in split_and_pad_global_batch(users, 2)] == [(2, 2)] * 2
 
 
-def test_an_empty_batch_still_makes_a_step():
+def test_an_empty_batch_is_all_padding():
     assert pad_to_multiple_of(np.array([]), 4).tolist() == [-1] * 4
     assert [p.tolist() for p in split_and_pad_global_batch(np.array([], int), 3)] == [[-1] * 3]
 
 
 @given(st.floats(0, 1e6), st.integers(1, 64), st.integers(1, 6), st.lists(st.integers(0, 10**7)))
 def test_every_batch_has_a_padded_size(expected, multiple, count, sizes):
-    ladder = padded_sizes(expected, multiple=multiple, count=count)
-    assert 1 <= len(ladder.sizes) <= count
-    assert all(a < b for a, b in itertools.pairwise(ladder.sizes))
-    assert ladder.sizes[-1] >= expected + 5.99 * np.sqrt(expected)
+    padding = padded_sizes(expected, multiple=multiple, count=count)
+    assert 1 <= len(padding.sizes) <= count
+    assert all(a < b for a, b in itertools.pairwise(padding.sizes))
+    assert padding.sizes[-1] >= expected + 5.99 * np.sqrt(expected)
     for size in sizes:
-        padded = ladder.size_for(size)
+        padded = padding.size_for(size)
         assert padded >= size and padded % multiple == 0
-        if size > ladder.sizes[-1]:  # a few more sizes, not one for each batch
+        if size > padding.sizes[-1]:  # a few more sizes, not one per batch
             assert padded <= size * 1.126 + multiple
 
 
 def test_few_sizes_and_little_waste():
-    ladder = padded_sizes(1024, multiple=8)
+    padding = padded_sizes(1024, multiple=8)
     rng = np.random.default_rng(0)
     sizes = rng.binomial(60_000, 1024 / 60_000, 20_000)
-    padded = np.array([ladder.size_for(s) for s in sizes])
+    padded = np.array([padding.size_for(s) for s in sizes])
     assert len(set(padded.tolist())) <= 3
     assert padded.mean() < 1.08 * sizes.mean()
     assert padded_sizes(256, multiple=8, spread=0).sizes == (256,)
 
 
 def test_padding_by_sizes():
-    ladder = PaddedSizes((4, 8), multiple=4)
-    assert len(ladder.pad(np.arange(3))) == 4 and len(ladder.pad(np.arange(5))) == 8
-    assert len(ladder.pad(np.arange(9))) == 12
-    assert ladder.pad(np.arange(5), microbatch_size=2).reshape(2, 4).T[:, 0].tolist() == [
-        0,
-        2,
-        4,
-        -1,
-    ]
+    padding = PaddedSizes((4, 8), multiple=4)
+    assert len(padding.pad(np.arange(3))) == 4 and len(padding.pad(np.arange(5))) == 8
+    assert len(padding.pad(np.arange(9))) == 12
+    rows = padding.pad(np.arange(5), microbatch_size=2)
+    assert rows.reshape(2, 4).T[:, 0].tolist() == [0, 2, 4, -1]
 
 
 def test_wrong_input():

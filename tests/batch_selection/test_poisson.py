@@ -1,4 +1,4 @@
-"""Poisson sampling: its exact law, over all subsets, steps, groups and seeds."""
+"""Poisson sampling: the exact distribution over subsets, steps, groups and seeds."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ def poisson_law(size, p):
 
 
 def truncated_law(size, p, limit):
-    """From the definition: sample, then keep a random subset if there are too many."""
+    """By definition: sample, then keep a random subset if there are too many."""
     law = dict.fromkeys(subsets(size), 0.0)
     for sampled, chance in poisson_law(size, p).items():
         kept = list(itertools.combinations(sampled, min(limit, len(sampled))))
@@ -47,7 +47,7 @@ def test_truncation_keeps_a_random_subset(limit):
     assert_follows(drawn(sampler, 4), truncated_law(4, 0.5, limit))
 
 
-def test_truncation_of_large_batches_leaves_every_example_its_chance():
+def test_truncation_of_large_batches_treats_all_examples_alike():
     sampler = CyclicPoissonSampling(0.5, 40, truncated_batch_size=1500)
     sizes, quarters = [], []
     for batch in sampler.batch_iterator(10_000, 1):
@@ -79,11 +79,11 @@ def test_adjacent_seeds_are_independent(shift):
 
 
 def partition(sampler, num_examples, seed):
-    """The groups, seen by sampling everything."""
+    """The groups, made visible by sampling with probability 1."""
     return tuple(drawn(sampler, num_examples, seed))
 
 
-def test_independent_groups_have_their_law_and_are_sampled_in_turn():
+def test_independent_groups_follow_their_distribution_and_are_sampled_in_turn():
     sampler = CyclicPoissonSampling(1.0, 6, cycle_length=3, partition_type=INDEPENDENT)
     seen = [partition(sampler, 3, seed) for seed in range(600)]
     assert all(groups[:3] == groups[3:] for groups in seen)
@@ -94,7 +94,7 @@ def test_independent_groups_have_their_law_and_are_sampled_in_turn():
     assert_follows([groups[:3] for groups in seen], law)
 
 
-def test_equal_groups_have_one_size_and_drop_at_random():
+def test_equal_groups_have_equal_size_and_drop_a_random_remainder():
     sampler = CyclicPoissonSampling(1.0, 4, cycle_length=2, partition_type=EQUAL_SPLIT)
     seen = [partition(sampler, 5, seed) for seed in range(600)]
     assert all(groups[:2] == groups[2:] for groups in seen)
@@ -113,13 +113,12 @@ def test_within_its_group_an_example_is_sampled_independently(kind):
         CyclicPoissonSampling(1.0, 2, cycle_length=2, partition_type=kind), 4, seed=6
     )
     batches = drawn(sampler, 4, seed=6)
-    for turn in range(2):
-        members = groups[turn]
+    for group, members in enumerate(groups):
         law = {
             tuple(members[i] for i in subset): chance
             for subset, chance in poisson_law(len(members), 0.5).items()
         }
-        assert_follows(batches[turn::2], law)
+        assert_follows(batches[group::2], law)
 
 
 def test_a_billion_examples_take_milliseconds_and_little_memory():
@@ -129,13 +128,13 @@ def test_a_billion_examples_take_milliseconds_and_little_memory():
     sampler = CyclicPoissonSampling(1e-5, 10**6)
     sampler.batch(0, 10**9, 1)
     tracemalloc.start()
-    begun = time.process_time()
+    started = time.process_time()
     batch = sampler.batch(123_456, 10**9, 1)
-    seconds = time.process_time() - begun
+    seconds = time.process_time() - started
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 9500 < len(batch) < 10_500
-    assert seconds < 0.1  # about 0.002 when nothing else runs
+    assert seconds < 0.1  # about 0.002 on an idle machine
     assert peak < 10e6
 
 
@@ -149,7 +148,7 @@ def test_the_sampler_of_an_expected_batch_size():
     for wrong in (101, -1, math.nan):
         with pytest.raises(FixArgumentsError, match="expected_batch_size"):
             make(wrong, 100, 10)
-    with pytest.raises(FixArgumentsError, match="shorter cycle"):
+    with pytest.raises(FixArgumentsError, match="smaller cycle_length"):
         make(11, 105, 10, cycle_length=10)
 
 

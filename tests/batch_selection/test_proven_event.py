@@ -1,4 +1,4 @@
-"""What is claimed for each sampler: the event, the relations, and what is refused."""
+"""The event and relations proven for each sampler, and what is rejected."""
 
 import dp_accounting
 import pytest
@@ -33,11 +33,11 @@ TABLE = {
     "min_sep_one": ("gaussian_event", {ADD, SPECIAL, ONE}),
     "multi_owner": ("gaussian_event", {SPECIAL, ONE}),
 }
-REFUSED = {"cyclic_independent_truncated"}
+REJECTED = {"cyclic_independent_truncated"}
 
 
 def test_the_table_has_every_sampler():
-    assert set(TABLE) | REFUSED == set(SAMPLERS)
+    assert set(TABLE) | REJECTED == set(SAMPLERS)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -48,7 +48,7 @@ def test_event_and_relations(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLERS) - {"fixed_replaced"}))
-def test_without_amplification_the_selection_decides(name):
+def test_relations_without_amplification_are_those_of_the_selection(name):
     claimed = SAMPLERS[name].unamplified_event()
     assert claimed.function == "gaussian_event" and claimed.arguments == {"participations": 1}
     fixed_size = ("cyclic", "truncated", "fixed", "multi_owner", "min_sep_truncated")
@@ -99,7 +99,7 @@ def test_truncation_of_groups_of_random_size_has_no_event():
         (SAMPLERS["multi_owner"], 2),
     ],
 )
-def test_bands_that_reach_the_next_use_of_an_example_are_refused(sampler, most):
+def test_bands_that_reach_the_next_use_of_an_example_are_rejected(sampler, most):
     sampler.proven_event(40, num_bands=most)
     with pytest.raises(FixArgumentsError, match="no amplification is proven"):
         sampler.proven_event(40, num_bands=most + 1)
@@ -107,7 +107,7 @@ def test_bands_that_reach_the_next_use_of_an_example_are_refused(sampler, most):
         sampler.proven_event(40, num_bands=0)
 
 
-def test_balls_in_bins_take_any_matrix():
+def test_balls_in_bins_takes_any_matrix():
     claimed = BallsInBinsSampling(12, 4).proven_event(40, num_bands=12)
     assert claimed.takes_strategy
 

@@ -1,4 +1,4 @@
-"""Random allocation: exactly k steps for each example, every set of steps equally likely."""
+"""Random allocation: exactly k steps per example, all sets of steps equally likely."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def steps_of(sampler, num_examples, seed):
     ]
 
 
-def test_all_sets_of_steps_are_equally_likely_for_examples_together():
+def test_sets_of_steps_are_uniform_and_independent_across_examples():
     sampler = RandomAllocationSampling(2, 4)
     law = uniform(itertools.product(itertools.combinations(range(4), 2), repeat=2))
     assert_follows([tuple(steps_of(sampler, 2, seed)) for seed in range(700)], law)

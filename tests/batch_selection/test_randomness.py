@@ -1,4 +1,4 @@
-"""Streams: one per seed, purpose and place, and no two of them related."""
+"""Streams: one per seed, purpose and index, all independent."""
 
 import itertools
 
@@ -9,20 +9,20 @@ import scipy.stats
 from bevel.batch_selection.randomness import SamplingPurpose, fixed_seed, seed_of, stream
 from bevel.errors import FixArgumentsError
 
-PLACES = [(), (0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2**32,), (1, 2**32), (2**32 + 1,)]
+INDICES = [(), (0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2**32,), (1, 2**32), (2**32 + 1,)]
 SEEDS = [0, 1, 2, 2**32, 2**32 + 1, 2**64, 2**127, 2**128 - 1]
 
 
-def test_a_stream_is_a_function_of_seed_purpose_and_place():
-    for seed, purpose, place in itertools.product(SEEDS, SamplingPurpose, PLACES):
-        draws = [stream(seed, purpose, *place).integers(2**62) for _ in range(2)]
+def test_a_stream_is_a_function_of_seed_purpose_and_index():
+    for seed, purpose, index in itertools.product(SEEDS, SamplingPurpose, INDICES):
+        draws = [stream(seed, purpose, *index).integers(2**62) for _ in range(2)]
         assert draws[0] == draws[1]
 
 
 def test_no_two_streams_are_the_same():
-    # Words of seeds and places that run into each other would show here.
-    keys = list(itertools.product(SEEDS, SamplingPurpose, PLACES))
-    first = {int(stream(seed, purpose, *place).integers(2**62)) for seed, purpose, place in keys}
+    # Fails if words of the seed and of the index overlap in the key.
+    keys = list(itertools.product(SEEDS, SamplingPurpose, INDICES))
+    first = {int(stream(seed, purpose, *index).integers(2**62)) for seed, purpose, index in keys}
     assert len(first) == len(keys)
 
 
@@ -34,13 +34,10 @@ def test_neighbouring_streams_are_not_correlated(neighbour):
     here, there = [], []
     for seed, step in itertools.product(range(20), range(1, 21)):
         here.append(stream(seed, SamplingPurpose.SIZE, step).random(5))
-        there.append(stream(*_(neighbour(seed, step))).random(5))
+        other_seed, other_step = neighbour(seed, step)
+        there.append(stream(other_seed, SamplingPurpose.SIZE, other_step).random(5))
     correlation = scipy.stats.pearsonr(np.ravel(here), np.ravel(there))
     assert correlation.pvalue > 1e-3
-
-
-def _(place):
-    return place[0], SamplingPurpose.SIZE, place[1]
 
 
 def test_seeds():
@@ -53,6 +50,6 @@ def test_seeds():
 
 
 @pytest.mark.parametrize("rng", [-1, 2**128, 1.5, "7", True, np.random.RandomState(0)])
-def test_what_is_no_seed_is_refused(rng):
+def test_an_invalid_seed_is_rejected(rng):
     with pytest.raises(FixArgumentsError, match="rng="):
         seed_of(rng)

@@ -1,4 +1,4 @@
-"""What all samplers promise: whoever asks, in whatever order and in how many parts, one draw."""
+"""Properties of all samplers: one draw, in any order of steps and on any number of processes."""
 
 import itertools
 
@@ -33,16 +33,16 @@ def test_the_draw_is_a_function_of_the_seed(name):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_random_access_equals_iteration(name):
-    sampler, whole = SAMPLERS[name], batches(name, 40, SEED)
+    sampler, expected = SAMPLERS[name], batches(name, 40, SEED)
     order = np.random.default_rng(0).permutation(ITERATIONS).tolist()
     for step in order:
-        assert np.array_equal(sampler.batch(step, population(name, 40), SEED), whole[step])
+        assert np.array_equal(sampler.batch(step, population(name, 40), SEED), expected[step])
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_shares_of_processes_are_disjoint_and_make_up_the_batch(name, processes):
-    sampler, whole = SAMPLERS[name], batches(name, 40, SEED)
+    sampler, expected = SAMPLERS[name], batches(name, 40, SEED)
     for step in (0, ITERATIONS - 1):
         shares = [
             sampler.batch(
@@ -50,7 +50,7 @@ def test_shares_of_processes_are_disjoint_and_make_up_the_batch(name, processes)
             )
             for i in range(processes)
         ]
-        assert np.array_equal(np.concatenate(shares), whole[step])
+        assert np.array_equal(np.concatenate(shares), expected[step])
         sizes = [len(part) for part in shares]
         assert max(sizes) - min(sizes) <= 1
 
@@ -75,7 +75,7 @@ def test_tiny_data_sets(name, num_examples):
 
 
 @pytest.mark.parametrize("name", WITH_CHANCE)
-def test_randomness_comes_from_the_operating_system_unless_it_is_given(name):
+def test_randomness_comes_from_the_operating_system_by_default(name):
     assert not equal(batches(name, 40, None), batches(name, 40, None))
     generator = np.random.default_rng(3)
     first, second = batches(name, 40, generator), batches(name, 40, generator)
@@ -84,21 +84,21 @@ def test_randomness_comes_from_the_operating_system_unless_it_is_given(name):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_the_global_state_of_numpy_is_left_alone(name):
+def test_the_global_state_of_numpy_is_unchanged(name):
     before = np.random.get_state()[1].tolist()
     batches(name, 20, None)
     assert np.random.get_state()[1].tolist() == before
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_random_access_needs_a_seed_that_stays(name):
+def test_random_access_needs_an_int_seed(name):
     for rng in (None, np.random.default_rng(0), True, 1.0):
         with pytest.raises(FixArgumentsError, match="another draw at every call"):
             SAMPLERS[name].batch(0, population(name, 40), rng)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_steps_that_were_not_accounted_for_are_refused(name):
+def test_steps_that_were_not_accounted_for_are_rejected(name):
     with pytest.raises(FixArgumentsError, match="accounted for"):
         SAMPLERS[name].batch(ITERATIONS, population(name, 40), SEED)
     with pytest.raises(FixArgumentsError, match="step=-1"):
@@ -106,13 +106,13 @@ def test_steps_that_were_not_accounted_for_are_refused(name):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_what_is_promised_of_participation_holds(name):
+def test_batches_respect_the_stated_participation(name):
     sampler = SAMPLERS[name]
     if name == "fixed_replaced":
         with pytest.raises(FixArgumentsError, match="no sensitivity"):
             sampler.participation()
         return
-    promise = sampler.participation()
+    participation = sampler.participation()
     graph = population(name, 40)
     for seed in range(5):
         uses = {}
@@ -122,39 +122,39 @@ def test_what_is_promised_of_participation_holds(name):
                 for unit in units:
                     uses.setdefault(unit, []).append(step)
         for steps in uses.values():
-            assert len(steps) <= promise.max_participations
-            assert all(b - a >= promise.min_separation for a, b in itertools.pairwise(steps))
+            assert len(steps) <= participation.max_participations
+            assert all(b - a >= participation.min_separation for a, b in itertools.pairwise(steps))
 
 
 @pytest.mark.parametrize("index, count", [(2, 2), (-1, 2), (0, 0), (1, 1)])
-def test_a_process_that_is_not_there_is_an_error(index, count):
+def test_a_process_index_out_of_range_is_an_error(index, count):
     with pytest.raises(FixArgumentsError, match="process"):
         share(10, index, count)
 
 
-class Mine(BatchSelectionStrategy):
-    """As a user of JAX Privacy writes one: an iterator is all there is."""
+class CustomSampler(BatchSelectionStrategy):
+    """Defines only the iterator, as samplers written for JAX Privacy do."""
 
     def batch_iterator(self, num_examples, rng=None):
         yield np.arange(num_examples)
 
 
-def test_a_sampler_of_the_users_has_no_event_unless_it_says_so():
-    mine = Mine()
-    assert [b.tolist() for b in mine.batch_iterator(3)] == [[0, 1, 2]]
-    with pytest.raises(FixArgumentsError, match="no event is proven for Mine"):
-        mine.proven_event(10)
+def test_a_custom_sampler_has_no_event_unless_it_defines_one():
+    sampler = CustomSampler()
+    assert [b.tolist() for b in sampler.batch_iterator(3)] == [[0, 1, 2]]
+    with pytest.raises(FixArgumentsError, match="no event is proven for CustomSampler"):
+        sampler.proven_event(10)
     with pytest.raises(FixArgumentsError, match="how often one example takes part"):
-        mine.unamplified_event()
-    with pytest.raises(FixArgumentsError, match="which neighbours select alike"):
-        mine.selection_relations()
+        sampler.unamplified_event()
+    with pytest.raises(FixArgumentsError, match="relations neighbours select the same"):
+        sampler.selection_relations()
 
 
 def test_the_table_of_samplers_is_complete():
-    def below(cls):
-        return {cls} | {c for child in cls.__subclasses__() for c in below(child)}
+    def subclasses(cls):
+        return {cls} | {c for child in cls.__subclasses__() for c in subclasses(child)}
 
-    abstract = {"BatchSelectionStrategy", "RandomAccessStrategy", "Mine"}
-    assert {c.__name__ for c in below(BatchSelectionStrategy)} - abstract == {
+    abstract = {"BatchSelectionStrategy", "RandomAccessSampler", "CustomSampler"}
+    assert {c.__name__ for c in subclasses(BatchSelectionStrategy)} - abstract == {
         type(s).__name__ for s in samplers.SAMPLERS.values()
     }

@@ -39,19 +39,19 @@ def test_what_is_not_said_has_its_default(read):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (PLAN + "epslon = 3\n", "no place for 'epslon'. Did you mean 'epsilon'?"),
-        (PLAN + "[optimiser]\n", "no place for 'optimiser'. Did you mean 'optimizer'?"),
-        (PLAN + "zzz = 3\n", "no place for 'zzz'. There are: batch_size, steps"),
-        ("[plan]\nsteps = 3\n", "plan lacks 'batch_size': give a number"),
-        ("", "lacks 'plan'"),
-        ("plan = 3\n", "plan is 3: write a table"),
-        (PLAN + "epsilon = 'three'\n", "epsilon is 'three': give a number"),
+        (PLAN + "epslon = 3\n", "[plan] unknown key 'epslon'. Did you mean 'epsilon'?"),
+        (PLAN + "[optimiser]\n", "unknown key 'optimiser'. Did you mean 'optimizer'?"),
+        (PLAN + "zzz = 3\n", "unknown key 'zzz'. The keys are: batch_size, steps"),
+        ("[plan]\nsteps = 3\n", "[plan] batch_size is missing: give a number"),
+        ("", "[plan] is missing."),
+        ("plan = 3\n", "[plan] is 3: write a table"),
+        (PLAN + "epsilon = 'three'\n", "[plan] epsilon is 'three': give a number"),
         ("[plan]\nbatch_size = 8\nsteps = 3.5\n", "steps is 3.5: give a whole number"),
         ("[plan]\nbatch_size = true\nsteps = 3\n", "batch_size is True: give a number"),
         (PLAN + "mechanism = 'dpsdg'\n", "mechanism is 'dpsdg'. Did you mean 'dpsgd'?"),
         (PLAN + "[model]\nwidths = [8, 'x']\n", "widths is 'x': give a whole number"),
         (PLAN + "[model]\nwidths = 8\n", "widths is 8"),
-        ("[plan\n", "is not TOML"),
+        ("[plan\n", "is not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_named(read, text, message):

@@ -1,4 +1,4 @@
-"""Data comes whole, checked, and the test set is never trained on."""
+"""Data is read and checked, and the test set is never trained on."""
 
 import numpy as np
 import pytest
@@ -26,13 +26,13 @@ def fixture_read(tmp_path):
     return read
 
 
-def test_digits_are_split_once_and_for_all():
-    first, again = data_set(DataTable()), data_set(DataTable())
+def test_the_split_of_the_digits_is_fixed():
+    first, second = data_set(DataTable()), data_set(DataTable())
     assert first.x_train.shape == (1437, 8, 8, 1)
     assert first.x_test.shape == (360, 8, 8, 1)
     assert first.classes == 10
     assert first.x_train.max() == 1.0
-    np.testing.assert_array_equal(first.x_test, again.x_test)
+    np.testing.assert_array_equal(first.x_test, second.x_test)
     assert set(first.y_test) == set(range(10))
 
 
@@ -43,7 +43,7 @@ def test_tuning_sees_nothing_of_the_test_set():
     np.testing.assert_array_equal(np.concatenate([part.y_train, part.y_test]), whole.y_train)
 
 
-def test_a_file_gives_shares_with_a_channel(read):
+def test_bytes_are_divided_by_255_and_get_a_channel_axis(read):
     data = read()
     assert data.shape == (4, 4, 1)
     assert data.classes == 4
@@ -55,11 +55,11 @@ def test_a_file_gives_shares_with_a_channel(read):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_test": None}, "lacks y_test"),
-        ({"y_train": np.array([0, 1])}, r"x_train is \(3, 4, 4\) and y_train is \(2,\)"),
-        ({"y_train": np.array([0.0, 1.0, 2.0])}, "y_train must hold classes"),
-        ({"y_train": np.array([0, -1, 2])}, "y_train must hold classes"),
-        ({"x_test": np.zeros((0, 4, 4)), "y_test": np.zeros(0, int)}, "at least one"),
+        ({"y_test": None}, "has no y_test"),
+        ({"y_train": np.array([0, 1])}, r"shape \(3, 4, 4\) and y_train has shape \(2,\)"),
+        ({"y_train": np.array([0.0, 1.0, 2.0])}, "y_train must hold class numbers"),
+        ({"y_train": np.array([0, -1, 2])}, "y_train must hold class numbers"),
+        ({"x_test": np.zeros((0, 4, 4)), "y_test": np.zeros(0, int)}, "at least one example"),
     ],
 )
 def test_what_is_wrong_is_named(read, changes, message):
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_named(read, changes, message):
         read(**changes)
 
 
-def test_a_file_that_is_not_there_or_no_archive(tmp_path):
+def test_a_missing_file_or_one_that_is_not_an_archive(tmp_path):
     with pytest.raises(FixDataError, match="Did you mean 'digits'"):
         data_set(DataTable("digit"))
     path = tmp_path / "data.npz"

@@ -1,4 +1,4 @@
-"""A command line becomes a command; what it raises becomes one message and an exit code."""
+"""A command line runs a command, and its errors become one message and an exit code."""
 
 import importlib
 import subprocess
@@ -16,12 +16,12 @@ STATE = types.SimpleNamespace(step=3)
 
 @pytest.fixture(name="command")
 def fixture_command(monkeypatch):
-    """Puts a function in the place of `bevel spent`."""
+    """Replaces `bevel spent` by a function."""
 
-    def put(function):
+    def replace(function):
         monkeypatch.setitem(sys.modules, "bevel.cli.spent", types.SimpleNamespace(main=function))
 
-    return put
+    return replace
 
 
 def raising(error):
@@ -66,7 +66,7 @@ def test_every_command_is_a_module_with_a_main():
         assert callable(importlib.import_module(f"bevel.cli.{name}").main)
 
 
-def test_a_mistake_is_one_message_without_a_traceback(command, capsys):
+def test_a_user_error_is_one_message_without_a_traceback(command, capsys):
     command(raising(FixArgumentsError("write 3 instead.")))
     assert main(["spent", "x"]) == 1
     assert capsys.readouterr().err == "bevel: write 3 instead.\n"
@@ -106,8 +106,23 @@ def test_a_missing_extra_says_what_to_install(command, capsys):
     assert "pip install 'bevel[train]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("iterations=0: give more.", "steps is 0: give more."),
+        ("keep=0: give more.", "keep is 0: give more."),
+        ("with RunOptions(ledger='a/b.jsonl'), so", "with --run.ledger=a/b.jsonl, so"),
+        ("leave include_raw out", "leave --include-raw out"),
+        ("or use NonPrivateConfig.", "or use mechanism 'none'."),
+        ("there is no config at a=b.", "there is no config at a=b."),
+    ],
+)
+def test_library_errors_use_the_names_of_the_command_line(message, words):
+    assert dispatch.in_cli_words(message) == words
+
+
 @pytest.mark.parametrize("error", [KeyError("x"), ModuleNotFoundError("no", name="mine")])
-def test_a_bug_is_not_dressed_up_as_a_mistake(error, command):
+def test_other_exceptions_are_not_caught(error, command):
     command(raising(error))
     with pytest.raises(type(error)):
         main(["spent"])

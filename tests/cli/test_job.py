@@ -1,4 +1,4 @@
-"""What a config stands for."""
+"""A job builds the trainer, plan and optimizer that its config describes."""
 
 import dataclasses
 
@@ -61,7 +61,7 @@ def test_optimizers_by_name(job):
     assert isinstance(optimizer(OptimizerTable("adam"), 10), optax.GradientTransformation)
     made = optimizer(OptimizerTable("dp_adam", learning_rate=1e-3), 10)(job.plan)
     assert isinstance(made, AugmentedGradientTransformation | optax.GradientTransformation)
-    with pytest.raises(FixArgumentsError, match="warmup_steps=10 of 10 steps"):
+    with pytest.raises(FixArgumentsError, match="warmup_steps is 10, but there are only 10"):
         optimizer(OptimizerTable(warmup_steps=10), 10)
 
 

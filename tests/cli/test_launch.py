@@ -1,4 +1,4 @@
-"""`bevel launch` starts a command several times, and returns what it returned."""
+"""`bevel launch` starts a command in several processes and returns its exit code."""
 
 import sys
 
@@ -15,17 +15,7 @@ def test_the_command_runs_in_every_process(code, capfd):
     assert "I am 0" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        [],
-        ["--processes", "2"],
-        [
-            "--",
-        ],
-        ["python", "x.py"],
-    ],
-)
+@pytest.mark.parametrize("given", [[], ["--processes", "2"], ["--"], ["python", "x.py"]])
 def test_nothing_to_launch(given, capsys):
     assert main(["launch", *given]) == 2
     assert "bevel launch" in capsys.readouterr().err
@@ -33,4 +23,4 @@ def test_nothing_to_launch(given, capsys):
 
 def test_no_processes(capsys):
     assert main(["launch", "--processes", "0", "--", "true"]) == 1
-    assert "give at least 1" in capsys.readouterr().err
+    assert "--processes and --devices-per-process: give at least 1" in capsys.readouterr().err

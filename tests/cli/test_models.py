@@ -1,4 +1,4 @@
-"""Models have the shapes they should, and a user's own one is loaded or refused clearly."""
+"""Models have the right shapes, and a user's own model is loaded or refused with a reason."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from bevel.cli import config
-from bevel.cli.models import loaded, model
+from bevel.cli.models import load_function, model
 from bevel.errors import FixArgumentsError, FixLossError
 
 X = jax.random.normal(jax.random.key(1), (5, 6, 6, 1))
@@ -15,19 +15,19 @@ X = jax.random.normal(jax.random.key(1), (5, 6, 6, 1))
 
 @pytest.mark.parametrize("kind", ["conv", "mlp", "linear"])
 def test_logits_begin_at_zero_and_examples_do_not_mix(kind):
-    made = model(config.ModelTable(kind=kind, widths=(4, 6)), (6, 6, 1), 3)
-    params = made.init(jax.random.key(0))
-    np.testing.assert_array_equal(made.predict(params, X), np.zeros((5, 3)))
+    built = model(config.ModelTable(kind=kind, widths=(4, 6)), (6, 6, 1), 3)
+    params = built.init(jax.random.key(0))
+    np.testing.assert_array_equal(built.predict(params, X), np.zeros((5, 3)))
     params = jax.tree.map(lambda w: w + 0.1, params)
-    one_by_one = [made.predict(params, X[i : i + 1])[0] for i in range(5)]
-    np.testing.assert_allclose(made.predict(params, X), np.stack(one_by_one), rtol=1e-5, atol=1e-6)
+    one_by_one = [built.predict(params, X[i : i + 1])[0] for i in range(5)]
+    np.testing.assert_allclose(built.predict(params, X), np.stack(one_by_one), rtol=1e-5, atol=1e-6)
 
 
 def test_the_loss_is_cross_entropy():
-    made = model(config.ModelTable(kind="linear"), (6, 6, 1), 3)
+    built = model(config.ModelTable(kind="linear"), (6, 6, 1), 3)
     params = {"dense": [], "out": {"w": jnp.ones((36, 3)) * 0.1, "b": jnp.array([1.0, 2.0, 3.0])}}
     y = jnp.array([0, 1, 2, 2, 2])
-    loss, aux = made.loss_fn(params, {"x": X, "y": y}, None)
+    loss, aux = built.loss_fn(params, {"x": X, "y": y}, None)
     logits = X.reshape(5, -1) @ params["out"]["w"] + jnp.array([[1.0, 2.0, 3.0]])
     expected = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
@@ -35,7 +35,7 @@ def test_the_loss_is_cross_entropy():
 
 
 def test_convolutions_need_images():
-    with pytest.raises(FixArgumentsError, match=r"shape \(7,\) are no images"):
+    with pytest.raises(FixArgumentsError, match=r"shape \(7,\) are not images"):
         model(config.ModelTable(kind="conv"), (7,), 3)
     with pytest.raises(FixArgumentsError, match="widths"):
         model(config.ModelTable(kind="mlp", widths=(0,)), (7,), 3)
@@ -58,11 +58,11 @@ value = 3
 def test_a_function_in_a_file(tmp_path):
     file = tmp_path / "my_model_for_the_test.py"
     file.write_text(MINE)
-    made = model(config.ModelTable(module=f"{file}:mine"), (2,), 3)
-    params = made.init(jax.random.key(0))
-    assert made.predict(params, jnp.ones((5, 2))).shape == (5, 3)
-    with pytest.raises(FixLossError, match="gave a int: return"):
+    built = model(config.ModelTable(module=f"{file}:mine"), (2,), 3)
+    params = built.init(jax.random.key(0))
+    assert built.predict(params, jnp.ones((5, 2))).shape == (5, 3)
+    with pytest.raises(FixLossError, match=r"returned int\. Return"):
         model(config.ModelTable(module=f"{file}:wrong"), (2,), 3)
-    for place in (f"{file}:value", f"{file}:none", f"{tmp_path / 'none.py'}:mine", "mine"):
-        with pytest.raises(FixArgumentsError, match="module="):
-            loaded(place)
+    for location in (f"{file}:value", f"{file}:none", f"{tmp_path / 'none.py'}:mine", "mine"):
+        with pytest.raises(FixArgumentsError, match=r"\[model\] module is"):
+            load_function(location)

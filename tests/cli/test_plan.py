@@ -1,4 +1,4 @@
-"""`bevel plan` says what a budget buys."""
+"""`bevel plan` shows the plan for a budget."""
 
 from bevel.cli import main
 
@@ -21,7 +21,7 @@ def test_a_config_gives_its_plan(config_file, capsys):
     assert (table["examples"], table["steps"]) == ("64", "7")
 
 
-def test_what_is_missing_is_said(capsys):
+def test_a_missing_option_is_named(capsys):
     assert main(["plan", "--epsilon", "4", *NUMBERS[2:]]) == 1
     assert "no delta" in capsys.readouterr().err
     assert main(["plan", "--epsilon", "4"]) == 2

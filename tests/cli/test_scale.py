@@ -1,4 +1,4 @@
-"""`bevel scale` puts the step of a config on paper."""
+"""`bevel scale` estimates the step of a config without running it."""
 
 import jax
 import pytest
@@ -27,24 +27,24 @@ def test_the_step_compiles_with_every_copy_of_a_parameter_placed_alike(config_fi
 
 
 def test_a_config_is_scaled_along_its_batch(config_file, monkeypatch, capsys):
-    asked = {}
+    passed = {}
 
-    def paper(build, **options):
-        asked.update(options, build=build)
+    def fake_scale(build, **options):
+        passed.update(options, build=build)
         return "a table"
 
-    monkeypatch.setattr("bevel.sharding.scale", paper)
+    monkeypatch.setattr("bevel.sharding.scale", fake_scale)
     assert main(["scale", str(config_file), "--devices", "16,32"]) == 0
     assert capsys.readouterr().out == "a table\n"
-    assert asked["build"] == "bevel.cli.scale:build_step"
-    assert asked["axes"] == "data=-1,model=2"
-    assert (asked["batch_size"], asked["devices"]) == (16, (16, 32))
-    assert asked["spec"] == {"config": str(config_file)}
+    assert passed["build"] == "bevel.cli.scale:build_step"
+    assert passed["axes"] == "data=-1,model=2"
+    assert (passed["batch_size"], passed["devices"]) == (16, (16, 32))
+    assert passed["spec"] == {"config": str(config_file)}
 
 
 def test_a_batch_is_rounded_up_to_the_mesh(config_file):
     config = read_config(config_file)
-    assert scale.whole_batch(config, "data=-1,model=2", 48) == 24
+    assert scale.divisible_batch_size(config, "data=-1,model=2", 48) == 24
 
 
 @pytest.mark.parametrize("given", [["m:f"], [], ["--devices", "x", "m:f"]])

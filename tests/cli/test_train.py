@@ -15,6 +15,7 @@ def last_line(path):
     return json.loads(path.read_text().splitlines()[-1])
 
 
+@pytest.mark.full
 def test_ctrl_c_saves_and_the_next_start_goes_on(
     config_file, tmp_path, reports, capsys, monkeypatch
 ):

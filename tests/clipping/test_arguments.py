@@ -7,6 +7,7 @@ import pytest
 
 from bevel import clipped_grad
 from bevel.clipping.arguments import ByIdentity, Leaves, Role, split_call
+from bevel.clipping.options import Clip, Task
 from bevel.errors import FixArgumentsError
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2) / 4
@@ -18,9 +19,8 @@ def loss(w, x):
 
 
 def split(*args, argnums=0, batch_argnums=1, prng_argnum=None, **kwargs):
-    return split_call(
-        args, kwargs, argnums=argnums, batch_argnums=batch_argnums, prng_argnum=prng_argnum
-    )
+    task = Task(loss, Clip(1.0), argnums, batch_argnums, prng_argnum=prng_argnum)
+    return split_call(task, args, kwargs)
 
 
 def gradient(w=W, x=X):
@@ -88,7 +88,7 @@ def test_unequal_leading_sizes_are_refused():
 
 @pytest.mark.parametrize("leaf", [1.0, 3, True, "text", np.float32(2), jnp.zeros(())])
 def test_batch_leaves_without_a_leading_axis_are_refused(leaf):
-    message = r"argument 1\['b'\] is cut into examples.*no leading axis.*out of batch_argnums"
+    message = r"argument 1\['b'\] is split into examples.*no leading axis.*out of batch_argnums"
     with pytest.raises(FixArgumentsError, match=message):
         split(W, {"a": X, "b": leaf})
 

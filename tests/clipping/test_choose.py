@@ -6,10 +6,11 @@ import pytest
 from jax import lax
 
 from bevel.clipping import choose as choosing
-from bevel.clipping.choose import WAYS, choose, choose_one, cost, costs_of, relation, tapped_of
+from bevel.clipping.choose import choose, choose_one, relation
 from bevel.clipping.norms import gram
 from bevel.clipping.norms.kernels import gram_kernel
-from bevel.clipping.norms.registry import GradientSizes
+from bevel.clipping.options import WAYS
+from bevel.clipping.plan import tapped_parameter
 from bevel.clipping.uses.find import find_uses
 from bevel.errors import FixArgumentsError
 
@@ -76,7 +77,7 @@ def test_the_way_of_typical_shapes(name):
     one = chosen(loss, param, example)
     assert one.way in ways
     assert one.way in one.costs and set(one.costs) <= set(WAYS)
-    tap = tapped_of(one, param)
+    tap = tapped_parameter(one, param)
     assert (tap is None) == (one.way == "keep")
     assert tap is None or (tap.way, tap.shape) == (one.way, param.shape)
 
@@ -119,7 +120,7 @@ def test_what_is_not_understood_is_kept_and_says_why():
     for why, loss in cases.items():
         one = chosen(loss, of(8, 8), of(1, 8), "gram")
         assert (one.way, one.costs, one.uses, one.why) == ("keep", {}, None, why)
-        assert tapped_of(one, of(8, 8)) is None
+        assert tapped_parameter(one, of(8, 8)) is None
 
 
 @pytest.mark.parametrize("way", ["outer", "gram", "product", "keep"])
@@ -140,19 +141,21 @@ def test_ways_by_path_must_be_possible():
     assert ways == ["keep", "gram"]
     with pytest.raises(FixArgumentsError, match=r"'v'.* no parameter has that in its path"):
         choose(found, flat, {"v": "gram"}, ["['b']", "['w']"])
-    with pytest.raises(FixArgumentsError, match=r"'outer' for \['w'\], which can only be taken by"):
+    message = r"'outer' for \['w'\], which is not possible there: write"
+    with pytest.raises(FixArgumentsError, match=message):
         choose(found, flat, {"w": "outer"}, ["['b']", "['w']"])
-    with pytest.raises(FixArgumentsError, match=r"can only be taken by keep \(not used"):
+    message = r"not possible there \(not used\): write one of keep"
+    with pytest.raises(FixArgumentsError, match=message):
         choose(found, flat, {"b": "gram"}, ["['b']", "['w']"])
 
 
 RELATED = {
-    "one use": (lambda w, x: product(w, x), "apart"),
-    "two parts": (lambda w, x: product(w[:, :3], x) + product(w[:, 3:], x), "apart"),
+    "one use": (lambda w, x: product(w, x), "disjoint"),
+    "two parts": (lambda w, x: product(w[:, :3], x) + product(w[:, 3:], x), "disjoint"),
     "parts that overlap": (lambda w, x: product(w[:, :4], x) + product(w[:, 3:], x), None),
     "one part twice": (lambda w, x: product(w[:, :4], x) + product(w[:, :4], x**2), None),
-    "all of it twice": (lambda w, x: product(w, x) + product(w, x**2), "joined"),
-    "and transposed": (lambda w, x: product(w, x) + product(w.T, x), "joined"),
+    "all of it twice": (lambda w, x: product(w, x) + product(w, x**2), "overlapping"),
+    "and transposed": (lambda w, x: product(w, x) + product(w.T, x), "overlapping"),
     "and reversed": (lambda w, x: product(w, x) + product(w[::-1], x), None),
     "and reshaped": (
         lambda w, x: product(w, x) + product(w.reshape(4, 16).T.reshape(8, 8), x),
@@ -160,13 +163,13 @@ RELATED = {
     ),
     "and in a loop": (
         lambda w, x: product(w, lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ w), x)),
-        "joined",
+        "overlapping",
     ),
     "and by rows": (
         lambda w, x: product(w, x) + jnp.sum(lax.scan(lambda c, v: (c, x[0] @ v), 0, w)[1]),
         None,
     ),
-    "and looked up": (lambda w, x: product(w, x) + looked_up(w, jnp.int32(x)), "joined"),
+    "and looked up": (lambda w, x: product(w, x) + looked_up(w, jnp.int32(x)), "overlapping"),
     "and its entries looked up": (
         lambda w, x: product(w, x) + jnp.sum(w[jnp.int32(x), jnp.int32(x)]),
         None,
@@ -180,50 +183,3 @@ def test_how_uses_are_related(name):
     found, flat = found_in(loss, of(8, 8), of(1, 8))
     assert found[0]
     assert relation(found[0], flat[0].shape) == expected
-
-
-SIZES = [
-    GradientSizes(1, 1, 64, 32),
-    GradientSizes(1, 16, 64, 32),
-    GradientSizes(4, 16, 64, 32),
-    GradientSizes(2, 16, 500, 32, looked_up=True),
-    GradientSizes(1, 64, 27, 16, pixels=300),
-]
-
-
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("way", WAYS)
-def test_costs_are_positive_and_grow_with_every_size(way, sizes, itemsize):
-    one = cost(way, sizes, itemsize)
-    if one is None:
-        assert way in ("outer", "product", "form")
-        return
-    assert all(part > 0 for part in one._replace(idle=1)) and one.idle >= 0
-    for name in ("separate", "rows", "left", "right"):
-        if way == "outer" and name == "rows":
-            continue
-        larger = cost(way, sizes._replace(**{name: 2 * getattr(sizes, name)}), itemsize)
-        assert larger.flops >= one.flops and larger.bytes >= one.bytes, name
-        assert larger.memory >= one.memory, name
-        # Only a formed gradient is as long as the table that is looked up.
-        free = sizes.looked_up and name == "left" and way != "keep"
-        assert larger.time(itemsize) >= one.time(itemsize) * (1 if free else 1 + 1e-9), name
-
-
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-def test_several_uses_cost_more_than_one(itemsize):
-    sizes = SIZES[1]
-    alone = costs_of([sizes], joined=False, itemsize=itemsize)
-    assert {"gram", "product", "keep"} == set(alone)
-    for joined in (False, True):
-        both = costs_of([sizes, sizes], joined, itemsize)
-        assert set(both) == set(alone)
-        for way, one in alone.items():
-            assert both[way].flops >= 2 * one.flops and both[way].time(itemsize) > one.time(
-                itemsize
-            )
-    assert "outer" in costs_of([SIZES[0]] * 2, joined=False, itemsize=itemsize)
-    assert "outer" not in costs_of([SIZES[0]] * 2, joined=True, itemsize=itemsize)
-    mixed = costs_of([sizes, SIZES[3]], joined=True, itemsize=itemsize)
-    assert "gram" in mixed and "product" not in mixed

@@ -96,6 +96,7 @@ def test_memory_is_that_of_what_is_held(name):
     assert private <= 1.05 * plain + held(128)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("norms", ["gram", "product"])
 @pytest.mark.parametrize("name", ["FSDP", "tensor parallel"])
 def test_memory_of_forms_that_were_asked_for(name, norms):

@@ -70,8 +70,8 @@ def test_a_way_for_all_is_taken_where_it_can_be():
         ("fastest", "norms has 'fastest': write 'auto', or one of"),
         ({"'w'": "ghost"}, "norms has 'ghost'"),
         ({"'wte'": "gram"}, "names \"'wte'\", but no parameter has that in its path"),
-        ({"'table'": "product"}, "can only be taken by gram, keep"),
-        ({"'b'": "gram"}, "can only be taken by keep .a use without a rule"),
+        ({"'table'": "product"}, "not possible there: write one of gram, keep"),
+        ({"'b'": "gram"}, "not possible there .a use without a rule.: write one of keep"),
     ],
 )
 def test_a_way_that_cannot_be_taken_is_refused(norms, message):

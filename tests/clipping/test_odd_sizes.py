@@ -13,8 +13,8 @@ from oracle import clipped_sum
 
 import bevel
 from bevel.clipping import choose
-from bevel.clipping.choose import cost
 from bevel.clipping.norms import outer_products
+from bevel.clipping.norms.costs import cost
 from bevel.clipping.norms.registry import GradientSizes
 from bevel.errors import FixArgumentsError
 
@@ -71,7 +71,7 @@ def matrix(shape):
 def on_one_device(monkeypatch):
     """As in a process that has one; small sizes are long."""
     monkeypatch.setattr(choose, "on_one_device", lambda: True)
-    monkeypatch.setattr(outer_products, "LONG", 16)
+    monkeypatch.setattr(outer_products, "SHORTEST_PADDED", 16)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -180,7 +180,7 @@ def test_on_an_explicit_mesh_of_one_device():
 
 def test_a_gpu_forms_what_is_odd_and_long(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(outer_products, "LONG", 1024)
+    monkeypatch.setattr(outer_products, "SHORTEST_PADDED", 1024)
     example = of(1, 512, dtype=jnp.int32)
     assert chosen(tied, of(50257, 768, dtype=jnp.bfloat16), example).way == "form"
     assert chosen(tied, of(50264, 768, dtype=jnp.bfloat16), example).way == "keep"

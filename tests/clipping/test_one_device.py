@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from oracle import clipped_sum
 
 import bevel
-from bevel.clipping.accumulate import sums as accumulation
+from bevel.clipping.accumulate import example_gradients
 from bevel.clipping.norms import materialised, weighting
 
 B = 6
@@ -31,7 +31,7 @@ def loss(params, x):
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
     """As in a process that has one: arrays of these tests lie on the first of several."""
-    for module in (accumulation, materialised, weighting):
+    for module in (example_gradients, materialised, weighting):
         monkeypatch.setattr(module, "on_one_device", lambda: True)
     cached = (materialised.materialised_norm, materialised.quick_norm, weighting.weighted_rows_of)
     for function in cached:
@@ -112,9 +112,9 @@ def test_small_leaves_are_measured_together():
     program = jax.make_jaxpr(lambda x: sums(x, 1.0, norms="keep"))(BATCH)
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr(accumulation, "on_one_device", lambda: False)
+        patch.setattr(example_gradients, "on_one_device", lambda: False)
         apart = jax.make_jaxpr(lambda x: sums(x, 2.0, norms="keep"))(BATCH)
-    small = [n for n, s in SHAPES.items() if B * math.prod(s) <= accumulation.one_pass() // 8]
+    small = [n for n, s in SHAPES.items() if B * math.prod(s) <= example_gradients.one_pass() // 8]
     assert len(small) == 4
     assert measured(str(apart)) - measured(str(program)) == len(small) - 1
 

@@ -1,4 +1,4 @@
-"""Adaptive clipping: one vector of gradient and count, bounded, noised once, and nothing else."""
+"""Adaptive clipping: gradient and count are one vector, with one bound, noise and event."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from plans import CONFIGS, plan
 
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import AdaptiveClipping, PlanSecrets
-from bevel.execution_plan.adaptive_clipping import MOST_NORM, CountedGradient, Counting
+from bevel.execution_plan.adaptive_clipping import MAX_NORM, CountedGradient, Counting
 
 PLAN = plan("dpsgd_adaptive")
 ROWS, WIDTH = 8, 4
@@ -42,7 +42,7 @@ def test_gradients_are_divided_by_the_clip_norm_and_the_unclipped_are_counted():
     padding = np.arange(ROWS) == 7
     sums = counted(np.float32(2.0), x, padding)
     np.testing.assert_allclose(sums.gradient[0] * 10, (0.5 + 1 + 2 + 2 + 2) / 2, rtol=1e-5)
-    # 0.5, 1, 2 (within, but for slack) and 0 are unclipped; 3, 4 and NaN are not.
+    # 0.5, 1, 2 (up to slack) and 0 are unclipped; 3, 4 and NaN are not.
     np.testing.assert_allclose(sums.unclipped * 10 / PLAN.counting.scale, (4 - 3) / 2, rtol=1e-6)
 
 
@@ -103,7 +103,7 @@ def test_the_event_is_that_of_the_same_noise_without_adaptation():
     assert PLAN.noise_stddev > plan("dpsgd").noise_stddev
 
 
-def test_the_count_has_its_noise_and_moves_the_clip_norm_alone():
+def test_the_noised_count_alone_updates_the_clip_norm():
     noise = PLAN.noise_addition_transform
     state = noise.init(jnp.zeros(WIDTH))
     nothing = CountedGradient(jnp.zeros(WIDTH), jnp.float32(0))
@@ -202,9 +202,9 @@ def test_a_mesh_does_not_matter():
 
 def test_clip_norms_stay_finite():
     counting = PLAN.counting
-    high = counting.moved(jnp.float32(MOST_NORM), jnp.float32(-1e9))
-    assert float(high) == MOST_NORM
-    low = counting.moved(jnp.float32(1.0), jnp.float32(1e9))
+    high = counting.next_clip_norm(jnp.float32(MAX_NORM), jnp.float32(-1e9))
+    assert float(high) == MAX_NORM
+    low = counting.next_clip_norm(jnp.float32(1.0), jnp.float32(1e9))
     assert float(low) == pytest.approx(math.exp(-0.1))
 
 

@@ -1,4 +1,4 @@
-"""BandMF: as many groups as bands."""
+"""BandMF has as many groups as bands."""
 
 import dataclasses
 import functools
@@ -60,7 +60,7 @@ def test_the_number_of_examples_may_come_later():
     config = dataclasses.replace(CONFIGS["bandmf"], num_examples=None)
     made = config.make()
     assert made.expected_batch_size is None and made.dp_event == plan("bandmf").dp_event
-    assert "give the number of examples" in str(made)
+    assert "not known: give num_examples" in str(made)
     with pytest.raises(FixArgumentsError, match="num_examples"):
         made.padded_sizes()
     assert made.batch(0, 40).max() < 40
@@ -84,7 +84,7 @@ def test_the_number_of_examples_may_come_later():
         ({"sampling": "balls_in_bins", "column_normalize": True}, "Leave them out"),
         ({"sampling": "balls_in_bins", "expected_participations": 5.0}, "whole number"),
         ({"adaptive_clipping": "on"}, "give AdaptiveClipping"),
-        ({"num_examples": None, "adaptive_clipping": AdaptiveClipping()}, "must be known"),
+        ({"num_examples": None, "adaptive_clipping": AdaptiveClipping()}, "is not known: give"),
     ],
     ids=str,
 )
@@ -94,10 +94,10 @@ def test_bad_fields_say_what_to_write(change, message):
 
 
 def test_more_bands_than_steps_are_refused():
-    with pytest.raises(FixArgumentsError, match="only 3 steps"):
+    with pytest.raises(FixArgumentsError, match="give at most 3"):
         BandMFConfig.default(4, 3, 1.0)
 
 
-def test_options_are_keywords_for_their_order_is_not_that_of_jax_privacy():
+def test_options_are_keywords_because_jax_privacy_orders_them_differently():
     with pytest.raises(TypeError, match="positional"):
         BandMFConfig(12, 2.0, (1.0,), 1.5)

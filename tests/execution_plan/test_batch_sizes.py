@@ -1,4 +1,4 @@
-"""Padded sizes follow the law of the batches."""
+"""Padded sizes follow the distribution of batch sizes."""
 
 from plans import plan
 
@@ -6,13 +6,13 @@ from bevel.batch_selection import CyclicPoissonSampling
 from bevel.execution_plan.batch_sizes import sizes_for
 
 
-def test_padded_sizes_hold_the_cap_of_a_truncated_batch():
+def test_padded_sizes_fit_truncated_and_fixed_batches():
     sizes = plan("truncated").padded_sizes(multiple=4).sizes
     assert sizes == (12,) and plan("fixed").padded_sizes().sizes == (10,)
     assert all(size % 4 == 0 for size in plan("dpsgd").padded_sizes(multiple=4).sizes)
 
 
-def test_a_cap_is_the_last_size():
+def test_the_truncated_size_is_the_largest_padded_size():
     sampler = CyclicPoissonSampling(0.5, 3, truncated_batch_size=110)
     assert sizes_for(sampler, 100.0, 1, 6).sizes == (110,)
     assert sizes_for(sampler, 80.0, 8, 6).sizes == (96, 104, 112)

@@ -1,4 +1,4 @@
-"""BLT: only samplers that keep the uses of an example apart."""
+"""BLT: only samplers with a minimum separation between two uses of an example."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ def test_the_sampler_keeps_what_the_sensitivity_was_computed_for(name):
     assert abs(np.mean(sizes) - made.expected_batch_size) < 3
 
 
-def test_batches_go_on_from_any_step():
+def test_batches_can_start_at_any_step():
     made = plan("blt")
     for one, other in zip(made.batches(N, first=5), list(made.batches(N))[5:], strict=True):
         np.testing.assert_array_equal(one, other)
@@ -58,8 +58,8 @@ def test_batches_go_on_from_any_step():
     [
         ({"expected_batch_size": 16}, "at most 15"),
         ({"min_sep": 0}, "min_sep=0"),
-        ({"sampling": "poisson"}, "do not keep the uses of a unit apart"),
-        ({"sampling": "balls_in_bins"}, "batches have 15"),
+        ({"sampling": "poisson"}, "have no minimum separation"),
+        ({"sampling": "balls_in_bins"}, "Give expected_batch_size=15"),
         ({"output_scale": (0.1,)}, "one number for each buffer"),
         ({"sampling": "cyclic_poisson"}, "no guarantee is proven"),
     ],

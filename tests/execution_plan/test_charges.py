@@ -1,4 +1,4 @@
-"""Charges: a ledger that follows the plan says what the plan says."""
+"""A ledger that is charged as planned has the epsilon of the plan."""
 
 import pytest
 from plans import CONFIGS, STEPS, plan
@@ -10,7 +10,7 @@ CHARGED = ["dpsgd", "fixed", "bandmf", "blt"]
 
 
 @pytest.mark.parametrize("name", CHARGED)
-def test_a_ledger_that_is_charged_as_planned_says_what_the_plan_says(name, tmp_path):
+def test_a_ledger_that_is_charged_as_planned_has_the_epsilon_of_the_plan(name, tmp_path):
     made = plan(name)
     with Ledger.open(
         tmp_path / "ledger", unit=made.unit.name, relation=made.neighboring_relation
@@ -26,7 +26,7 @@ def test_a_ledger_that_is_charged_as_planned_says_what_the_plan_says(name, tmp_p
     assert middle == pytest.approx(made.epsilon(ends, delta=1e-3), rel=1e-9)
 
 
-def test_a_budget_holds_exactly_the_run_that_it_was_calibrated_for(tmp_path):
+def test_a_budget_covers_exactly_the_run_that_it_was_calibrated_for(tmp_path):
     made = CONFIGS["dpsgd"].calibrate(epsilon=2.0, delta=1e-3).make()
     relation = made.neighboring_relation
     with Ledger.open(tmp_path / "l", unit="example", relation=relation, budget=made.budget) as book:
@@ -51,5 +51,5 @@ def test_an_attempt_that_begins_later_is_charged_for_its_own_steps():
 
 @pytest.mark.parametrize("steps", [(3, 3), (0, 13), (-1, 2)])
 def test_charges_outside_the_run_are_refused(steps):
-    with pytest.raises(FixArgumentsError, match="began at"):
+    with pytest.raises(FixArgumentsError, match="give 0 <= begun <= first < stop <= 12"):
         plan("dpsgd").charge(*steps)

@@ -1,4 +1,4 @@
-"""The bound of one record."""
+"""Clipping options, and the bound of one record."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Configs: however they are mutated, the event of the plan is that of its own sampler and noise."""
+"""However a config is mutated, the event of its plan is that of its sampler and noise."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def times(event, count):
 
 
 def event_and_relations(sampler, amplified, noise, n, coefs):
-    """What is proven for a sampler, written down once more: the oracle."""
+    """The oracle: what is proven for a sampler, written independently."""
     kind = type(sampler).__name__
     if not amplified:
         same_size = kind == "CyclicPoissonSampling" and sampler.cycle_length > 1
@@ -97,19 +97,19 @@ def test_the_event_of_a_mutated_config_belongs_to_its_sampler(data):
     except FixArgumentsError:
         assume(False)  # refused: nothing to disagree
     sampler = getattr(made.batch_selection_strategy, "base_strategy", made.batch_selection_strategy)
-    strategy = made.mechanism.strategy
-    coefs = tuple(strategy.matrix(made.iterations).tolist())
+    matrix = made.mechanism.noise_matrix
+    coefs = tuple(matrix.first_column(made.iterations).tolist())
     noise = made.mechanism.noise_multiplier
-    event, allowed = event_and_relations(sampler, strategy.amplified, noise, made.num_units, coefs)
+    event, allowed = event_and_relations(sampler, matrix.amplified, noise, made.num_units, coefs)
     assert made.dp_event == event
     assert made.neighboring_relation.name in allowed
-    # The noise is the one that the event has: beside the bound of one record, and C.
+    # The noise is that of the event, relative to the bound of one record and C.
     uses = sampler.participation()
-    sensitivity = strategy.sensitivity(made.iterations, uses)
+    sensitivity = matrix.sensitivity(made.iterations, uses)
     expected = noise * sensitivity * made.l2_norm_bound
     assert expected <= made.noise_stddev <= expected * (1 + 2**-22)
     assert made.noise_addition_transform.record.stddev == made.noise_stddev
-    # And the sums are bounded by what the noise is beside.
+    # The sums have the bound that the noise is relative to.
     state = made.noise_addition_transform.init(np.zeros(2, np.float32))
     clipped = made.clipped_grad(lambda w, x: (x @ w).sum(), clip_norm=made.clip_norm(state))
     assert clipped.l2_norm_bound == pytest.approx(made.l2_norm_bound, rel=1e-12)
@@ -150,7 +150,7 @@ def test_a_config_that_changed_after_its_calibration_is_refused(change):
     config = dataclasses.replace(CONFIGS["dpsgd"], target=Target(2.0, 1e-3, fingerprint(mechanism)))
     dataclasses.replace(config, l2_clip_norm=3.0).make(secrets=SECRETS)  # costs nothing
     changed = dataclasses.replace(config, **change)
-    with pytest.raises(FixArgumentsError, match="changed since"):
+    with pytest.raises(FixArgumentsError, match="changed since then"):
         changed.make(secrets=SECRETS)
     assert dataclasses.replace(changed, target=None).make(secrets=SECRETS).budget is None
 

@@ -1,4 +1,4 @@
-"""The table says what is protected, how, and what the numbers are relative to."""
+"""The table shows what is protected, how, and what the noise is relative to."""
 
 import dataclasses
 
@@ -6,11 +6,11 @@ import pytest
 from plans import CONFIGS, plan
 
 from bevel.accounting import Budget
-from bevel.execution_plan.describe import described
+from bevel.execution_plan.describe import plan_table
 
 
 def rows(text):
-    """The table as a dict, lines that were folded joined again."""
+    """The table as a dict, with folded lines joined."""
     found, last = {}, None
     for line in text.splitlines():
         if line.startswith("│"):
@@ -56,7 +56,7 @@ def test_epsilons_under_every_relation_that_is_proven(capsys):
     ],
 )
 def test_relations_without_a_proof_are_not_defined(name, undefined):
-    table = rows(described(plan(name), 1e-3))
+    table = rows(plan_table(plan(name), 1e-3))
     found = {k.split()[-1] for k, v in table.items() if v == "not defined"}
     assert found == undefined
 
@@ -64,15 +64,15 @@ def test_relations_without_a_proof_are_not_defined(name, undefined):
 def test_what_was_bounded_by_sampling_is_not_sampled_again():
     made = dataclasses.replace(plan("balls_in_bins"), budget=Budget(9.0, 1e-7))
     table = rows(str(made))
-    assert table["epsilon, ADD_OR_REMOVE_ONE"].startswith("at most 9 at delta 1e-07, by sampling")
-    assert "plan.epsilon" in rows(described(made, 1e-6))["epsilon, ADD_OR_REMOVE_ONE"]
+    assert table["epsilon, ADD_OR_REMOVE_ONE"].startswith("at most 9 at delta 1e-07, by Monte")
+    assert "plan.epsilon" in rows(plan_table(made, 1e-6))["epsilon, ADD_OR_REMOVE_ONE"]
 
 
 def test_what_noise_is_relative_to():
     twice = rows(str(plan("dpsgd_replace_one")))
-    assert twice["beside the sensitivity"].startswith("0.75: replacing one moves a sum by twice")
+    assert twice["over the sensitivity"] == "0.75: the sensitivity is twice the bound"
     once = rows(str(plan("dpsgd")))
-    assert once["beside the sensitivity"].startswith("1.5: the bound is the sensitivity")
+    assert once["over the sensitivity"] == "1.5: the sensitivity is the bound"
     assert "and the sensitivity of C, 2.10254" in rows(str(plan("blt")))["noise multiplier"]
     assert "and the column norm of C, 1.14564" in rows(str(plan("bandmf")))["noise multiplier"]
     assert rows(str(plan("blt")))["uses of one example"] == "at most 3, at least 4 steps apart"

@@ -1,7 +1,9 @@
-"""The code of the documentation runs as it is printed."""
+"""The code blocks of docs/execution_plan.md run as printed."""
 
 import re
 from pathlib import Path
+
+import pytest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "execution_plan.md"
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -9,6 +11,7 @@ BLOCKS = CODE.findall(PAGE.read_text())
 PRINTED = re.findall(r"^    (\w.*)$", CODE.sub("", PAGE.read_text()), re.MULTILINE)
 
 
+@pytest.mark.full
 def test_the_blocks_run_one_after_the_other(capsys):
     names = {}
     for block in BLOCKS:

@@ -1,4 +1,4 @@
-"""DP-SGD: from sizes to samplers."""
+"""DP-SGD configs make samplers with the expected batch size."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ def test_samplers_have_the_expected_batch_size(name, sampler):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"expected_batch_size": 61}, "cannot be larger than all"),
+        ({"expected_batch_size": 61}, "give at most 60, the number of examples"),
         ({"expected_batch_size": 0}, "expected_batch_size=0"),
         ({"sampling": "shuffle"}, "sampling='shuffle'"),
         ({"sampling": "balls_in_bins", "expected_batch_size": 7}, "whole number"),

@@ -1,4 +1,4 @@
-"""A fingerprint changes with what it is of, and with nothing else."""
+"""A fingerprint depends on the guarantee and the released numbers, and on nothing else."""
 
 import dataclasses
 import enum
@@ -39,7 +39,7 @@ def test_numpy_numbers_are_the_numbers_that_they_hold():
     assert fingerprint([1, 2]) == fingerprint((1, 2))
 
 
-def test_what_has_no_form_is_refused():
+def test_values_without_a_fingerprint_are_refused():
     with pytest.raises(FixArgumentsError, match="has no fingerprint"):
         fingerprint(Pair(object()))
 
@@ -50,10 +50,17 @@ def test_every_config_has_its_own():
     assert all(len(text) == 64 and int(text, 16) for text in prints.values())
 
 
-def test_it_is_stable():
-    # Ledgers and checkpoints hold it: a change here means that no run of before can go on.
-    found = plan("dpsgd").fingerprint()
-    assert found == "963b2567a8da612f751cc43f4078b741fe3fbfccf00c37f82eb15ae71934bbf9"
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("dpsgd", "963b2567a8da612f751cc43f4078b741fe3fbfccf00c37f82eb15ae71934bbf9"),
+        ("bandmf", "a1eff906776c867ea01227627dbfcc038f02d93b2c595290c1d75d811bce4142"),
+        ("blt", "42be0f7ca6d217f91b1a9080aa4550b3805743beb55431aae2c790cef01ee1b5"),
+    ],
+)
+def test_it_is_stable(name, expected):
+    # Ledgers and checkpoints record it: if it changes, earlier runs cannot resume.
+    assert plan(name).fingerprint() == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The event belongs to the sampler, at every step."""
+"""The event is that of the sampler and the noise, after every step."""
 
 import dataclasses
 
@@ -35,9 +35,9 @@ def test_more_steps_cost_more_and_all_of_them_what_the_whole_run_costs(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_steps_compose_where_each_is_drawn_afresh(name):
-    afresh = name.startswith(("dpsgd", "truncated", "fixed", "bandmf_one_band"))
-    assert mechanism(name).composes_by_step is afresh
+def test_steps_compose_if_each_is_independent(name):
+    independent = name.startswith(("dpsgd", "truncated", "fixed", "bandmf_one_band"))
+    assert mechanism(name).composes_by_step is independent
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -57,7 +57,7 @@ def test_the_first_steps_of_a_random_allocation_are_charged_as_all_of_them():
     assert found.event_after(1) == RandomAllocationDpEvent(NOISE, STEPS, 2) == found.event_after(9)
 
 
-def test_noise_beside_a_matrix_that_is_cut_off_is_larger():
+def test_relative_to_a_truncated_matrix_the_noise_is_larger():
     found = mechanism("bandmf_balls_in_bins")
     whole, first = found.event_after(STEPS), found.event_after(1)
     assert isinstance(first, BallsInBinsDpEvent) and whole.noise_multiplier == NOISE

@@ -1,4 +1,4 @@
-"""Strategies against dense matrices."""
+"""Noise matrices agree with dense matrices."""
 
 import numpy as np
 import participations
@@ -11,7 +11,7 @@ from bevel.matrix_factorization.buffered_toeplitz import BufferedToeplitz
 
 N = 7
 ONCE = Participation(1, 1)
-STRATEGIES = {
+MATRICES = {
     "independent": IndependentNoise(),
     "banded": BandedNoise.of([1.0, 0.5, -0.25], None),
     "normalized": BandedNoise.of([1.0, 0.5, 0.25], N),
@@ -19,33 +19,33 @@ STRATEGIES = {
 }
 
 
-def dense(strategy, n=N):
+def dense(noise, n=N):
     """C from its definition."""
     column = np.zeros(n)
-    given = strategy.matrix(n)
-    column[: len(given)] = given
+    first = noise.first_column(n)
+    column[: len(first)] = first
     matrix = np.array([[column[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
-    if getattr(strategy, "column_normalize_for_n", None):
+    if getattr(noise, "column_normalize_for_n", None):
         matrix /= np.linalg.norm(matrix, axis=0)
     return matrix
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", MATRICES)
 def test_noise_is_made_with_the_inverse(name):
-    strategy = STRATEGIES[name]
-    inverse = strategy.noising_matrix(N)
+    noise = MATRICES[name]
+    inverse = noise.noising_matrix(N)
     made = np.eye(N) if inverse is None else np.asarray(inverse.materialize(N))
-    np.testing.assert_allclose(made @ dense(strategy), np.eye(N), atol=1e-6)
+    np.testing.assert_allclose(made @ dense(noise), np.eye(N), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", MATRICES)
 def test_errors_and_row_norms_are_those_of_the_matrix(name):
-    strategy = STRATEGIES[name]
-    inverse = np.linalg.inv(dense(strategy))
+    noise = MATRICES[name]
+    inverse = np.linalg.inv(dense(noise))
     prefix = np.tril(np.ones((N, N))) @ inverse
     expected = np.mean(np.sum(prefix**2, axis=1))
-    np.testing.assert_allclose(strategy.mean_error(N), expected, rtol=1e-6)
-    norms = strategy.row_norms(N)
+    np.testing.assert_allclose(noise.mean_error(N), expected, rtol=1e-6)
+    norms = noise.row_norms(N)
     expected_norms = np.linalg.norm(inverse, axis=1)
     np.testing.assert_allclose(np.ones(N) if norms is None else norms, expected_norms, rtol=1e-6)
 
@@ -53,35 +53,35 @@ def test_errors_and_row_norms_are_those_of_the_matrix(name):
 @pytest.mark.parametrize("name", ["independent", "banded", "normalized"])
 @pytest.mark.parametrize("steps", [1, 2, 5, N])
 def test_with_amplification_the_sensitivity_is_the_largest_column_norm_so_far(name, steps):
-    strategy = STRATEGIES[name]
-    expected = np.max(np.linalg.norm(dense(strategy)[:steps, :steps], axis=0))
-    found = strategy.sensitivity(steps, ONCE)
+    noise = MATRICES[name]
+    expected = np.max(np.linalg.norm(dense(noise)[:steps, :steps], axis=0))
+    found = noise.sensitivity(steps, ONCE)
     assert expected <= found <= expected * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("uses", [Participation(1, 7), Participation(3, 3), Participation(2, 2)])
 @pytest.mark.parametrize("steps", [1, 4, N])
-def test_without_it_the_sensitivity_is_that_of_the_worst_pattern(uses, steps):
-    strategy = STRATEGIES["buffered"]
+def test_without_amplification_the_sensitivity_is_that_of_the_worst_pattern(uses, steps):
+    noise = MATRICES["buffered"]
     patterns = participations.separated(steps, uses.min_separation, uses.max_participations)
-    expected = participations.worst_move_squared(dense(strategy, steps), patterns)
-    np.testing.assert_allclose(strategy.sensitivity(steps, uses) ** 2, expected, rtol=1e-9)
+    expected = participations.worst_move_squared(dense(noise, steps), patterns)
+    np.testing.assert_allclose(noise.sensitivity(steps, uses) ** 2, expected, rtol=1e-9)
 
 
 def test_entries_are_numbers_of_float32():
-    for strategy in (
+    for noise in (
         BandedNoise.of([1.0, 0.1, 1 / 3], None),
         BufferedNoise.of(BufferedToeplitz.build([0.9, 0.1], [0.3, 0.1])),
     ):
-        column = strategy.matrix(3) if isinstance(strategy, BandedNoise) else strategy.buf_decay
+        column = noise.first_column(3) if isinstance(noise, BandedNoise) else noise.buf_decay
         np.testing.assert_array_equal(np.float32(column), column)
 
 
-def test_zeros_at_the_end_are_no_bands():
+def test_trailing_zeros_are_not_bands():
     assert BandedNoise.of([1.0, 0.5, 0.0, 0.0], None).coefs == (1.0, 0.5)
 
 
 @pytest.mark.parametrize("coefs", [[], [0.0, 1.0], [1.0, np.nan], [[1.0]]])
-def test_what_is_no_first_column_is_refused(coefs):
+def test_other_values_than_a_first_column_are_refused(coefs):
     with pytest.raises(FixArgumentsError, match="first column"):
         BandedNoise.of(coefs, None)

@@ -1,4 +1,4 @@
-"""The baseline: plain mean gradients, and no claim."""
+"""The baseline: mean gradients without noise, and no privacy."""
 
 import math
 

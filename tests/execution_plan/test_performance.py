@@ -1,4 +1,4 @@
-"""Options of speed: apart from those of privacy, and a seed is not one of them."""
+"""Performance flags: a seed is not one of them."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from bevel.errors import FixArgumentsError
 from bevel.execution_plan import PerformanceFlags
 
 
-def test_a_seed_is_no_speed_option():
+def test_a_seed_is_not_a_performance_flag():
     with pytest.raises(FixArgumentsError, match=r"PlanSecrets.for_tests"):
         PerformanceFlags(noise_seed=3)
     assert "noise_seed" not in {field.name for field in dataclasses.fields(PerformanceFlags)}

@@ -1,4 +1,4 @@
-"""Secrets: fresh, derived by purpose, never shown, and the same again from a file."""
+"""Secrets are random, derived by purpose, never shown, and can be saved and restored."""
 
 import json
 
@@ -66,10 +66,10 @@ def test_a_ledger_takes_the_commitment(tmp_path):
         again.charge(0, 1, dpsgd_event(1.0, 1, sampling_prob=0.1), attempt=1)
 
 
-def test_one_secret_serves_one_plan_of_a_process():
+def test_secrets_are_used_by_one_plan_of_a_process():
     secrets = PlanSecrets.new()
     CONFIGS["dpsgd"].make(secrets=secrets)
-    with pytest.raises(FixArgumentsError, match="already drives another privatizer"):
+    with pytest.raises(FixArgumentsError, match="already uses this prng_key"):
         CONFIGS["dpsgd"].make(secrets=secrets)
     keys.release(secrets.noise_key)
     CONFIGS["dpsgd"].make(secrets=secrets)
@@ -100,7 +100,7 @@ def test_known_secrets_are_recorded_as_such():
         ),
     ],
 )
-def test_what_is_no_secret_is_refused(make, message):
+def test_invalid_secrets_are_refused(make, message):
     with pytest.raises(FixArgumentsError, match=message):
         make()
 

@@ -1,4 +1,4 @@
-"""What is protected decides what is selected, clipped and counted."""
+"""The unit of privacy determines what is sampled, clipped and counted."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_with_users_everything_counts_users():
     assert {len({int(user_ids[e]) for e in row}) for row in batch} == {1}
     assert plan.num_units == 8 and plan.mechanism.sampler.sampling_prob == 0.5
     assert plan.padded_sizes().pad(batch).shape == (plan.padded_sizes().size_for(len(batch)), 2)
-    with pytest.raises(FixArgumentsError, match="7 users, and the plan was made for 8"):
+    with pytest.raises(FixArgumentsError, match="7 users, but the plan was made for 8"):
         plan.batch(0, np.arange(7))
     with pytest.raises(FixArgumentsError, match="keep_batch_dim=True with unit='user'"):
         config.make(PerformanceFlags(keep_batch_dim=True))

@@ -1,4 +1,4 @@
-"""Padded sizes against all choices of sizes."""
+"""Padded sizes, compared with all other choices of sizes."""
 
 import itertools
 
@@ -17,15 +17,15 @@ def waste(batch_sizes, chosen):
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=12), st.integers(1, 4))
 def test_no_other_sizes_waste_less(batch_sizes, count):
-    found = optimal_physical_batch_sizes(batch_sizes, count)
-    different = sorted(set(batch_sizes))
-    assert len(found) <= count and max(batch_sizes) in found
+    sizes = optimal_physical_batch_sizes(batch_sizes, count)
+    distinct = sorted(set(batch_sizes))
+    assert len(sizes) <= count and max(batch_sizes) in sizes
     best = min(
         waste(batch_sizes, chosen)
-        for chosen in itertools.combinations(different, min(count, len(different)))
+        for chosen in itertools.combinations(distinct, min(count, len(distinct)))
         if max(chosen) == max(batch_sizes)
     )
-    assert waste(batch_sizes, found) == best
+    assert waste(batch_sizes, sizes) == best
 
 
 def test_sizes_come_in_any_form():
@@ -33,6 +33,6 @@ def test_sizes_come_in_any_form():
 
 
 @pytest.mark.parametrize("arguments", [([], 2), ([3], 0), ([-1], 1), ([2.5], 1)])
-def test_bad_input_is_refused(arguments):
+def test_bad_input_is_rejected(arguments):
     with pytest.raises(FixArgumentsError):
         optimal_physical_batch_sizes(*arguments)

@@ -1,4 +1,4 @@
-"""Grids: every element of an array is in one block, and its devices are those that hold it."""
+"""Grids: the blocks are the shards, and list the devices that hold them."""
 
 import jax
 import numpy as np
@@ -26,8 +26,8 @@ CASES = [
 @pytest.mark.parametrize(("mesh", "shape", "spec"), CASES)
 def test_blocks_are_the_shards(mesh, shape, spec):
     array = place(np.zeros(shape, np.float32), MESHES[mesh], spec)
-    (where,) = leaf_shardings(array)
-    found, hidden = grids(where)
+    (leaf,) = leaf_shardings(array)
+    found, hidden = grids(leaf)
     assert hidden == 0
     expected = {}
     for shard in array.addressable_shards:
@@ -49,11 +49,11 @@ def test_a_block_is_where_its_row_and_column_say():
 
 def test_slices_are_named_and_counted():
     array = place(np.zeros((4, 4, 4), np.float32), MESHES["222"], P("a", "b", "c"))
-    (where,) = leaf_shardings(array)
-    found, _ = grids(where)
+    (leaf,) = leaf_shardings(array)
+    found, _ = grids(leaf)
     assert [grid.title for grid in found] == ["[0:2, rows, columns]", "[2:4, rows, columns]"]
     assert found[1].devices == (((4,), (5,)), ((6,), (7,)))
-    assert [len(x) if isinstance(x, list) else x for x in grids(where, most=1)] == [1, 1]
+    assert [len(x) if isinstance(x, list) else x for x in grids(leaf, max_slices=1)] == [1, 1]
 
 
 def test_split_dimensions_are_drawn_first():
@@ -74,5 +74,5 @@ def test_numbers_are_short():
 
 
 def test_an_array_without_elements_can_be_drawn():
-    (where,) = leaf_shardings(jax.numpy.zeros((0, 3)))
-    assert grids(where)[0][0].devices == (((0,),),)
+    (leaf,) = leaf_shardings(jax.numpy.zeros((0, 3)))
+    assert grids(leaf)[0][0].devices == (((0,),),)

@@ -203,7 +203,7 @@ def test_the_branch_can_be_chosen():
     compiled = jax.jit(either).lower(jax.ShapeDtypeStruct((), bool), x).compile()
     totals = [inspect_step(compiled, branch=b).bytes for b in (None, 0, 1)]
     assert totals == [128, 4, 128]
-    assert "one branch is counted" in str(inspect_step(compiled))
+    assert "only one branch is counted" in str(inspect_step(compiled))
 
 
 def test_reports_print_and_convert():

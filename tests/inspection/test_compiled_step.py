@@ -7,16 +7,16 @@ from bevel.errors import FixArgumentsError
 from bevel.inspection.compiled_step import Limits, bytes_of, compile_step
 
 
-def examined(step, *args, argnums=0, **kwargs):
+def compiled(step, *args, argnums=0, **kwargs):
     return compile_step(step, args, kwargs, None, argnums, Limits())
 
 
-def test_arguments_have_paths_places_and_roles():
+def test_arguments_have_paths_shardings_and_roles():
     def step(params, x, unused, *, key):
         return sgd_step(params, x * jax.random.uniform(key))
 
     params, x = two_layers(GRID, *TENSOR_PARALLEL), on(GRID, (16, 32), "data")
-    step = examined(step, params, x, jnp.ones(3), key=jax.random.key(0))
+    step = compiled(step, params, x, jnp.ones(3), key=jax.random.key(0))
     paths = [(a.path, a.is_param) for a in step.arguments]
     assert paths == [
         ("params['down']", True),
@@ -33,7 +33,7 @@ def test_arguments_have_paths_places_and_roles():
 
 
 def test_the_last_argument_can_be_the_parameters():
-    step = examined(
+    step = compiled(
         lambda x, params: sgd_step(params, x),
         on(GRID, (16, 32), "data"),
         two_layers(GRID, *TENSOR_PARALLEL),
@@ -43,12 +43,12 @@ def test_the_last_argument_can_be_the_parameters():
 
 
 def test_wrong_arguments_say_what_to_write():
-    with pytest.raises(FixArgumentsError, match="takes the function of a step"):
-        examined(3)
-    with pytest.raises(FixArgumentsError, match="argnums is"):
-        examined(jnp.sin, jnp.ones(3), argnums=1)
-    with pytest.raises(FixArgumentsError, match="lies on a mesh"):
-        examined(jnp.sin, jnp.ones(3))
+    with pytest.raises(FixArgumentsError, match="takes the function of a step, but got int"):
+        compiled(3)
+    with pytest.raises(FixArgumentsError, match=r"argnums=\(1,\), but"):
+        compiled(jnp.sin, jnp.ones(3), argnums=1)
+    with pytest.raises(FixArgumentsError, match="is on a mesh"):
+        compiled(jnp.sin, jnp.ones(3))
 
 
 def test_keys_have_bytes():

@@ -1,4 +1,4 @@
-"""Descriptions: numbers that can be checked by hand, as data and as a table."""
+"""Descriptions as data and as a table, with numbers that can be checked by hand."""
 
 import io
 import math
@@ -67,7 +67,7 @@ def test_what_is_not_on_a_device_is_counted_apart():
     assert [row.bytes_per_device for row in found.rows] == [None, None]
     assert found.bytes_by_device == {}
     assert (found.imbalance, found.replication, found.most_bytes) == (1, 1, 0)
-    assert "2 of them on no device that is known" in str(found)
+    assert "2 of them without a known device" in str(found)
     assert describe({}).bytes == 0
 
 

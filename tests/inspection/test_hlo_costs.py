@@ -1,4 +1,4 @@
-"""FLOPs and traffic, against what shapes say."""
+"""FLOPs and traffic, compared with what follows from the shapes."""
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +84,7 @@ def mesh():
 
 
 @pytest.mark.parametrize("spec, sliced", [(P("data"), True), (P(None, "data"), True), (P(), False)])
-def test_a_sum_that_is_cut_up_is_seen(spec, sliced):
+def test_a_sum_that_is_sliced_is_recognised(spec, sliced):
     x = jax.device_put(jnp.ones((16, 32)), NamedSharding(mesh(), P("data")))
     gram = jax.jit(
         lambda x: jnp.einsum("bi,bj->ij", x, x), out_shardings=NamedSharding(mesh(), spec)

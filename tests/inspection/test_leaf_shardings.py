@@ -1,4 +1,4 @@
-"""Where leaves lie: what sharding, type and compiler say, each of the right array."""
+"""Shardings of leaves: from arrays, from types and from the compiler."""
 
 import jax
 import jax.numpy as jnp

@@ -46,7 +46,7 @@ def test_every_notation(text, groups):
     ],
 )
 def test_what_is_not_understood_raises(text):
-    with pytest.raises(FixArgumentsError, match="not known"):
+    with pytest.raises(FixArgumentsError, match="unknown notation"):
         parse_groups(text, 8)
 
 

@@ -1,4 +1,4 @@
-"""Scaling on paper, with processes of its own."""
+"""Predicted scaling, compiled in separate processes."""
 
 import importlib
 
@@ -6,19 +6,14 @@ import pytest
 import scaled_steps
 
 from bevel.errors import FixArgumentsError
-from bevel.inspection.scale import (
-    compiled_counts,
-    named,
-    notes_of,
-    scale,
-    target,
-)
+from bevel.inspection.scale import compiled_counts, notes_of, parse_target, scale, target_of
 
 scale_module = importlib.import_module("bevel.inspection.scale")
 TENSOR = {"up": [None, None, "model"], "down": [None, "model"]}
 AXES = "data=-1,model=2"
 
 
+@pytest.mark.full
 def test_extrapolated_rows_are_what_compiling_gives():
     options = {"axes": AXES, "batch_size": 64, "spec": TENSOR}
     guessed = scale(scaled_steps.build, devices=(4, 8, 16, 32), compile_up_to=16, **options)
@@ -35,11 +30,12 @@ def test_extrapolated_rows_are_what_compiling_gives():
         for name, figures in truth.collectives.items():
             assert guess.collectives[name] == pytest.approx(figures, rel=0.01)
     assert any("extrapolated from [4, 8, 16]" in note for note in guessed.notes)
-    # As many examples on a device: as many FLOPs; as many in all: fewer.
+    # Weak scaling keeps the FLOPs of a device, strong scaling divides them.
     assert len({r.flops for r in compiled.of("weak")}) == 1
     assert compiled.of("strong")[1].flops == compiled.of("strong")[0].flops / 8
 
 
+@pytest.mark.full
 def test_involuntary_rematerialisation_is_reported():
     report = scale(
         scaled_steps.build_badly_moved,
@@ -53,12 +49,12 @@ def test_involuntary_rematerialisation_is_reported():
 
 
 def answering(monkeypatch, answer):
-    monkeypatch.setattr(scale_module, "ask", lambda request, timeout: (answer(request), ""))
+    monkeypatch.setattr(scale_module, "run_worker", lambda request, timeout: (answer(request), ""))
 
 
 def test_a_step_that_fails_everywhere_is_an_error(monkeypatch):
     answering(monkeypatch, lambda r: {str(b): {"error": "Oh: no"} for b in r["batches"]})
-    with pytest.raises(FixArgumentsError, match=r"any of \[2, 4\] devices.*Oh: no"):
+    with pytest.raises(FixArgumentsError, match=r"all of \[2, 4\] devices.*Oh: no"):
         scale(scaled_steps.build, axes="data=-1", batch_size=8, devices=(2, 4))
 
 
@@ -87,7 +83,7 @@ def test_rows_that_do_not_fit_are_noted(monkeypatch):
     assert [r.error is None for r in report.of("weak")] == [True] * 5
     assert [r.error is None for r in report.of("strong")] == [True, True, True, False, False]
     assert any("32 devices, batch 16 does not fit: Indiv" in note for note in report.notes)
-    assert any("64 devices, batch 16 does not fit: data has 64" in note for note in report.notes)
+    assert any("64 devices, batch 16 does not fit: data has size" in note for note in report.notes)
     assert "does not fit" in str(report)
 
 
@@ -105,8 +101,8 @@ def test_a_process_that_dies_says_why():
         ({"axes": "data=-1,model=-1"}, "the size -1"),
         ({"devices": ()}, "positive"),
         ({"batch_size": 0}, "positive"),
-        ({"devices": (3,), "axes": AXES}, "not a multiple of the 2"),
-        ({"build_step": lambda mesh, batch: None}, "top of a module"),
+        ({"devices": (3,), "axes": AXES}, "is not a multiple of the 2"),
+        ({"build_step": lambda mesh, batch: None}, "top level of a module"),
         ({"build_step": "no_colon"}, "file.py:function"),
         ({"devices": (64,), "compile_up_to": 2}, "raise compile_up_to"),
     ],
@@ -124,10 +120,10 @@ def test_three_counts_are_compiled_to_extrapolate_from():
 
 
 def test_functions_are_named_so_that_another_process_finds_them():
-    assert named(scaled_steps.build) == f"{scaled_steps.__file__}:build"
-    assert named(compiled_counts) == "bevel.inspection.scale:compiled_counts"
-    assert target("a.b:c") == {"module": "a.b", "name": "c"}
-    assert target("/x/y.py:c") == {"file": "/x/y.py", "name": "c"}
+    assert target_of(scaled_steps.build) == f"{scaled_steps.__file__}:build"
+    assert target_of(compiled_counts) == "bevel.inspection.scale:compiled_counts"
+    assert parse_target("a.b:c") == {"module": "a.b", "name": "c"}
+    assert parse_target("/x/y.py:c") == {"file": "/x/y.py", "name": "c"}
 
 
 def test_what_could_not_be_read_is_noted():

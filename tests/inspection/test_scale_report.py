@@ -9,10 +9,10 @@ from bevel.inspection.scale_report import (
     ScaleReport,
     ScaleRow,
     Speeds,
-    extrapolated,
-    failed,
-    fitted,
-    seconds,
+    extrapolated_row,
+    failed_row,
+    fit,
+    format_seconds,
 )
 
 COUNTS = (8, 64, 512)
@@ -30,13 +30,13 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_figures_of_partitioned_programs_are_extrapolated_exactly(name):
     shape = SHAPES[name]
-    guess, error = fitted(COUNTS, [shape(n) for n in COUNTS])
+    guess, error = fit(COUNTS, [shape(n) for n in COUNTS])
     np.testing.assert_allclose(guess(4096), shape(4096), rtol=1e-6)
     assert error < 1e-6
 
 
 def test_noise_does_not_grow():
-    guess, error = fitted(COUNTS, [3.4, 2.65, 2.52])
+    guess, error = fit(COUNTS, [3.4, 2.65, 2.52])
     assert 2.0 < guess(4096) < 2.7 and 0 < error < 0.1
 
 
@@ -65,9 +65,9 @@ def test_times_are_work_by_speed():
 def report():
     rows = [row(n, s) for n in COUNTS for s in ("weak", "strong")]
     rows += [
-        extrapolated([r for r in rows if r.scaling == "weak"], "data", 4096, {"data": 2048}, 9)
+        extrapolated_row([r for r in rows if r.scaling == "weak"], "data", 4096, {"data": 2048}, 9)
     ]
-    rows += [failed("strong", 4096, {"data": 2048, "model": 2}, 32, "no room")]
+    rows += [failed_row("strong", 4096, {"data": 2048, "model": 2}, 32, "no room")]
     return ScaleReport(rows, Speeds(), ["a note"])
 
 
@@ -106,4 +106,4 @@ def test_efficiency_is_relative_to_the_fewest_devices():
     "time, text", [(2, "2 s"), (0.5, "500 ms"), (4.2e-6, "4.2 µs"), (1e-9, "1 ns")]
 )
 def test_seconds(time, text):
-    assert seconds(time) == text
+    assert format_seconds(time) == text

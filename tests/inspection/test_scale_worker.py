@@ -6,7 +6,7 @@ import scaled_steps
 from meshes import GRID, LINE
 from scaled_steps import LAYERS, D, K
 
-from bevel.inspection.scale_worker import answer, by_kind, bytes_on_one, load, measure
+from bevel.inspection.scale_worker import answer, by_kind, bytes_per_device, load, measure
 
 WEIGHTS = 4 * LAYERS * 2 * D * K
 
@@ -33,7 +33,7 @@ def test_a_data_parallel_step():
     assert found["peak"] >= 3 * WEIGHTS
 
 
-def test_sums_that_are_cut_up_count_as_reduce_scatter():
+def test_sums_that_are_sliced_count_as_reduce_scatter():
     split = {"up": (None, "data"), "down": (None, None, "data")}
     found = measure(scaled_steps.build, LINE, 512, split)
     assert found["held"]["params"] == WEIGHTS / 8
@@ -76,5 +76,5 @@ def test_a_batch_that_fails_is_an_answer():
 
 
 def test_bytes_on_one_device():
-    assert bytes_on_one(jax.ShapeDtypeStruct((8, 2), "float32")) == 64
+    assert bytes_per_device(jax.ShapeDtypeStruct((8, 2), "float32")) == 64
     assert by_kind(type("Report", (), {"collectives": []})) == {}

@@ -1,4 +1,4 @@
-"""Pictures: what is drawn is where things lie, in text and in SVG."""
+"""Pictures show the actual shards, in text and in SVG."""
 
 import jax
 import numpy as np

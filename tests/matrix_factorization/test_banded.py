@@ -1,4 +1,4 @@
-"""Banded strategies with columns of norm 1 against dense matrices."""
+"""Banded matrices with columns of norm 1, compared with dense matrices."""
 
 import functools
 
@@ -35,7 +35,7 @@ def test_the_matrix_is_banded_with_columns_of_norm_one(bands):
 
 
 @pytest.mark.parametrize("bands", [1, 3, N])
-def test_the_inverse_stream(bands):
+def test_the_streaming_inverse(bands):
     C = strategy(bands)
     stream = C.inverse_as_streaming_matrix()
     with jax.enable_x64(True):
@@ -56,7 +56,7 @@ def test_errors_are_those_of_the_dense_matrix():
     np.testing.assert_allclose(banded.per_query_error(C, A), expected, rtol=1e-12)
 
 
-def test_a_toeplitz_start():
+def test_starting_from_a_toeplitz_matrix():
     coefs = np.array([1.0, 0.5, 0.25])
     matrix = ColumnNormalizedBanded.from_banded_toeplitz(N, coefs).materialize()
     C = toeplitz.materialize_lower_triangular(coefs, N)
@@ -74,7 +74,7 @@ def test_sensitivity_counts_participations(min_sep, most):
     assert got == pytest.approx(truth, rel=1e-12)
 
 
-def test_columns_that_overlap_are_refused():
+def test_overlapping_columns_are_rejected():
     with pytest.raises(FixArgumentsError, match=r"min_sep=2 is smaller than bands=3"):
         banded.minsep_sensitivity_squared(strategy(3), 2)
     assert banded.minsep_sensitivity_squared(strategy(3), 2, skip_checks=True) == 4
@@ -87,28 +87,32 @@ def test_the_optimum():
     error = banded.per_query_error(C).mean()
     assert type(C.params) is np.ndarray and C.params.dtype == np.float64
     assert error < 0.99 * banded.per_query_error(start).mean()
-    # A banded X with ones on the diagonal has a banded C with columns of norm 1, and the reverse.
+    # Banded X with ones on the diagonal correspond to banded C with columns of norm 1.
     best = dense.per_query_error(strategy_matrix=dense.optimize(N, bands=3)).mean()
     assert error == pytest.approx(best, rel=1e-5)
 
 
-def test_a_scan_of_the_callers_and_another_error():
+def test_a_custom_scan_and_the_largest_error():
     def scan(step, state, xs):
         return jax.lax.scan(jax.checkpoint(step), state, xs)
 
-    seen = []
+    losses = []
     best = banded.optimize(
-        N, bands=3, reduction_fn=jnp.max, scan_fn=scan, callback=lambda info: seen.append(info.loss)
+        N,
+        bands=3,
+        reduction_fn=jnp.max,
+        scan_fn=scan,
+        callback=lambda info: losses.append(info.loss),
     )
     largest = banded.per_query_error(best).max()
     assert largest < banded.per_query_error(optimum(N, bands=3)).max()
-    assert largest == pytest.approx(seen[-1], rel=1e-9)
+    assert largest == pytest.approx(losses[-1], rel=1e-9)
 
 
 @pytest.mark.parametrize(
     "params, message",
     [
-        (np.ones(3), "one row a step"),
+        (np.ones(3), "one row per step"),
         (np.ones((2, 3)), "at most as many bands"),
         (np.array([[1.0], [np.nan]]), "nan"),
         (np.array([[1.0], [0.0]]), "no inverse"),

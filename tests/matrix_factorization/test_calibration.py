@@ -1,4 +1,4 @@
-"""Noise multipliers against the accountants they come from."""
+"""Noise multipliers, compared with the accountants that they come from."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_sampled_releases_meet_the_target_and_waste_little(epsilon, sampling_pro
     assert 0.99 * epsilon <= got <= epsilon
 
 
-def test_all_examples_in_every_batch_is_no_sampling():
+def test_sampling_every_example_gives_no_amplification():
     noise = calibration.poisson_noise_multiplier(1.0, 1e-5, 1.0, 16)
     assert noise == 4 * calibration.gaussian_noise_multiplier(1.0, 1e-5)
 

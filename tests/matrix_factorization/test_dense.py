@@ -1,4 +1,4 @@
-"""Dense strategies: errors by definition, and optima that satisfy the conditions of one."""
+"""Dense matrices: errors by definition, and optima that satisfy the optimality conditions."""
 
 import functools
 
@@ -49,8 +49,8 @@ def test_the_mask_of_orthogonal_participations():
     )
 
 
-def test_one_epoch_satisfies_the_condition_of_an_optimum():
-    # The gradient of trace(A X^-1 A') in the free entries, all but the diagonal, is zero.
+def test_one_epoch_satisfies_the_optimality_condition():
+    # The gradient of trace(A X^-1 A') with respect to the off-diagonal entries is zero.
     strategy = optimum(N)
     np.testing.assert_allclose(np.linalg.norm(strategy, axis=0), 1, rtol=1e-12)
     X = strategy.T @ strategy
@@ -58,7 +58,7 @@ def test_one_epoch_satisfies_the_condition_of_an_optimum():
     half = prefix @ np.linalg.inv(X)
     gradient = half.T @ half / N
     np.testing.assert_allclose(gradient - np.diag(np.diag(gradient)), 0, atol=1e-5)
-    # And it is no worse than any Toeplitz matrix.
+    # The error is no larger than that of a Toeplitz matrix.
     root = toeplitz.optimal_max_error_strategy_coefs(N)
     assert dense.per_query_error(strategy_matrix=strategy).mean() < toeplitz.loss(root)
 
@@ -76,12 +76,12 @@ def test_several_epochs_have_sensitivity_one(equal_norm, bands):
         np.testing.assert_allclose(norms, np.sqrt(1 / 3), rtol=1e-9)
     if bands is not None:
         assert np.all(np.tril(strategy, -bands) == 0)
-        # Examples that change their place between epochs can join longer columns.
+        # If the order changes between epochs, an example can join columns with larger norms.
         separated = sensitivity.get_sensitivity_banded(strategy, 2)
         assert separated == pytest.approx(1, rel=1e-9) if equal_norm else separated > 1.01
 
 
-def test_freedom_pays():
+def test_fewer_constraints_give_a_smaller_error():
     errors = [
         dense.per_query_error(strategy_matrix=best_of_epochs(**options)).mean()
         for options in ({"bands": 1, "equal_norm": True}, {"equal_norm": True}, {})
@@ -94,20 +94,20 @@ def test_the_largest_error_and_another_workload():
     strategies = [optimum(N), optimum(N, reduction_fn=jnp.max)]
     largest = [dense.per_query_error(strategy_matrix=s).max() for s in strategies]
     assert largest[1] < largest[0]
-    # The identity is the best strategy for the identity.
+    # The identity is optimal for the identity workload.
     np.testing.assert_allclose(dense.optimize(4, A=np.eye(4)), np.eye(4), atol=1e-6)
 
 
-def test_it_ends_when_the_gradient_is_small():
-    seen = []
+def test_optimization_stops_when_the_gradient_is_small():
+    stops = []
 
     def callback(info):
-        seen.append(dense.pg_tol_termination_fn(info))
-        return seen[-1]
+        stops.append(dense.pg_tol_termination_fn(info))
+        return stops[-1]
 
     dense.optimize(N, callback=callback)
-    assert seen[-1] and not any(seen[:-1])
-    assert len(seen) < 200
+    assert stops[-1] and not any(stops[:-1])
+    assert len(stops) < 200
 
 
 def test_losses_can_be_traced():
@@ -129,9 +129,9 @@ def test_bad_matrices():
         for name in ("strategy_matrix", "noising_matrix"):
             with pytest.raises(FixArgumentsError, match=message):
                 dense.per_query_error(**{name: matrix})
-    for given in ({}, {"strategy_matrix": C, "noising_matrix": C}):
+    for arguments in ({}, {"strategy_matrix": C, "noising_matrix": C}):
         with pytest.raises(FixArgumentsError, match="either"):
-            dense.per_query_error(**given)
+            dense.per_query_error(**arguments)
     got = dense.per_query_error(strategy_matrix=upper, skip_checks=True)
     np.testing.assert_array_equal(got, dense.per_query_error(strategy_matrix=C))
 

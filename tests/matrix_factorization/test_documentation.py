@@ -1,4 +1,4 @@
-"""The code of the documentation runs as it is printed."""
+"""The code blocks of docs/matrix_factorization.md run."""
 
 import re
 from pathlib import Path

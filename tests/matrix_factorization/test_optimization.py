@@ -26,7 +26,7 @@ def test_the_minimum_is_found_in_float64():
 
 
 @pytest.mark.parametrize("optimizer", [None, optax.lbfgs()])
-def test_the_callback_sees_every_step_and_can_end_it(optimizer):
+def test_the_callback_is_called_after_every_step_and_can_stop(optimizer):
     seen = []
 
     def callback(info):
@@ -46,7 +46,7 @@ def test_the_callback_sees_every_step_and_can_end_it(optimizer):
             )
 
 
-def test_a_given_gradient_is_used():
+def test_a_loss_with_its_own_gradient():
     def loss_and_grad(x):
         return jnp.sum((x - 3) ** 2), 2 * (x - 3)
 
@@ -63,8 +63,8 @@ def test_steps_are_limited():
 
 
 @pytest.mark.parametrize("edge", [1e-3, 0.5, 0.999])
-def test_the_search_turns_back_where_there_is_no_loss(edge):
-    # Beyond 1 the loss is NaN; its minimum is near that edge, and the first step goes far beyond.
+def test_the_line_search_backtracks_from_non_finite_losses(edge):
+    # The loss is NaN above 1. Its minimum is below 1, and the first step goes far above.
     def loss(x):
         return jnp.sum(-jnp.log(1 - x)) + jnp.sum(x / (edge - 1))
 
@@ -72,7 +72,7 @@ def test_the_search_turns_back_where_there_is_no_loss(edge):
     np.testing.assert_allclose(got, edge, rtol=1e-4, atol=1e-4)
 
 
-def test_a_huge_loss_beside_the_start_does_not_end_the_search():
+def test_a_huge_loss_near_the_start_does_not_stop_the_search():
     def loss(x):
         return jnp.sum(jnp.exp(40 * x) + (x + 1) ** 2 * 1e3)
 
@@ -80,14 +80,14 @@ def test_a_huge_loss_beside_the_start_does_not_end_the_search():
     np.testing.assert_allclose(got, -1, atol=1e-6)
 
 
-def test_a_start_without_a_loss_is_refused():
+def test_a_start_with_a_non_finite_loss_is_rejected():
     with pytest.raises(FixArgumentsError, match="starting point is nan"):
         optimize(lambda x: jnp.log(x), np.array(-1.0))
     with pytest.raises(FixArgumentsError, match="max_optimizer_steps"):
         optimize(rosenbrock, START, max_optimizer_steps=-1)
 
 
-def test_float64_is_on_inside_and_numpy_comes_out():
+def test_functions_run_in_float64_and_return_numpy_arrays():
     @jax_enable_x64
     def dtype_and_value(x):
         y = jnp.asarray(x, float) / 3
@@ -105,7 +105,7 @@ def test_traced_arguments_keep_their_precision():
     assert half(np.ones(2)).dtype == np.float64
 
 
-def test_arrays_are_made_on_the_cpu():
+def test_arrays_are_created_on_the_cpu():
     @jax_enable_x64
     def platforms():
         return [device.platform for device in jnp.ones(1).devices()]
@@ -113,7 +113,7 @@ def test_arrays_are_made_on_the_cpu():
     assert platforms() == ["cpu"]
 
 
-def test_without_a_cpu_the_default_device_is_taken(monkeypatch):
+def test_without_a_cpu_the_default_device_is_used(monkeypatch):
     def no_cpu(backend):
         raise RuntimeError(f"Unknown backend {backend}")
 

@@ -1,4 +1,4 @@
-"""Names that users of JAX Privacy rely on are where they look for them."""
+"""The public names of JAX Privacy exist in the same modules."""
 
 import importlib
 

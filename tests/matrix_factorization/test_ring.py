@@ -1,4 +1,4 @@
-"""Rings of past values against plain lists of them."""
+"""Ring buffers, compared with dense matrices."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def test_the_oldest_value_is_replaced():
     state = ring.empty(jnp.zeros(2), 3)
     assert state["ring"].shape == (3, 2)
     for value in (1.0, 2.0, 3.0, 4.0):
-        state = ring.pushed(jnp.full(2, value), state)
+        state = ring.push(jnp.full(2, value), state)
     np.testing.assert_array_equal(state["ring"][:, 0], [4, 2, 3])
     weights = jnp.array([100.0, 10.0, 1.0])  # one step ago, two, three
     np.testing.assert_array_equal(ring.weighted_sum(weights, state), [432, 432])
@@ -48,5 +48,5 @@ def test_a_donated_ring_is_written_in_place():
     step = jax.jit(matrix.multiply_next, donate_argnums=1)
     compiled = step.lower(jnp.zeros(1000), state).compile()
     memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes >= 4 * 4000  # the whole ring
-    assert memory.temp_size_in_bytes < 3 * 4000  # and no second one
+    assert memory.alias_size_in_bytes >= 4 * 4000  # all of the ring
+    assert memory.temp_size_in_bytes < 3 * 4000  # no second copy

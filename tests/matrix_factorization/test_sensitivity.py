@@ -1,4 +1,4 @@
-"""Sensitivities of dense strategies against trying everything."""
+"""Sensitivities of dense matrices, compared with an exhaustive search."""
 
 import numpy as np
 import participations
@@ -56,7 +56,7 @@ def test_best_sums_of_many_rows(most):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_participation_is_the_longest_column(name):
+def test_one_participation_is_the_largest_column_norm(name):
     C = strategies()[name]
     got = sensitivity.single_participation_sensitivity(C)
     alone = participations.worst_move_squared(C, [(i,) for i in range(N)])
@@ -95,8 +95,8 @@ def test_fixed_epochs_of_several_steps():
         assert got == pytest.approx(participations.worst_move_squared(C, patterns), rel=1e-12)
 
 
-def test_contributions_that_point_apart_are_counted():
-    # Columns overlap negatively: opposite contributions move C g by 5, equal ones by 1.
+def test_opposite_contributions_are_counted():
+    # Columns overlap negatively: opposite contributions move C g by 5 (squared), equal ones by 1.
     C = np.array([[1.0, 0.0], [-1.0, 1.0]])
     assert (C.T @ C).sum() == 1
     for got in (
@@ -107,7 +107,7 @@ def test_contributions_that_point_apart_are_counted():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_vectors_move_no_strategy_by_more_than_the_bound(seed):
+def test_random_contributions_stay_within_the_bound(seed):
     rng = np.random.default_rng(seed)
     C = np.tril(rng.normal(size=(6, 6)))
     bound = sensitivity.get_min_sep_sensitivity_upper_bound(C, 2)
@@ -122,14 +122,14 @@ def test_vectors_move_no_strategy_by_more_than_the_bound(seed):
 
 @pytest.mark.parametrize("bands", [1, 2, 3])
 @pytest.mark.parametrize("min_sep, most", [(3, None), (3, 2), (5, None), (7, 1)])
-def test_banded_strategies_are_exact(bands, min_sep, most):
+def test_sensitivity_of_banded_matrices_is_exact(bands, min_sep, most):
     C = strategies()["mixed"] * sensitivity.banded_lower_triangular_mask(N, bands)
     patterns = list(participations.separated(N, min_sep, most))
     got = sensitivity.get_sensitivity_banded(C, min_sep, most) ** 2
     assert got == pytest.approx(participations.worst_move_squared(C, patterns), rel=1e-12)
 
 
-def test_columns_that_overlap_are_not_taken_as_orthogonal():
+def test_overlapping_columns_are_rejected():
     with pytest.raises(FixArgumentsError, match=r"X\[0, 2\].*upper_bound"):
         sensitivity.get_sensitivity_banded(np.tril(np.ones((4, 4))), 2)
 

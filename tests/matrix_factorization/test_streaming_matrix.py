@@ -1,4 +1,4 @@
-"""Streaming matrices against the dense matrices they stand for."""
+"""Streaming matrices, compared with dense matrices."""
 
 import operator
 
@@ -73,9 +73,9 @@ def test_trees_are_multiplied_leaf_by_leaf_one_step_at_a_time(name):
     step = jax.jit(matrix.multiply_next)
     expected = jax.tree.map(lambda v: np.tensordot(dense, v, 1), x)
     for i in range(N):
-        row, wanted = (jax.tree.map(operator.itemgetter(i), t) for t in (x, expected))
+        row, expected_row = (jax.tree.map(operator.itemgetter(i), t) for t in (x, expected))
         y, state = step(row, state)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), y, wanted)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), y, expected_row)
 
 
 def test_rows_of_an_array_are_steps():
@@ -92,7 +92,7 @@ def test_a_product_is_applied_from_the_right():
 
 
 @pytest.mark.parametrize("name", ["diagonal", "rows", "columns", "rates"])
-def test_steps_past_the_end_are_not_a_number(name):
+def test_steps_past_the_end_are_nan(name):
     matrix, _ = cases()[name]
     y = matrix @ np.ones(N + 2, np.float32)
     assert np.isfinite(y[:N]).all() and np.isnan(y[N:]).all()
@@ -119,7 +119,7 @@ def test_float64_rows_are_exact_in_float64():
         np.testing.assert_allclose(got, (dense**2).sum(1), rtol=1e-14)
 
 
-def test_a_scan_of_the_callers_is_used():
+def test_a_custom_scan_is_used():
     lengths = []
 
     def scan(step, state, xs):
@@ -135,7 +135,7 @@ def test_a_scan_of_the_callers_is_used():
 # States.
 
 
-def test_a_state_made_from_shapes_is_that_made_from_values():
+def test_states_from_shapes_and_from_values_are_equal():
     matrix, _ = cases()["rates"]
     tree = {"w": jnp.ones((2, 3), jnp.bfloat16), "b": jnp.ones(4)}
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
@@ -147,7 +147,7 @@ def test_a_state_made_from_shapes_is_that_made_from_values():
 
 
 @pytest.mark.parametrize("value", [jnp.ones(3), jnp.ones((2, 3)), jnp.ones(1), jnp.ones(())])
-def test_a_state_of_another_shape_is_refused(value):
+def test_a_state_of_another_shape_is_rejected(value):
     A = streaming_matrix.prefix_sum()
     for shape in [(3,), (2, 3), (1,), ()]:
         state = A.init_multiply(jnp.ones(shape))
@@ -167,7 +167,7 @@ def test_a_state_that_would_be_broadcast_is_named():
         A.multiply_next(jnp.ones(3), A.init_multiply(jnp.ones(())))
 
 
-def test_a_state_of_another_tree_is_refused():
+def test_a_state_of_another_tree_is_rejected():
     A = streaming_matrix.prefix_sum()
     state = A.init_multiply({"w": jnp.ones(3)})
     for tree in ({"v": jnp.ones(3)}, {"w": jnp.ones(3), "b": jnp.ones(3)}, [jnp.ones(3)]):
@@ -180,29 +180,29 @@ MESHES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
 @pytest.mark.parametrize("kind", MESHES)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_buffers_lie_where_the_value_lies(kind, compiled):
+def test_buffers_are_sharded_like_the_value(kind, compiled):
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(MESHES[kind],) * 2)
     with jax.set_mesh(mesh):
-        place = NamedSharding(mesh, PartitionSpec("data", "model"))
-        x = jax.device_put(jnp.ones((8, 4)), place)
+        sharding = NamedSharding(mesh, PartitionSpec("data", "model"))
+        x = jax.device_put(jnp.ones((8, 4)), sharding)
 
         def buffers(x):
             return streaming_matrix.buffers_like(x), streaming_matrix.buffers_like(x, 3, 2)
 
         one, many = (jax.jit(buffers) if compiled else buffers)(x)
-        assert one.sharding.is_equivalent_to(place, 2)
+        assert one.sharding.is_equivalent_to(sharding, 2)
         assert many.shape == (3, 2, 8, 4)
         expected = NamedSharding(mesh, PartitionSpec(None, None, "data", "model"))
         assert many.sharding.is_equivalent_to(expected, 4)
         assert not np.any(one) and not np.any(many)
         A = streaming_matrix.prefix_sum()
         y, state = jax.jit(A.multiply_next)(x, A.init_multiply(x))
-        assert y.sharding.is_equivalent_to(place, 2)
-        assert state.sharding.is_equivalent_to(place, 2)
+        assert y.sharding.is_equivalent_to(sharding, 2)
+        assert state.sharding.is_equivalent_to(sharding, 2)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_inside_shard_map_states_vary_as_the_values_do(check_vma):
+def test_streams_work_inside_shard_map(check_vma):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     x = np.arange(3 * 16, dtype=np.float32).reshape(3, 16)
     spec = PartitionSpec(None, "data")
@@ -238,19 +238,19 @@ def test_a_diagonal_is_a_vector_of_finite_numbers(diag):
         streaming_matrix.diagonal(diag)
 
 
-def test_a_number_is_no_array_of_steps():
+def test_a_scalar_is_rejected():
     with pytest.raises(FixArgumentsError, match="steps"):
         streaming_matrix.identity() @ 2.0
 
 
-def test_only_numbers_scale():
+def test_only_scalars_scale_a_matrix():
     A = streaming_matrix.identity()
     for other in (A, np.ones(3), [1.0, 2.0]):
         with pytest.raises(TypeError):
             A * other
 
 
-def test_functions_make_a_matrix():
+def test_a_matrix_from_functions():
     # A shift by one step: y[i] = x[i - 1].
     shift = StreamingMatrix.from_array_implementation(jnp.zeros_like, lambda x, last: (last, x))
     np.testing.assert_array_equal(shift.materialize(4), np.eye(4, k=-1))

@@ -1,4 +1,4 @@
-"""The tree baseline against its own matrix."""
+"""Tree aggregation, compared with its matrix."""
 
 import numpy as np
 import participations
@@ -9,16 +9,13 @@ from bevel.matrix_factorization import dense, sensitivity, tree_aggregation
 
 
 def online_decoder_error(n, query):
-    """Squared error of a prefix sum, from the nodes that were complete by then, by least squares.
-
-    Only the nodes below those that make up the prefix say anything new about it.
-    """
+    """Squared error of a prefix sum, by least squares on the nodes that are complete by then."""
     nodes = [row for row in tree_aggregation.strategy_matrix(n) if not row[query + 1 :].any()]
     nodes = np.array(nodes)
-    wanted = (np.arange(n) <= query).astype(float)
-    # Nodes that join two of the prefix's blocks do not exist, so blocks are estimated alone.
-    weights = np.linalg.lstsq(nodes.T, wanted, rcond=None)[0]
-    np.testing.assert_allclose(weights @ nodes, wanted, atol=1e-12)
+    query_row = (np.arange(n) <= query).astype(float)
+    # No complete node spans two blocks of the prefix, so blocks are estimated separately.
+    weights = np.linalg.lstsq(nodes.T, query_row, rcond=None)[0]
+    np.testing.assert_allclose(weights @ nodes, query_row, atol=1e-12)
     return float(weights @ weights)
 
 
@@ -32,13 +29,13 @@ def test_nodes():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 13])
-def test_errors_are_the_best_that_the_nodes_allow(n):
+def test_errors_are_those_of_the_least_squares_decoder(n):
     expected = [online_decoder_error(n, query) for query in range(n)]
     np.testing.assert_allclose(tree_aggregation.per_query_error(n), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 5, 8, 13])
-def test_one_participation_is_the_longest_column(n):
+def test_one_participation_is_the_largest_column_norm(n):
     C = tree_aggregation.strategy_matrix(n)
     expected = sensitivity.single_participation_sensitivity(C) ** 2
     assert tree_aggregation.sensitivity_squared(n) == pytest.approx(expected)
@@ -51,11 +48,11 @@ def test_several_participations_have_an_upper_bound(min_sep, most):
     truth = participations.worst_move_squared(C, participations.separated(n, min_sep, most))
     bound = tree_aggregation.sensitivity_squared(n, min_sep, most)
     assert truth <= bound * (1 + 1e-12)
-    if min_sep in (1, 4) and most is None:  # blocks are filled evenly
+    if min_sep in (1, 4) and most is None:  # nodes contain equally many participations
         assert truth == pytest.approx(bound)
 
 
-def test_a_square_strategy_of_the_same_privacy_is_no_worse():
+def test_a_square_matrix_of_the_same_privacy_is_no_worse():
     n = 8
     tree = tree_aggregation.strategy_matrix(n)
     square = dense.strategy_from_X(tree.T @ tree)

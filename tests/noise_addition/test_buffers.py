@@ -1,4 +1,4 @@
-"""Buffers lie beside their leaves: on every mesh, in any memory, in and out of shards."""
+"""Buffers are sharded like their leaves: on every mesh, in both memories, in a shard_map."""
 
 import jax
 import numpy as np
@@ -43,12 +43,12 @@ def on_host(**options):
     return streaming(buffers_in="host", **options)
 
 
-PLACED = [(AUTO, on_host), (AUTO, streaming), (EXPLICIT, streaming), (EXPLICIT, gaussian)]
-PLACED += [(EXPLICIT, on_host), (AUTO, gaussian)] if FULL else []
+CASES = [(AUTO, on_host), (AUTO, streaming), (EXPLICIT, streaming), (EXPLICIT, gaussian)]
+CASES += [(EXPLICIT, on_host), (AUTO, gaussian)] if FULL else []
 
 
-@pytest.mark.parametrize("kind, make", PLACED)
-def test_results_and_buffers_lie_where_the_gradient_does(make, kind):
+@pytest.mark.parametrize("kind, make", CASES)
+def test_results_and_buffers_are_sharded_like_the_gradient(make, kind):
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
     g = jax.device_put(G, NamedSharding(mesh, P("model", "data")))
     privatizer = make()
@@ -86,13 +86,13 @@ def test_a_state_goes_in_and_out_of_a_shard_map(make):
     specs = {"g": P("model", "data")}
     privatizer = make(specs=specs)
     state = privatizer.init({"g": G})
-    of_state = state_specs(state, {"g": G}, specs)
+    state_spec = state_specs(state, {"g": G}, specs)
     step = jax.jit(
         jax.shard_map(
             lambda g, state: privatizer.update(g, state),
             mesh=mesh,
-            in_specs=(specs, of_state),
-            out_specs=(specs, of_state),
+            in_specs=(specs, state_spec),
+            out_specs=(specs, state_spec),
         ),
         donate_argnums=1,
     )
@@ -100,4 +100,4 @@ def test_a_state_goes_in_and_out_of_a_shard_map(make):
         found, state = step({"g": G}, state)
     np.testing.assert_allclose(found["g"], expected["g"], rtol=1e-6)
     if make is streaming:
-        assert of_state.buffers == ({"last": P(None, "model", "data"), "steps": P()},)
+        assert state_spec.buffers == ({"last": P(None, "model", "data"), "steps": P()},)

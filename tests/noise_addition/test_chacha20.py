@@ -1,4 +1,4 @@
-"""ChaCha20: the vectors of RFC 8439, the stream in pieces, and keys that never meet."""
+"""ChaCha20: the vectors of RFC 8439, streams of shards, and child keys that never overlap."""
 
 import functools
 
@@ -71,7 +71,7 @@ def test_block_function_of_rfc_8439(key, rest, expected):
     assert one_block(start_words(key, bytes.fromhex(rest))).hex() == expected
 
 
-def test_the_form_for_accelerators_gives_the_same():
+def test_the_unrolled_rounds_give_the_same():
     key, rest, expected = VECTORS[0]
     words = start_words(key, bytes.fromhex(rest))[:, None]  # NumPy: nothing to compile
     after = chacha20.unrolled_rounds(list(words))
@@ -82,7 +82,7 @@ def one_block(words):
     """The block function in Python's integers, written from the RFC."""
     x = [int(w) for w in words]
 
-    def turn(value, bits):
+    def rotate(value, bits):
         return ((value << bits) | (value >> (32 - bits))) % 2**32
 
     def quarter(a, b, c, d):
@@ -93,7 +93,7 @@ def one_block(words):
             (c, d, b, 7),
         ):
             x[first] = (x[first] + x[second]) % 2**32
-            x[third] = turn(x[third] ^ x[first], bits)
+            x[third] = rotate(x[third] ^ x[first], bits)
 
     for _ in range(10):
         for i in range(4):
@@ -130,32 +130,32 @@ def test_bits_are_the_stream_read_in_row_major_order(width, shape):
         ((4, 64), (4, 16), 64),  # rows and shards fill blocks
         ((4, 64), (2, 4), 64),  # rows do, shards do not
         ((6, 10), (3, 10), 32),  # shards are runs of whole rows
-        ((6, 10), (2, 5), 64),  # every row begins elsewhere in its block
+        ((6, 10), (2, 5), 64),  # every row begins at another lane of its block
         ((3, 4, 6), (1, 2, 6), 64),
         ((42,), (6,), 64),
     ],
 )
-def test_a_piece_is_a_slice_of_the_whole(whole, shape, width):
+def test_a_shard_is_a_slice_of_the_stream(whole, shape, width):
     size = int(np.prod(whole))
     expected = np.frombuffer(stream_bytes(), f"<u{width // 8}")[:size].reshape(whole)
 
     @jax.jit
-    def piece(starts):
+    def shard(starts):
         return chacha20.stream(jnp.asarray(KEY), Shard(shape, whole, starts), width)
 
     counts = [n // s for n, s in zip(whole, shape, strict=True)]
     for index in {(0,) * len(whole), tuple(c - 1 for c in counts), tuple(c // 2 for c in counts)}:
         starts = tuple(np.uint32(i * s) for i, s in zip(index, shape, strict=True))
         cut = tuple(slice(int(a), int(a) + s) for a, s in zip(starts, shape, strict=True))
-        high, low = (np.asarray(x, np.uint64) for x in (np.uint32([0]), *piece(starts))[-2:])
+        high, low = (np.asarray(x, np.uint64) for x in (np.uint32([0]), *shard(starts))[-2:])
         np.testing.assert_array_equal((high << np.uint64(32)) | low, expected[cut])
 
 
 def test_block_numbers_have_64_bits():
     # The last 16 of 2**37 elements.
     starts = (np.uint32(2**17 - 1), np.uint32(2**20 - 16))
-    piece = Shard((1, 16), (2**17, 2**20), starts)
-    high, low = jax.jit(lambda key: chacha20.stream(key, piece, 64))(KEY)
+    shard = Shard((1, 16), (2**17, 2**20), starts)
+    high, low = jax.jit(lambda key: chacha20.stream(key, shard, 64))(KEY)
     number = (2**37 - 16) // 8
     rests = (np.array([n, 0], "<u8").tobytes() for n in (number, number + 1))
     expected = b"".join(one_block(start_words(KEY.tobytes(), rest)) for rest in rests)
@@ -176,24 +176,24 @@ def windows(data):
     return {data[i : i + 32] for i in range(len(data) - 31)}
 
 
-def test_child_keys_never_occur_in_what_the_parent_gives():
-    made = [jax.random.split(key(), 40), FOLD(key(), NUMBERS)]
-    children = [row.tobytes() for keys in made for row in np.asarray(jax.random.key_data(keys))]
+def test_child_keys_never_occur_in_the_output_of_the_parent():
+    groups = [jax.random.split(key(), 40), FOLD(key(), NUMBERS)]
+    children = [row.tobytes() for keys in groups for row in np.asarray(jax.random.key_data(keys))]
     assert len(set(children)) == 80
     for purpose, word in (
         (BlockPurpose.BITS, 0),
         (BlockPurpose.DISCRETE, 0),
         (BlockPurpose.DISCRETE, 1),
     ):
-        given = KEY.tobytes() + stream_bytes(purpose, word=word)
-        assert not windows(given) & set(children)
-    # They are the first halves of the blocks that are read for keys, and for nothing else.
+        output = KEY.tobytes() + stream_bytes(purpose, word=word)
+        assert not windows(output) & set(children)
+    # They are the first halves of blocks that are used for keys only.
     for purpose, first in ((BlockPurpose.SPLIT, 0), (BlockPurpose.FOLD_IN, 40)):
         blocks = stream_bytes(purpose)
         assert [blocks[i : i + 32] for i in range(0, 1024, 64)] == children[first : first + 16]
 
 
-def test_streams_of_relatives_do_not_overlap():
+def test_streams_of_related_keys_do_not_overlap():
     child, other = jax.random.split(key(), 2)
     relatives = [key(), child, other, jax.random.fold_in(key(), 0), jax.random.fold_in(child, 0)]
     relatives += list(jax.random.split(child, 2))
@@ -202,7 +202,7 @@ def test_streams_of_relatives_do_not_overlap():
     assert sum(len(a & b) for i, a in enumerate(rows) for b in rows[:i]) == 0
 
 
-def test_purposes_are_apart():
+def test_purposes_are_distinct():
     assert len({int(p) for p in BlockPurpose}) == len(BlockPurpose)
 
 
@@ -215,7 +215,7 @@ def test_seeds_of_64_bits_differ():
     assert np.asarray(small).tobytes() in data
 
 
-def test_vmap_and_jit_are_the_loop():
+def test_vmap_and_jit_agree_with_a_loop():
     keys = jax.random.split(key(), 3)
     draw = lambda k: jax.random.bits(k, (5, 7))  # noqa: E731
     expected = np.stack([draw(k) for k in keys])
@@ -224,7 +224,7 @@ def test_vmap_and_jit_are_the_loop():
     np.testing.assert_array_equal(jax.random.key_data(FOLD(key(), NUMBERS)[2]), one)
 
 
-def test_jax_random_takes_the_keys():
+def test_jax_random_accepts_the_keys():
     assert jax.random.key_impl(key()) == CHACHA20
     assert jax.random.uniform(key(), (3,)).shape == (3,)
     assert jax.random.split(key(), (2, 3)).shape == (2, 3)

@@ -1,4 +1,4 @@
-"""The kernel against the program that XLA makes of the same rounds."""
+"""The kernel agrees with XLA's program for the same rounds."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ KEY = jnp.arange(8, dtype=np.uint32) * np.uint32(0x9E3779B9)
 
 
 def by_kernel(monkeypatch):
-    """Makes `chacha20` use the kernel, interpreted."""
+    """Makes `chacha20` use the kernel in interpret mode."""
     real = chacha20_kernel.blocks
     monkeypatch.setattr(chacha20_kernel, "available", lambda: True)
     monkeypatch.setattr(
@@ -35,6 +35,7 @@ def test_gives_the_words_of_the_compiled_program(shape, monkeypatch):
         assert one.shape == shape
 
 
+@pytest.mark.full
 def test_bits_and_children_are_the_same(monkeypatch):
     key = jax.random.wrap_key_data(KEY, impl=chacha20.CHACHA20)
 
@@ -52,10 +53,10 @@ def test_bits_and_children_are_the_same(monkeypatch):
 
 def test_leaves_that_are_drawn_together_share_one_kernel(monkeypatch):
     keys = jnp.stack([KEY, KEY + np.uint32(1), KEY ^ np.uint32(9)])
-    piece = Shard.all_of((5, 13))
-    plain = [chacha20.stream(key, piece, 64) for key in keys]
+    shard = Shard.all_of((5, 13))
+    plain = [chacha20.stream(key, shard, 64) for key in keys]
     by_kernel(monkeypatch)
-    together = jax.vmap(lambda key: chacha20.stream(key, piece, 64))
+    together = jax.vmap(lambda key: chacha20.stream(key, shard, 64))
     for found, expected in zip(together(keys), zip(*plain, strict=True), strict=True):
         np.testing.assert_array_equal(found, jnp.stack(expected))
     assert str(jax.make_jaxpr(together)(keys)).count("pallas_call[") == 1
@@ -68,7 +69,7 @@ def test_no_kernel_on_a_cpu():
 @pytest.mark.parametrize(
     "devices, manual, answer", [(1, False, True), (8, False, False), (8, True, True)]
 )
-def test_a_kernel_is_never_cut_by_the_compiler(devices, manual, answer, monkeypatch):
+def test_a_kernel_is_never_split_by_the_compiler(devices, manual, answer, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "device_count", lambda: devices)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

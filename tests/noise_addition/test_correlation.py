@@ -1,4 +1,4 @@
-"""Correlated noise is the matrix times the independent draws, and matrices that cannot be."""
+"""Correlated noise is the matrix times the independent draws; invalid matrices are refused."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def test_noise_is_the_matrix_times_the_draws(correlation, matrix):
         np.testing.assert_allclose(got, np.tensordot(matrix, z[:6], 1), rtol=1e-5, atol=1e-5)
 
 
-def test_a_dense_row_draws_no_further_back_than_it_reaches():
+def test_a_dense_row_draws_only_its_nonzero_columns():
     seen = []
 
     def counted(step):
@@ -66,24 +66,24 @@ def test_past_the_last_row_everything_is_nan():
     for step in (3, 4, 2**32 - 1):
         noise, _ = jax.jit(lambda i: dense.next(draw, i, ()))(np.uint32(step))
         assert all(np.all(np.isnan(x)) for x in noise)
-    with pytest.raises(FixArgumentsError, match="step 3, and noising_matrix has 3 rows"):
+    with pytest.raises(FixArgumentsError, match=r"step 3 is out of range: .* has 3 rows"):
         dense.check(LIKES, jnp.uint32(3), ())
 
 
 @pytest.mark.parametrize(
     "matrix, message",
     [
-        (np.ones((2, 3)), r"shape \(2, 3\): C\^-1 is square"),
-        (np.ones(3), r"shape \(3,\): C\^-1 is square"),
+        (np.ones((2, 3)), r"shape \(2, 3\): pass a square C\^-1"),
+        (np.ones(3), r"shape \(3,\): pass a square C\^-1"),
         (np.ones((0, 0)), r"shape \(0, 0\)"),
-        (np.triu(np.ones((3, 3))), "not lower triangular.*transposed"),
+        (np.triu(np.ones((3, 3))), "not lower triangular.*transpose"),
         (np.tril(np.ones((3, 3))) * [[1], [np.nan], [1]], "NaN or infinity"),
         (np.diag([1.0, 0.0, 1.0]), "zero on its diagonal, in row 1"),
         ("toeplitz", "is a str: pass C"),
         (np.eye(2) * 1j, "is a ndarray: pass C"),
     ],
 )
-def test_matrices_that_are_no_inverse_strategy(matrix, message):
+def test_invalid_noising_matrices_are_refused(matrix, message):
     with pytest.raises(FixArgumentsError, match=message):
         correlation_of(matrix)
 
@@ -93,12 +93,12 @@ def test_a_traced_matrix_is_refused():
         jax.eval_shape(lambda m: correlation_of(m) and m, np.eye(2))
 
 
-def test_a_strategy_in_place_of_its_inverse_is_refused():
+def test_a_strategy_matrix_instead_of_its_inverse_is_refused():
     class Strategy:
         def inverse_as_streaming_matrix(self):
             return Decaying
 
-    with pytest.raises(FixArgumentsError, match=r"Strategy, a strategy C.*inverse_as_streaming"):
+    with pytest.raises(FixArgumentsError, match=r"a strategy matrix C.*inverse_as_streaming"):
         correlation_of(Strategy())
     assert isinstance(correlation_of(Strategy().inverse_as_streaming_matrix()), Streamed)
 
@@ -111,8 +111,8 @@ def test_buffers_of_another_privatizer_are_refused(correlation):
     correlation.check(LIKES, jnp.uint32(0), own)
     others = [Streamed(Decaying).init([jnp.zeros((5, 2)), jnp.zeros(4)]), ((),), ({}, {})]
     if isinstance(correlation, Streamed):
-        wide = jax.tree.map(lambda x: x.astype(np.float16), own)
-        others += [(), own[:1], own[::-1], wide]
+        narrow = jax.tree.map(lambda x: x.astype(np.float16), own)
+        others += [(), own[:1], own[::-1], narrow]
     for wrong in others:
-        with pytest.raises(FixArgumentsError, match="state is that of another privatizer"):
+        with pytest.raises(FixArgumentsError, match="state belongs to another privatizer"):
             correlation.check(LIKES, jnp.uint32(0), wrong)

@@ -1,4 +1,4 @@
-"""The discrete Gaussian: draw for draw a plain sampler, in law exact, on shards alone."""
+"""The discrete Gaussian agrees with a plain sampler, has the exact law, and needs no collective."""
 
 import functools
 from fractions import Fraction
@@ -30,7 +30,7 @@ def samples(sigma, shape):
     return DiscreteGaussians(sigma)(jnp.asarray(WORDS), Shard.all_of(shape))[0]
 
 
-# A plain sampler, one element at a time, on Python's integers and fractions.
+# A plain sampler: one element at a time, with Python integers and fractions.
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -60,12 +60,12 @@ class Source:
                 return draw % n
 
     def coin(self, p):
-        """1 with the probability p, a fraction, in one draw below its denominator as given."""
+        """True with probability p, a numerator and a denominator, from one draw."""
         numerator, denominator = p
         return self.below(denominator) < numerator
 
     def exponential(self, a, b):
-        """1 with probability exp(-a / b), for a <= b."""
+        """True with probability exp(-a / b), for a <= b."""
         i = 1
         while self.coin((a, b * i)):
             i += 1
@@ -79,8 +79,8 @@ def plain_sample(sigma, source):
             k += 1
         if not all(source.exponential(1, 2) for _ in range(k * (k - 1))):
             continue
-        place = source.below(2 * sigma)
-        j, negative = place // 2, place % 2
+        uniform = source.below(2 * sigma)
+        j, negative = uniform // 2, uniform % 2
         if negative and j == 0 and k == 0:
             continue
         a, b = j * (2 * k * sigma + j), 2 * (k + 1) * sigma**2
@@ -90,7 +90,7 @@ def plain_sample(sigma, source):
 
 
 @pytest.mark.parametrize("sigma", [1, 2, 7, 1000, LARGEST_SIGMA])
-def test_draw_for_draw_the_plain_sampler(sigma):
+def test_samples_are_those_of_the_plain_sampler(sigma):
     got = samples(sigma, (150,))
     draws = np.asarray(streams(np.arange(150, dtype=np.uint32), 24))
     expected = [plain_sample(sigma, Source(row)) for row in draws]
@@ -143,7 +143,7 @@ def test_the_number_of_lanes_does_not_matter():
     np.testing.assert_array_equal(few, many[:150])
 
 
-def test_empty_pieces():
+def test_empty_shards():
     assert samples(7, (0, 3)).shape == (0, 3)
 
 
@@ -154,7 +154,7 @@ CHOSEN = ("auto-42", "explicit-42", "manual-42-unchecked", *(("manual-42",) if F
 @pytest.mark.parametrize(
     "layout", [x for x in LAYOUTS if x.name in CHOSEN], ids=lambda layout: layout.name
 )
-def test_shards_sample_alone_and_agree(layout):
+def test_shards_sample_without_communication_and_agree(layout):
     def run(tree):
         x = tree["odd"]
         made = generate_by_shard(DiscreteGaussians(7), jnp.asarray(WORDS), x, layout.specs["odd"])

@@ -29,7 +29,7 @@ def privatizer(**options):
     return discrete_gaussian_privatizer(**{"stddev": 50, "prng_key": 5, **options})
 
 
-def test_whole_numbers_stay_whole_and_steps_differ():
+def test_results_are_integers_and_steps_differ():
     discrete = privatizer()
     first, state = discrete.update(SUMS, discrete.init(SUMS))
     second, state = discrete.update(SUMS, state)
@@ -103,24 +103,24 @@ def test_noise_hides_a_neighbour_as_far_as_it_says():
 
 
 @pytest.mark.parametrize("stddev", [0, -3, 1.5, float("nan"), "3", True, 2**26 + 1, None])
-def test_stddev_is_a_whole_number_of_grid_steps(stddev):
-    with pytest.raises(FixArgumentsError, match=r"whole number of grid steps.*math.ceil"):
+def test_stddev_must_be_an_integer_number_of_grid_steps(stddev):
+    with pytest.raises(FixArgumentsError, match=r"integer number of grid steps.*math.ceil"):
         privatizer(stddev=stddev)
 
 
 @pytest.mark.parametrize("stddev", [1, 50.0, np.int32(50), 2**26])
-def test_stddevs_that_are_whole(stddev):
+def test_integer_stddevs_are_accepted(stddev):
     assert privatizer(stddev=stddev).record.stddev == float(stddev)
 
 
 @pytest.mark.parametrize("grid_scale", [0, 1.5, True])
 def test_grid_scale_is_that_of_clipped_grad(grid_scale):
-    with pytest.raises(FixArgumentsError, match="the one of clipped_grad"):
+    with pytest.raises(FixArgumentsError, match="pass the grid_scale of clipped_grad"):
         privatizer(grid_scale=grid_scale)
 
 
-def test_the_quotient_is_a_real_number():
-    with pytest.raises(FixArgumentsError, match="dtype=int32: noised gradients are real"):
+def test_the_quotient_has_a_floating_point_dtype():
+    with pytest.raises(FixArgumentsError, match="dtype=int32: give a real floating-point dtype"):
         privatizer(grid_scale=8, dtype=np.int32)
 
 
@@ -130,20 +130,22 @@ def test_x64_is_needed():
 
 
 def test_only_chacha20_keys():
-    with pytest.raises(FixArgumentsError, match="drawn from ChaCha20, and prng_key is a threefry"):
+    with pytest.raises(
+        FixArgumentsError, match="prng_key is a threefry2x32 key, but discrete noise"
+    ):
         privatizer(prng_key=jax.random.key(0))
     assert privatizer(prng_key=None).record.key_is_secret
 
 
-def test_a_key_serves_one_mechanism_of_any_kind():
+def test_a_key_is_used_by_one_mechanism_of_any_kind():
     key = keys.new_key()
     privatizer(prng_key=key)
-    with pytest.raises(FixArgumentsError, match="already drives another"):
+    with pytest.raises(FixArgumentsError, match="already uses this prng_key"):
         bevel.noise_addition.gaussian_privatizer(stddev=1.0, prng_key=key)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint32, np.bool_])
-def test_only_sums_of_whole_numbers(dtype):
+def test_sums_of_other_dtypes_are_refused(dtype):
     g = {"w": np.zeros(3, dtype)}
     with pytest.raises(FixArgumentsError, match=r"\['w'\] has dtype .*clipped_grad\(grid_scale"):
         privatizer().update(g, privatizer().init(g))
@@ -156,6 +158,6 @@ def test_a_state_with_buffers_is_refused():
 
 
 @pytest.mark.parametrize("stddev, sensitivity", [(0, 1), (1, -1), (float("nan"), 1), (1, math.inf)])
-def test_rho_of_lengths(stddev, sensitivity):
-    with pytest.raises(FixArgumentsError, match="finite lengths"):
+def test_rho_needs_finite_numbers(stddev, sensitivity):
+    with pytest.raises(FixArgumentsError, match="finite numbers"):
         zcdp_rho(stddev, sensitivity)

@@ -1,4 +1,4 @@
-"""The code of the documentation runs as it is printed."""
+"""The code blocks of docs/noise.md run as printed."""
 
 import re
 from pathlib import Path

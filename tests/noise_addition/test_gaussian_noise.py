@@ -1,4 +1,4 @@
-"""Noise on gradients: the same on every mesh, drawn once, repeatable, of the right law."""
+"""Gaussian noise is the same on every mesh, repeatable, and has the right law."""
 
 import functools
 
@@ -55,7 +55,7 @@ def streaming(**options):
 
 
 def steps(privatizer, count):
-    """A function of the gradient: the noised gradient of the last of some steps."""
+    """A function of the gradient that returns the noised gradient of the last step."""
 
     def run(grads):
         state = privatizer.init(grads)
@@ -81,7 +81,7 @@ def showing_bits(matrix, generator="threefry2x32", specs=None):
 
 
 def check_layout(layout, tree, count, expected, *mechanism):
-    """Compares with one device, and looks for collectives."""
+    """Compares the result with one device, and looks for collectives."""
     on_mesh = layout.place(tree)
     specs = {name: layout.specs[name] for name in tree}
     program = layout.compiled(steps(showing_bits(*mechanism, specs=specs), count), on_mesh)
@@ -117,7 +117,7 @@ def on_one_device(name):
 
 @pytest.mark.parametrize("layout", THREE, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("name", MATRICES)
-def test_nor_does_the_mesh_matter_to_correlated_noise(name, layout, monkeypatch):
+def test_correlated_noise_is_the_same_on_every_mesh(name, layout, monkeypatch):
     monkeypatch.setattr(gaussian_noise, "normal_from_bits", bits_as_noise)
     check_layout(layout, ODD, 3, on_one_device(name), MATRICES[name])
 
@@ -167,7 +167,7 @@ def test_the_noise_of_a_step_can_be_drawn_again():
 
 
 @pytest.mark.parametrize("make", [dense, streaming])
-def test_correlated_noise_goes_on_from_a_saved_state_or_by_replay(make):
+def test_correlated_noise_continues_from_a_saved_state_or_by_replay(make):
     privatizer = make()
     state, states, rows = privatizer.init(G), [], []
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_correlated_noise_goes_on_from_a_saved_state_or_by_replay(make):
             np.testing.assert_array_equal(noised, rows[k])
 
 
-def test_a_run_goes_on_on_another_mesh():
+def test_a_run_continues_on_another_mesh():
     privatizer = streaming()
     _, state = privatizer.update(G, privatizer.init(G))
     expected, _ = privatizer.update(G, state)
@@ -305,7 +305,7 @@ def test_integer_gradients_are_refused():
 def test_a_state_of_another_shape_is_refused():
     privatizer = streaming()
     state = privatizer.init(np.zeros((3, 4), np.float32))
-    with pytest.raises(FixArgumentsError, match=r"float32\[1, 3, 4\].*makes.*float32\[1, 4, 3\]"):
+    with pytest.raises(FixArgumentsError, match=r"float32\[1, 3, 4\].*needs.*float32\[1, 4, 3\]"):
         privatizer.update(np.zeros((4, 3), np.float32), state)
     with pytest.raises(FixArgumentsError, match="another privatizer"):
         gaussian().update(np.zeros((3, 4), np.float32), state)

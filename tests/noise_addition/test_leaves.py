@@ -1,4 +1,4 @@
-"""Leaves of a gradient: their keys, and the shards that cannot be placed."""
+"""Leaves of a gradient: their keys, how they are grouped, and shards without a known offset."""
 
 import functools
 
@@ -13,7 +13,13 @@ import bevel.noise_addition.leaves as leaves_module
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition.discrete_gaussian import DiscreteGaussians
 from bevel.noise_addition.keys import CHACHA20
-from bevel.noise_addition.leaves import alike, checked_leaves, drawn, leaf_words, not_mapped
+from bevel.noise_addition.leaves import (
+    checked_leaves,
+    draw_leaves,
+    forbid_vmap,
+    group_leaves,
+    leaf_words,
+)
 from bevel.noise_addition.normal import RandomNumbers
 
 
@@ -26,7 +32,7 @@ def test_the_key_of_a_leaf_is_folded_from_step_and_number(impl):
         np.testing.assert_array_equal(words[leaf], jax.random.key_data(expected))
 
 
-# Three leaves alike, one of the same shape that is split in another way, and one by itself.
+# Three leaves of one kind, one of the same shape with another sharding, and one of its own kind.
 SPECS = {"a": P("data"), "b": P(), "c": P("data"), "d": P("data"), "w": P(None, "model")}
 TREE = {name: np.zeros((16, 64) if name == "w" else (8, 12), np.float32) for name in SPECS}
 MAKERS = {
@@ -37,13 +43,13 @@ MAKERS = {
 
 
 def draw(name):
-    """All noise of a step for TREE, as a function of it."""
+    """A function of TREE that returns the noise of one step."""
     key = jax.random.key(5, impl=CHACHA20 if name != "threefry2x32" else name)
 
     def run(tree):
         leaves = [tree[leaf] for leaf in sorted(tree)]
         specs = [SPECS[leaf] for leaf in sorted(tree)]
-        found = drawn(MAKERS[name], key, np.uint32(3), leaves, specs)
+        found = draw_leaves(MAKERS[name], key, np.uint32(3), leaves, specs)
         return dict(zip(sorted(tree), found, strict=True))
 
     return run
@@ -59,28 +65,28 @@ def test_leaves_that_are_drawn_together_get_what_each_would_get(name):
         assert not np.array_equal(one_by_one["a"], one_by_one["c"])
 
 
-def test_leaves_are_drawn_together_where_no_mesh_can_cut_them():
+def test_leaves_are_drawn_together_where_no_mesh_can_split_them():
     leaves, specs = [TREE[n] for n in sorted(TREE)], [SPECS[n] for n in sorted(TREE)]
     found = []
 
     def body(tree):
-        found.append(alike(leaves, specs))
+        found.append(group_leaves(leaves, specs))
         return tree
 
     mesh = Layout("", (4, 2), (AUTO,) * 2, SPECS).mesh
     jax.eval_shape(jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P()), TREE)
     assert found == [[[0, 2, 3], [1], [4]]]
-    assert alike(leaves, specs) == [[0], [1], [2], [3], [4]]
+    assert group_leaves(leaves, specs) == [[0], [1], [2], [3], [4]]
 
 
 def test_leaves_can_be_drawn_one_by_one(monkeypatch):
     monkeypatch.setattr(leaves_module.types, "on_one_device", lambda: True)
-    assert alike([TREE["a"]] * 2, [None] * 2) == [[0, 1]]
-    assert alike([TREE["a"]] * 2, [None] * 2, one_by_one=True) == [[0], [1]]
+    assert group_leaves([TREE["a"]] * 2, [None] * 2) == [[0, 1]]
+    assert group_leaves([TREE["a"]] * 2, [None] * 2, one_by_one=True) == [[0], [1]]
 
 
 def test_what_is_drawn_together_stays_together():
-    """Behind a barrier, for XLA would draw each leaf's part in a program of its own."""
+    """A barrier keeps XLA from drawing each leaf in a separate program."""
     mesh = Layout("", (4, 2), (AUTO,) * 2, SPECS).mesh
 
     def barriers(names):
@@ -91,12 +97,12 @@ def test_what_is_drawn_together_stays_together():
     assert barriers("acd") == 1 and barriers("ab") == 0
 
 
-def test_leaves_of_another_explicit_place_are_not_alike(monkeypatch):
+def test_leaves_with_different_explicit_shardings_are_drawn_separately(monkeypatch):
     monkeypatch.setattr(leaves_module.types, "on_one_device", lambda: True)
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(EXPLICIT,) * 2)
     specs = (P("model"), P(None, "model"), P("model"))
     placed = [jax.device_put(TREE["a"], jax.NamedSharding(mesh, spec)) for spec in specs]
-    assert alike(placed, [None] * 3) == [[0, 2], [1]]
+    assert group_leaves(placed, [None] * 3) == [[0, 2], [1]]
 
 
 def test_names_of_leaves():
@@ -107,7 +113,7 @@ def test_names_of_leaves():
 
 
 @pytest.mark.parametrize("value", [np.zeros(2, np.int32), np.zeros(2, np.complex64), True])
-def test_dtypes_that_do_not_belong(value):
+def test_other_dtypes_are_refused(value):
     with pytest.raises(FixArgumentsError, match=r"\['a'\] has dtype .*: floats only"):
         checked_leaves({"a": value}, None, jnp.floating, "floats only")
 
@@ -144,7 +150,7 @@ def in_shards(specs, in_spec, check_vma=True, axis_names=("data", "model"), redu
         (P("data", "model"), P("data"), {"axis_names": ("data",)}),
     ],
 )
-def test_shards_that_can_be_placed(specs, in_spec, options):
+def test_shards_with_a_known_offset_are_accepted(specs, in_spec, options):
     in_shards(specs, in_spec, **options)
 
 
@@ -155,7 +161,7 @@ def test_shards_that_can_be_placed(specs, in_spec, options):
             None,
             P("data"),
             {},
-            r"differs between the shards of \['data'\], and a shard cannot.*specs",
+            r"differs between the shards of \['data'\], and the offset.*specs",
         ),
         (P(), P("data"), {}, r"of \['data'\], but its spec .* splits it over \[\].*reduce_axes"),
         (P("model"), P(("data", "model")), {}, r"splits it over \['model'\]"),
@@ -164,13 +170,13 @@ def test_shards_that_can_be_placed(specs, in_spec, options):
             None,
             P("model"),
             {"check_vma": False},
-            "check_vma=False nothing says of what: pass specs",
+            "check_vma=False its offset in the gradient is not known: pass specs",
         ),
         (P(None, None, "model"), P(), {}, "at most one entry per dimension"),
-        (P("rows"), P(), {}, r"axes of the mesh"),
+        (P("rows"), P(), {}, r"naming axes of the mesh"),
     ],
 )
-def test_shards_that_cannot_be_placed(specs, in_spec, options, message):
+def test_shards_without_a_known_offset_are_refused(specs, in_spec, options, message):
     with pytest.raises(FixArgumentsError, match=message):
         in_shards(specs, in_spec, **options)
 
@@ -178,7 +184,7 @@ def test_shards_that_cannot_be_placed(specs, in_spec, options, message):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_mapping_over_gradients_is_refused(compiled):
     def mapped(grads):
-        return not_mapped([grads["a"]])[0]
+        return forbid_vmap([grads["a"]])[0]
 
     mapped = jax.jit(mapped) if compiled else mapped
     with pytest.raises(FixArgumentsError, match=r"same noise to 3 gradients.*own prng_key="):

@@ -23,7 +23,7 @@ from bevel.noise_addition import (
     gaussian_privatizer,
     matrix_factorization_privatizer,
 )
-from bevel.noise_addition.noise_layout import flat_like, unflattened
+from bevel.noise_addition.noise_layout import flat_like, unflatten
 
 G = {"w": np.ones((8, 12), np.float32)}
 ZERO = {"intermediate_strategy": SupportedStrategies.ZERO}
@@ -104,12 +104,12 @@ def test_padding_is_a_multiple_of_devices_too():
 def test_flat_and_back():
     leaf = jnp.arange(15.0).reshape(3, 5)
     flat = jnp.concatenate([leaf.ravel(), jnp.full(1009, jnp.nan)])
-    np.testing.assert_array_equal(unflattened(flat, leaf), leaf)
+    np.testing.assert_array_equal(unflatten(flat, leaf), leaf)
 
 
 def test_a_mesh_of_both_kinds_is_refused():
     privatizer = gaussian_privatizer(stddev=STDDEV_OF_BITS, prng_key=threefry_key(5), **ZERO)
-    with pytest.raises(FixArgumentsError, match=r"all Auto or all Explicit, found.*use DEFAULT"):
+    with pytest.raises(FixArgumentsError, match=r"all Auto or all Explicit, found.*Use DEFAULT"):
         privatizer.init(placed(mesh_of(EXPLICIT, AUTO)))
 
 
@@ -120,5 +120,5 @@ def test_inside_a_shard_map_it_is_refused():
         return privatizer.update(g, privatizer.init(g))[0]
 
     shards = jax.shard_map(shard, mesh=mesh_of(AUTO, AUTO), in_specs=P(), out_specs=P())
-    with pytest.raises(FixArgumentsError, match=r"a shard_map has cut.*DEFAULT inside"):
+    with pytest.raises(FixArgumentsError, match=r"a shard_map has already split.*DEFAULT inside"):
         jax.eval_shape(shards, G)

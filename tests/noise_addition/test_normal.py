@@ -1,4 +1,4 @@
-"""Normals from 64 bits: the extremes from chosen bits, and the quantile everywhere between."""
+"""Normals from 64 bits: extreme values, and the accuracy of the quantile everywhere."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ NORMALS = jax.jit(normal_from_bits, static_argnums=1)
 
 
 def quantiles(m):
-    """In float64, from the end that is exact."""
+    """Quantiles in float64, from the tail or from the middle, whichever is exact."""
     m = np.asarray(m, np.uint64)
     tail = (m.astype(np.float64) + 0.5) / 2**64
     within = ((np.uint64(TOP) - m).astype(np.float64) + 0.5) / 2**63
@@ -71,8 +71,8 @@ def test_a_larger_integer_is_never_a_larger_normal():
     assert np.all(np.diff(z) <= 4e-7 * z[1:])
 
 
-def whole_number(bits, dtype):
-    """The 64 bits as one exact number."""
+def as_integer(bits, dtype):
+    """The 64 bits as one integer."""
     high, low = (x.astype(np.uint64) for x in bits)
     return ((high << np.uint64(32)) | low).astype(dtype)
 
@@ -85,13 +85,13 @@ def test_numbers_are_made_of_the_bits_of_jax_random(generator, shape, parts):
     key = jax.random.key(7, impl=CHACHA20 if generator == "chacha20" else generator)
     words = jax.random.key_data(key)
     with jax.enable_x64(True):
-        make = RandomNumbers(generator, whole_number, np.dtype(np.uint64))
+        make = RandomNumbers(generator, as_integer, np.dtype(np.uint64))
         expected = np.asarray(jax.random.bits(key, shape, np.uint64))
         own = tuple(n // p for n, p in zip(shape, parts, strict=True))
         last = tuple(np.uint32(n - s) for n, s in zip(shape, own, strict=True))
-        for piece in (Shard.all_of(shape), Shard(own, shape, last)):
-            (found,) = jax.jit(make, static_argnums=1)(words, piece)
-            rest = tuple(slice(int(start), None) for start in piece.starts)
+        for shard in (Shard.all_of(shape), Shard(own, shape, last)):
+            (found,) = jax.jit(make, static_argnums=1)(words, shard)
+            rest = tuple(slice(int(start), None) for start in shard.starts)
             np.testing.assert_array_equal(found, expected[rest])
 
 
@@ -128,7 +128,7 @@ def test_large_leaves_do_not_repeat(generator):
 
     @jax.jit
     def of_row(row):
-        piece = Shard((1, 8), (2**17, 2**20), (row, np.uint32(0)))
-        return jnp.stack(random_words(generator, words, piece))
+        shard = Shard((1, 8), (2**17, 2**20), (row, np.uint32(0)))
+        return jnp.stack(random_words(generator, words, shard))
 
     assert not np.any(of_row(np.uint32(0)) == of_row(np.uint32(2**12)))

@@ -1,4 +1,4 @@
-"""Offsets of 64 bits, against Python's integers."""
+"""64-bit offsets agree with Python integers."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 
 
-def wide(value):
+def pair(value):
     return np.uint32(value >> 32), np.uint32(value % 2**32)
 
 
@@ -24,13 +24,13 @@ def joined(x):
 @given(U64, U32)
 def test_products_and_sums(x, y):
     with np.errstate(over="ignore"):
-        assert joined(times(wide(x), y)) == x * y % 2**64
-        assert joined(plus(wide(x), np.uint32(y))) == (x + y) % 2**64
+        assert joined(times(pair(x), y)) == x * y % 2**64
+        assert joined(plus(pair(x), np.uint32(y))) == (x + y) % 2**64
 
 
 @given(U64, st.integers(1, 31))
 def test_shifts(x, bits):
-    assert joined(shifted(wide(x), bits)) == x >> bits
+    assert joined(shifted(pair(x), bits)) == x >> bits
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_shifts(x, bits):
         ((2**16, 2**16), (2, 2), (2**16 - 2, 2**16 - 2)),
     ],
 )
-def test_offsets_are_those_of_the_whole(whole, shape, starts):
-    piece = Shard(shape, whole, tuple(np.uint32(s) for s in starts))
-    high, low = (np.asarray(x).astype(object) for x in flat_offsets(piece))
+def test_offsets_are_those_of_the_global_array(whole, shape, starts):
+    shard = Shard(shape, whole, tuple(np.uint32(s) for s in starts))
+    high, low = (np.asarray(x).astype(object) for x in flat_offsets(shard))
     expected = np.zeros(shape, object)
     for index in np.ndindex(*shape):
         offset = 0
@@ -59,13 +59,13 @@ def test_offsets_are_those_of_the_whole(whole, shape, starts):
 
 
 @pytest.mark.parametrize("whole", [(2**32,), (3, 2**33)])
-def test_positions_that_would_come_round_are_refused(whole):
-    piece = Shard((1,) * len(whole), whole, (np.uint32(0),) * len(whole))
+def test_positions_that_would_wrap_are_refused(whole):
+    shard = Shard((1,) * len(whole), whole, (np.uint32(0),) * len(whole))
     with pytest.raises(FixArgumentsError, match=r"2\*\*32 elements or more along one dimension"):
-        flat_offsets(piece)
+        flat_offsets(shard)
 
 
 def test_leading_dimensions_alone():
-    piece = Shard((2, 3), (4, 6), (np.uint32(2), np.uint32(3)))
-    np.testing.assert_array_equal(flat_offsets(piece, 1)[1], [15, 21])
-    np.testing.assert_array_equal(flat_offsets(piece, 0)[1], 15)
+    shard = Shard((2, 3), (4, 6), (np.uint32(2), np.uint32(3)))
+    np.testing.assert_array_equal(flat_offsets(shard, 1)[1], [15, 21])
+    np.testing.assert_array_equal(flat_offsets(shard, 0)[1], 15)

@@ -1,4 +1,4 @@
-"""A privatizer is an optax transformation that says what it adds."""
+"""A privatizer is an optax transformation with a record of its noise."""
 
 import jax
 import numpy as np
@@ -38,7 +38,7 @@ def test_the_names_of_the_arguments_are_those_of_jax_privacy():
     assert noised["w"].shape == (4, 8)
 
 
-def test_extra_arguments_of_other_transformations_pass_by():
+def test_extra_arguments_of_other_transformations_are_ignored():
     privatizer = gaussian_privatizer(stddev=2.0, prng_key=5)
     noised, _ = privatizer.update(PARAMS, privatizer.init(PARAMS), None, value=3.0)
     assert noised["w"].shape == (4, 8)

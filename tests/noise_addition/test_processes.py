@@ -1,15 +1,18 @@
-"""Two processes: one noise, drawn by both without a word between them."""
+"""Two processes draw the same noise as one, without communication."""
 
 import json
 
 import numpy as np
+import pytest
 from noise_layouts import threefry_key
 from two_processes import launched
 
 from bevel.noise_addition import gaussian_privatizer
 
-# Each process writes its shards of a leaf that is split over both, one that both hold whole, and
-# the key that they draw together; to a file, since libraries below JAX print what they like.
+pytestmark = pytest.mark.full  # several processes
+
+# Each process writes its shards of a split and of a replicated leaf, and the key that both draw, to
+# a file, because libraries below JAX print to stdout.
 PROGRAM = """
 import json, pathlib
 import numpy as np

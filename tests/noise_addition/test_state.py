@@ -1,4 +1,4 @@
-"""The state of a privatizer, and the key of an update."""
+"""The noise state of a privatizer, and the key of an update."""
 
 import jax
 import numpy as np
@@ -25,18 +25,18 @@ def test_a_state_of_another_kind_is_refused():
         with pytest.raises(FixArgumentsError, match=r"noise_state is a .*NoiseState"):
             privatizer.update(G, wrong)
     for step in (3, np.int32(3), np.float32(3), np.zeros(2, np.uint32)):
-        with pytest.raises(FixArgumentsError, match=r"step is .*\]: it is one number, uint32"):
+        with pytest.raises(FixArgumentsError, match=r"step is .*\], not a uint32 scalar"):
             privatizer.update(G, NoiseState(step))
 
 
 @pytest.mark.parametrize("impl", [keys.CHACHA20, "threefry2x32"])
-def test_a_key_given_to_update_takes_the_place_of_the_own(impl):
+def test_a_key_passed_to_update_replaces_the_privatizers_own(impl):
     own, other = (jax.random.key(n, impl=impl) for n in (101, 102))
     ours = gaussian_privatizer(stddev=1.0, prng_key=own)
     theirs = gaussian_privatizer(stddev=1.0, prng_key=other)
     state = ours.init(G)
     expected = theirs.update(G, state)[0]["w"]
-    with pytest.raises(FixArgumentsError, match="already drives another"):
+    with pytest.raises(FixArgumentsError, match="already uses this prng_key"):
         ours.update(G, state, prng_key=other)
     keys.release(other)
     np.testing.assert_array_equal(ours.update(G, state, prng_key=other)[0]["w"], expected)
@@ -47,7 +47,7 @@ def test_a_key_given_to_update_takes_the_place_of_the_own(impl):
 
 def test_a_key_of_another_generator_is_refused():
     privatizer = gaussian_privatizer(stddev=1.0, prng_key=5)
-    with pytest.raises(FixArgumentsError, match=r"threefry2x32 key, and .* draws from chacha20"):
+    with pytest.raises(FixArgumentsError, match=r"threefry2x32 key, but .* draws from chacha20"):
         privatizer.update(G, privatizer.init(G), prng_key=jax.random.key(0))
 
 

@@ -1,4 +1,4 @@
-"""Plain optimizers as augmented ones."""
+"""optax optimizers as augmented optimizers."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import pytest
 from bevel.errors import FixArgumentsError
 from bevel.optimizers import as_augmented_optimizer, scale_then_privatize
 
-# optax mixes dtypes in Adam's correction for the first steps.
+# optax mixes dtypes in Adam's bias correction.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 PARAMS = {"w": jnp.arange(3.0), "b": jnp.ones(())}
@@ -23,7 +23,7 @@ def standard_promotion():
 
 
 @pytest.mark.parametrize("base", [optax.sgd(0.1), optax.adam(0.1), optax.adamw(0.1)])
-def test_a_plain_optimizer_does_what_it_did(base):
+def test_a_wrapped_optimizer_gives_the_same_updates(base):
     augmented = as_augmented_optimizer(base)
     state, plain = augmented.init(PARAMS), base.init(PARAMS)
     for _ in range(3):
@@ -33,19 +33,19 @@ def test_a_plain_optimizer_does_what_it_did(base):
     jax.tree.map(np.testing.assert_array_equal, state, plain)
 
 
-def test_a_plain_optimizer_clips_gradients_as_they_are():
+def test_a_wrapped_optimizer_does_not_transform_gradients():
     augmented = as_augmented_optimizer(optax.adam(0.1))
     transform = augmented.pre_clipping_transform(augmented.init(PARAMS))
     assert transform(GRADS) is GRADS
     assert transform(GRADS, inverse=True) is GRADS
 
 
-def test_an_augmented_one_comes_back_as_it_is():
+def test_an_augmented_optimizer_is_returned_unchanged():
     augmented = scale_then_privatize(optax.adam(0.1))
     assert as_augmented_optimizer(augmented) is augmented
 
 
-def test_other_things_are_refused():
+def test_other_types_are_rejected():
     for other in [optax.adam, None, "adam"]:
         with pytest.raises(FixArgumentsError, match=r"give an optax\.GradientTransformation"):
             as_augmented_optimizer(other)

@@ -1,4 +1,4 @@
-"""Adam without the noise's share: equal to Adam without noise, and right on average with it."""
+"""DP-Adam equals Adam without noise, and is unbiased on average with noise."""
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,9 @@ from bevel.errors import FixArgumentsError
 from bevel.optimizers import dp_adam, scale_by_dp_adam
 
 D, STEPS, STDDEV = 2_000, 1_500, 0.7
-# Gradients that do not change: half of the coordinates well below the noise, half far below.
+# Constant gradients: half of the coordinates are well below the noise, half far below.
 GRADIENT = np.where(np.arange(D) < D // 2, 0.5, -0.25).astype(np.float32)
-COEFFICIENTS = (-0.6) ** np.arange(8)  # of a noising matrix, a Toeplitz one
+COEFFICIENTS = (-0.6) ** np.arange(8)  # first column of a Toeplitz noising matrix
 
 
 def white(key):
@@ -20,7 +20,7 @@ def white(key):
 
 
 def correlated(key):
-    """C^-1 z, and the norms of the rows of C^-1."""
+    """C^-1 z, and the row norms of C^-1."""
     z, matrix = white(key), np.zeros((STEPS, STEPS), np.float32)
     for offset, value in enumerate(COEFFICIENTS):
         matrix += np.diag(np.full(STEPS - offset, value, np.float32), -offset)
@@ -28,7 +28,7 @@ def correlated(key):
 
 
 def directions(optimizer, gradients):
-    """Updates of all steps but the first 500, and the last state."""
+    """The updates after the first 500 steps, and the last state."""
 
     def step(state, gradient):
         update, state = optimizer.update(gradient, state)
@@ -39,7 +39,7 @@ def directions(optimizer, gradients):
 
 
 def second_moment(state, stddev_of_step):
-    """The corrected second moments of a state, by the definition: weights that decay by b2."""
+    """The corrected second moments, and the weighted average of the noise variance."""
     weights = 0.999 ** np.arange(STEPS - 1, -1, -1, dtype=float)
     noise = np.sum(weights * stddev_of_step**2) / weights.sum()
     return np.asarray(state.nu, float) / (1 - 0.999**STEPS) - noise, noise
@@ -74,7 +74,7 @@ def test_second_moments_are_those_of_the_gradient_on_average():
         error = corrected[half] - GRADIENT[half] ** 2
         standard_error = error.std() / np.sqrt(error.size)
         assert abs(error.mean()) < 4 * standard_error < 0.1 * GRADIENT[half][0] ** 2
-        # Without the correction, the mean is off by the variance: hundreds of standard errors.
+        # Without the correction, the mean is off by hundreds of standard errors.
         assert abs(error.mean() + noise) > 100 * standard_error
 
 
@@ -88,12 +88,12 @@ def test_updates_are_those_of_adam_without_noise_on_average(kind):
         plain, _ = directions(optax.scale_by_adam(), noised)
         truth, _ = directions(optax.scale_by_adam(), jnp.broadcast_to(GRADIENT, noised.shape))
     for half in (slice(0, D // 2), slice(D // 2, D)):
-        wanted = truth[:, half].mean()
-        assert abs(ours[:, half].mean() / wanted - 1) < 0.12
-        assert plain[:, half].mean() / wanted < 0.6
+        expected = truth[:, half].mean()
+        assert abs(ours[:, half].mean() / expected - 1) < 0.12
+        assert plain[:, half].mean() / expected < 0.6
 
 
-def test_row_norms_are_what_correlated_noise_needs():
+def test_row_norms_give_the_variance_of_correlated_noise():
     noise, rows = correlated(jax.random.key(2))
     noised = GRADIENT[None] + noise
     _, state = directions(scale_by_dp_adam(noise_stddev=STDDEV, row_norms=rows), noised)
@@ -102,11 +102,11 @@ def test_row_norms_are_what_correlated_noise_needs():
     error = corrected - GRADIENT**2
     standard_error = error.std() / np.sqrt(D)
     assert abs(error.mean()) < 4 * standard_error
-    # With the variance of z alone it would be far off.
+    # With the variance of z instead it would be far off.
     assert abs(error.mean() + variance - STDDEV**2) > 100 * standard_error
 
 
-def test_variances_that_change_are_averaged_as_second_moments_are():
+def test_changing_variances_are_averaged_like_second_moments():
     rows = np.asarray([1.0, 3.0, 0.5, 2.0])
     optimizer = scale_by_dp_adam(noise_stddev=0.1, row_norms=rows, b2=0.7, b1=0.0, eps=0.0)
     state = optimizer.init(jnp.ones(2))
@@ -122,7 +122,7 @@ def test_variances_that_change_are_averaged_as_second_moments_are():
         assert nu[1] < noise  # the second coordinate is at the floor
 
 
-def test_steps_beyond_the_rows_are_not_silent():
+def test_steps_beyond_the_rows_give_nan():
     for rows in ([1.0], [1.0, 2.0]):
         optimizer = scale_by_dp_adam(noise_stddev=0.1, row_norms=rows)
         state = optimizer.init(jnp.ones(2))
@@ -137,7 +137,7 @@ def test_gradients_of_noise_alone_stay_bounded():
     noise = white(jax.random.key(3))
     ours, _ = directions(scale_by_dp_adam(noise_stddev=STDDEV), noise)
     assert np.isfinite(ours).all()
-    # |mean of 10 draws| is below 1.6 standard deviations here, over the root of the floor.
+    # The mean of 10 draws is below 1.6 standard deviations here; divide by sqrt(floor).
     assert np.abs(ours).max() < 1.6 / np.sqrt(0.05)
 
 
@@ -152,11 +152,11 @@ def test_parameters_of_low_precision_have_moments_in_float32(dtype, mu_dtype):
         updates, state = optimizer.update({"w": jnp.ones(3, dtype)}, state, params)
         assert updates["w"].dtype == state.nu["w"].dtype == jnp.float32
         assert state.mu["w"].dtype == (mu_dtype or jnp.float32)
-        assert jax.tree.map(lambda x: x.dtype, state) == kinds  # so a scan can carry it
+        assert jax.tree.map(lambda x: x.dtype, state) == kinds  # so that a scan can carry the state
         assert np.isfinite(updates["w"]).all()
 
 
-def test_schedules_are_taken():
+def test_learning_rate_schedules_work():
     optimizer = dp_adam(optax.linear_schedule(0.0, 1.0, 10), noise_stddev=0.0)
     update, _ = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)), value=3.0)
     np.testing.assert_array_equal(update, jnp.zeros(2))
@@ -177,6 +177,6 @@ def test_schedules_are_taken():
         ({"row_norms": [1.0, -1.0]}, "one finite number per step"),
     ],
 )
-def test_bad_arguments_are_refused(options, message):
+def test_bad_arguments_are_rejected(options, message):
     with pytest.raises(FixArgumentsError, match=message):
         scale_by_dp_adam(**{"noise_stddev": 1.0, **options})

@@ -1,4 +1,4 @@
-"""Names and defaults of `bevel.optimizers`: those that users of JAX Privacy write."""
+"""Names and defaults of `bevel.optimizers` are those of JAX Privacy."""
 
 import inspect
 

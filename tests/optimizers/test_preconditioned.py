@@ -1,4 +1,4 @@
-"""Clipping in the coordinates of the preconditioner: there and back, and bounded there."""
+"""Clipping in preconditioned coordinates: the inverse transform, and the bound."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import bevel
 from bevel.errors import FixArgumentsError
 from bevel.optimizers import scale_then_privatize
 
-# optax mixes dtypes in Adam's correction for the first steps.
+# optax mixes dtypes in Adam's bias correction.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 PARAMS = {"w": jnp.zeros((2, 3)), "b": jnp.zeros(2)}
@@ -97,12 +97,12 @@ def test_each_example_is_bounded_in_the_scaled_coordinates():
             total = jax.tree.map(lambda t, s, f=factor: t + np.float32(f) * s, total, scaled)
         return total
 
-    # The second call has another state, of the same shapes: nothing of the first may be kept.
-    for now in (state, warm(optimizer, steps=1)):
+    # The second state has the same shapes: no value of the first may be cached.
+    for current in (state, warm(optimizer, steps=1)):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6),
-            clipped_sum(PARAMS, now, batch),
-            oracle(now),
+            clipped_sum(PARAMS, current, batch),
+            oracle(current),
         )
 
 
@@ -115,7 +115,7 @@ def test_low_precision_is_scaled_in_float32():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(scaled))
 
 
-def test_second_moments_can_be_taken_from_elsewhere():
+def test_custom_second_moments():
     optimizer = scale_then_privatize(
         optax.adagrad(0.1),
         eps=1.0,
@@ -130,13 +130,13 @@ def test_second_moments_can_be_taken_from_elsewhere():
 @pytest.mark.parametrize(
     "base, count", [(optax.sgd(0.1), 0), (optax.chain(optax.adam(0.1), optax.adam(0.1)), 2)]
 )
-def test_states_without_one_tree_of_second_moments_are_refused(base, count):
+def test_states_without_exactly_one_nu_are_rejected(base, count):
     optimizer = scale_then_privatize(base)
     with pytest.raises(FixArgumentsError, match=f"has {count} entries `nu`: pass extract"):
         optimizer.pre_clipping_transform(optimizer.init(PARAMS))
 
 
 @pytest.mark.parametrize("eps, eps_root", [(-1.0, 0.0), (1e-8, -1.0), (float("nan"), 0.0), (0, 0)])
-def test_bad_constants_are_refused(eps, eps_root):
+def test_bad_constants_are_rejected(eps, eps_root):
     with pytest.raises(FixArgumentsError, match="eps"):
         scale_then_privatize(optax.adam(0.1), eps=eps, eps_root=eps_root)

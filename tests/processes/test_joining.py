@@ -13,7 +13,9 @@ from bevel.processes.joining import cluster
 from bevel.processes.launching import free_port
 from bevel.sharding.processes import Joined, join
 
-ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.full  # several processes that wait for one another
+
+ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "KUBERNETES_SERVICE_HOST", "BEVEL_COORDINATOR")
 
 

@@ -1,4 +1,4 @@
-"""Several processes on this machine: what they compute, print and return, and how they end."""
+"""Several processes on this machine: what they compute, print and return."""
 
 import io
 import json
@@ -16,10 +16,10 @@ from private_step import STEPS, train
 
 from bevel.errors import FixArgumentsError
 from bevel.processes.__main__ import main
-from bevel.processes.launching import environment_of, free_port, how
+from bevel.processes.launching import environment_of, exit_text, free_port
 from bevel.sharding.processes import launch
 
-TESTS = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,7 @@ def shell(script, **options):
     return code, output.getvalue().splitlines(), time.monotonic() - started
 
 
+@pytest.mark.full
 def test_two_processes_train_as_one_does():
     output = io.StringIO()
     code = launch([sys.executable, str(TESTS / "private_step.py")], 2, 4, output=output)
@@ -90,6 +91,7 @@ def test_the_first_that_fails_sets_the_code_and_ends_the_others():
     assert lines == ["process 1 returned 7; ending the other 2"]
 
 
+@pytest.mark.full
 def test_a_process_that_ignores_the_request_to_end_is_killed():
     script = 'if [ "$BEVEL_PROCESS" = 1 ]; then sleep 0.5; exit 1; fi; trap "" TERM; sleep 100'
     code, _, seconds = shell(script, grace_seconds=0.5)
@@ -138,9 +140,9 @@ def test_ports_are_free():
 
 
 def test_ends_in_words():
-    assert how(3) == "returned 3"
-    assert how(-9) == "was killed by SIGKILL"
-    assert how(-200) == "was killed by signal 200"
+    assert exit_text(3) == "returned 3"
+    assert exit_text(-9) == "was killed by SIGKILL"
+    assert exit_text(-200) == "was killed by signal 200"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_ends_in_words():
     [
         (["true"], {"processes": 0}, "at least 1"),
         (["true"], {"devices_per_process": 0}, "at least 1"),
-        ([], {}, "no command"),
+        ([], {}, "command is empty"),
         (["/no/such/program"], {}, "cannot start '/no/such/program'"),
     ],
 )

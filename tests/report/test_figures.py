@@ -39,6 +39,7 @@ def test_the_trade_off_curve_is_that_of_what_was_charged(by_hand):
         assert 0 <= float(shown) - np.interp(float(rate), fpr, truth) < 2e-4
 
 
+@pytest.mark.full
 def test_events_without_a_common_accountant_get_the_bound_of_their_sum(by_hand):
     kinds = [dp_accounting.ZCDpEvent(0.1), dpsgd_event(2.0, 1, sampling_prob=0.1)]
     run = read_run(by_hand(events=kinds, relation="ADD_OR_REMOVE_ONE", limited=False))

@@ -25,7 +25,7 @@ def test_says_unit_relation_cost_budget_and_arithmetic(by_hand):
     )
     assert "Budget fixed beforehand: ε = 8 at δ = 1e-05" in text
     assert "the guarantee is the budget that was fixed beforehand: ε = 8 at δ = 1e-05" in text
-    assert "this one, which is the only one" in text and "Arithmetic: real numbers" in text
+    assert "this one, the only one" in text and "Arithmetic: real numbers" in text
     assert "float32" in text and "Mironov 2012" in text
     assert not guarantee(run, spent).warnings
 
@@ -41,7 +41,7 @@ def test_says_what_it_assumes(by_hand):
         "nobody else can read the private half",
         "could watch the machine or the folder",
         "contain no times",
-        "set the folder and the ledger back to an earlier state",
+        "restored an earlier state of both the folder and the ledger",
         "metrics were computed on data outside the training set",
     ):
         assert said in text, said
@@ -70,7 +70,7 @@ def test_without_a_ledger_or_a_delta_nothing_is_claimed(by_hand):
     assert "no δ was fixed" in words(read_run(folder))
     (folder / "released" / "ledger.jsonl").unlink()
     text = words(read_run(folder))
-    assert "its ledger is not there" in text and "differentially private" not in text
+    assert "its ledger is missing" in text and "differentially private" not in text
 
 
 def test_a_ledger_that_does_not_know_the_run_claims_nothing(by_hand, metric_lines):
@@ -82,7 +82,7 @@ def test_a_ledger_that_does_not_know_the_run_claims_nothing(by_hand, metric_line
 
 def test_a_ledger_that_was_put_back_claims_nothing(by_hand, metric_lines):
     run = read_run(by_hand(metrics=metric_lines, steps=4))
-    assert "put back from an older copy" in words(run) and not is_claimed(run, spent_of(run))
+    assert "restored from an older copy" in words(run) and not is_claimed(run, spent_of(run))
 
 
 def test_without_noise_nothing_is_protected(by_hand):

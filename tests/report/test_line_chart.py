@@ -21,7 +21,7 @@ from bevel.report.line_chart import (
 )
 
 
-def test_points_are_where_their_values_say():
+def test_points_are_drawn_at_their_values():
     series = Series("a", [0, 5, 10], [1.0, 2.0, 3.0])
     drawn = line_chart("t", Axis("x", 0, 10), Axis("y", 1, 3), [series])
     (points,) = re.findall(r'<polyline [^>]*points="([^"]*)"', drawn)
@@ -33,14 +33,14 @@ def test_points_are_where_their_values_say():
 
 def test_a_log_axis_has_equal_decades():
     axis = axis_of("norm", [0.02, 50.0], log=True)
-    assert (axis.low, axis.high) == (0.01, 100) and axis.share(1.0) == pytest.approx(0.5)
+    assert (axis.low, axis.high) == (0.01, 100) and axis.fraction(1.0) == pytest.approx(0.5)
     assert axis.ticks() == pytest.approx([0.01, 0.1, 1, 10, 100])
-    assert not axis_of("norm", [0.0, 1.0], log=True).log  # zero has no place on it
+    assert not axis_of("norm", [0.0, 1.0], log=True).log  # zero cannot be shown on a log axis
 
 
-def test_gaps_part_a_line_and_single_points_are_dots():
+def test_gaps_split_a_line_and_single_points_are_dots():
     series = Series("a", range(5), [1.0, 2.0, None, math.nan, 3.0])
-    assert series.points() == [[(0, 1), (1, 2)], [(4, 3)]]
+    assert series.segments() == [[(0, 1), (1, 2)], [(4, 3)]]
     drawn = line_chart("t", Axis("x", 0, 4), Axis("y", 0, 3), [series])
     assert drawn.count("<polyline") == 1 and drawn.count("<circle") == 1
 
@@ -57,10 +57,10 @@ def test_ticks_are_round_even_and_within_the_axis(low, width):
 
 
 @hypothesis.given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.booleans())
-def test_an_axis_has_room_for_all_values(values, log):
+def test_an_axis_covers_all_values(values, log):
     axis = axis_of("y", values, include=[0], log=log)
     assert axis.low < axis.high
-    assert all(-1e-9 <= axis.share(value) <= 1 + 1e-9 for value in values)
+    assert all(-1e-9 <= axis.fraction(value) <= 1 + 1e-9 for value in values)
 
 
 @pytest.mark.parametrize(

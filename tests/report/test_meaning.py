@@ -1,4 +1,4 @@
-"""The words at every epsilon, and the bound on an attacker's guess against brute force."""
+"""The explanation at each epsilon, and the bound on an attacker's guess against brute force."""
 
 import itertools
 from decimal import Decimal
@@ -60,8 +60,8 @@ def test_numbers_and_words_at_every_epsilon(epsilon, times, right, called):
     assert "almost the same" not in text and "hardly" not in text
 
 
-def test_a_large_epsilon_is_not_made_small_by_experience():
-    assert "experience, and not part of the guarantee" in words(4)
+def test_a_large_epsilon_is_not_excused_by_practice():
+    assert "experience, not part of the guarantee" in words(4)
     assert "Do not rely on this ε to protect anyone" in words(20)
 
 

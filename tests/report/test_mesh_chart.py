@@ -9,7 +9,7 @@ from bevel.sharding.tables import shown_spec
 
 
 @pytest.mark.parametrize("axes", ["data=8", "data=4,model=2", "a=2,b=2,c=2"])
-def test_places_have_one_number_where_they_hold_the_same(axes):
+def test_devices_with_the_same_number_hold_the_same_part(axes):
     mesh = make_mesh(axes)
     names = list(mesh.shape)
     specs = [P(), P(names[0]), P(None, names[-1]), P(names[-1], names[0]), P(tuple(names[::-1]))]
@@ -23,17 +23,17 @@ def test_places_have_one_number_where_they_hold_the_same(axes):
     assert jax.device_count() == 8
 
 
-def test_arrays_that_are_split_alike_share_a_picture():
+def test_arrays_with_the_same_sharding_share_a_chart():
     rows = [
         {"spec": "P('model')", "bytes": 5},
         {"spec": "P(None, 'model')", "bytes": 7},
         {"spec": "P()", "bytes": 3},
         {"spec": "device 0", "bytes": 1},
     ]
-    split, whole = layouts(rows, {"data": 4, "model": 2})
+    split, replicated = layouts(rows, {"data": 4, "model": 2})
     assert (split.axes, split.arrays, split.bytes) == (("model",), 2, 12)
-    assert split.title == "split over model" and whole.title == "a whole copy everywhere"
-    assert split.svg.count("<rect") == whole.svg.count("<rect") == 8
+    assert split.title == "sharded over model" and replicated.title == "replicated"
+    assert split.svg.count("<rect") == replicated.svg.count("<rect") == 8
     assert split.svg.count(">0</text>") == split.svg.count(">1</text>") == 4
 
 

@@ -1,4 +1,4 @@
-"""The page as a whole: what is on it, what is not, and that it stands by itself."""
+"""The page as a whole: what it contains, what it omits, and that it is self-contained."""
 
 import ast
 import html.parser
@@ -91,6 +91,7 @@ def test_a_whole_run_has_every_part(whole):
         assert words in page.text, words
 
 
+@pytest.mark.full
 def test_what_the_trainer_writes_makes_both_pages(trained):
     public, owner = page_of(trained), page_of(trained, include_raw=True)
     expected = [*SECTIONS, "epsilon", "trade-off", "accuracy", "mesh-0", "mesh-1"]
@@ -191,7 +192,7 @@ def test_the_owners_page_has_times_and_raw_figures(whole):
     page = page_of(whole, include_raw=True)
     assert set(RAW) <= set(page.ids)
     for words in (
-        "Not private: times, and what training saw",
+        "Not private: times and raw training figures",
         "Began 2031-01-01T00:00:17+00:00",
         "Resumed no",
         "Ended 2031-01-01T01:02:03+00:00",
@@ -241,7 +242,7 @@ def test_what_is_missing_is_said(by_hand):
         "There is no trade-off curve",
         "There are no metrics yet",
         "were not recorded",
-        "Where arrays lie was not recorded",
+        "The placement of arrays was not recorded",
         "still running, or it was killed",
         "Ended not yet",
         "raw.jsonl is empty or missing",

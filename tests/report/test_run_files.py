@@ -39,9 +39,9 @@ def test_a_copy_of_what_was_released_is_enough(by_hand, metric_lines, tmp_path):
     shutil.copytree(folder / "released", copy)
     run = read_run(copy)
     assert list(run.metrics) == metric_lines and run.ledger.runs == ("by hand",)
-    with pytest.raises(FixArgumentsError, match=r"nothing raw to include.*leave include_raw out"):
+    with pytest.raises(FixArgumentsError, match=r"no raw figures.*leave out include_raw"):
         read_run(copy, include_raw=True)
-    with pytest.raises(FixArgumentsError, match="give the folder that holds released/ and private"):
+    with pytest.raises(FixArgumentsError, match="give the folder that contains released/"):
         read_run(folder / "released", include_raw=True)
 
 
@@ -55,7 +55,7 @@ def test_the_private_half_alone_is_refused(by_hand):
 
 @pytest.mark.parametrize("left", ["secrets.json", "raw.jsonl", "run.json"])
 def test_the_older_layout_is_refused_whatever_was_removed(tmp_path, left):
-    """Also a copy without its secrets: the checkpoints in it hold the noise."""
+    """Also a copy without its secrets: the checkpoints in it contain the noise."""
     record = {"name": "old", "ledger": "../all.jsonl"}
     if left == "run.json":
         record |= {"started": "2026-01-01T00:00:00+00:00", "status": "complete"}
@@ -65,17 +65,17 @@ def test_the_older_layout_is_refused_whatever_was_removed(tmp_path, left):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(FixArgumentsError, match="older version") as error:
         read_run(tmp_path)
-    for said in ("hold the noise", "nothing in it may be shown", "in a new folder"):
+    for said in ("contain the noise", "nothing in it may be shown", "a new run in another folder"):
         assert said in str(error.value)
     assert f'RunOptions(ledger="{tmp_path / "../all.jsonl"}")' in str(error.value)
-    with pytest.raises(FixArgumentsError, match="in a new folder"):
+    with pytest.raises(FixArgumentsError, match="Start a new run in another folder"):
         check_not_older(tmp_path)  # training says the same
 
 
 def test_what_is_not_a_run_says_so(tmp_path):
-    with pytest.raises(FixArgumentsError, match=r"is not there: give the folder of a run"):
+    with pytest.raises(FixArgumentsError, match=r"does not exist: give the folder of a run"):
         read_run(tmp_path / "nowhere")
-    with pytest.raises(FixArgumentsError, match=r"has no run\.json, so it is not a run"):
+    with pytest.raises(FixArgumentsError, match=r"has no run\.json: it is not a run folder"):
         read_run(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(FixArgumentsError, match="is a file"):

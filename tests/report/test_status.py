@@ -10,7 +10,7 @@ from bevel.report.status import ended_by_callback, status
         ("complete", "All steps of the plan were taken."),
         ("ended by the budget", "would have exceeded the budget"),
         ("ended by the callback", "the guarantee is the budget"),
-        ("eaten", "does not know that ending"),
+        ("eaten", "does not know this status"),
     ],
 )
 def test_the_public_page_says_how_a_run_ended(by_hand, ending, sentence):

@@ -157,7 +157,7 @@ def test_a_placement_is_known_of_concrete_arrays_only():
 def test_a_declared_axis_must_be_on_the_mesh():
     axes.check_declared(("data",), {"data": 4, "model": 2})
     axes.check_declared((), {})
-    axes.check_declared(("anything",), {})  # no mesh in sight: nothing to check against
-    message = r"batch_axes names 'rows', but the mesh in sight has axes \('data',\).*leave"
+    axes.check_declared(("anything",), {})  # no mesh is known: nothing to check against
+    message = r"batch_axes names 'rows', but the mesh has the axes \('data',\).*leave"
     with pytest.raises(FixArgumentsError, match=message):
         axes.check_declared(("data", "rows"), {"data": 4})

@@ -11,7 +11,7 @@ from jax._src import core, pjit
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bevel.sharding.divisibility import one_example_may_be_smaller_than_the_mesh as relaxed
+from bevel.sharding.divisibility import allow_uneven_shardings as relaxed
 
 ONE = np.ones((1, 2), np.float32)
 NAMES = [(pjit, "pjit_check_aval_sharding"), (core, "_check_divisibility")]

@@ -1,4 +1,4 @@
-"""Meshes from text, and what is wrong with them in words."""
+"""Meshes from text, and the errors for wrong ones."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from two_processes import launched
 
 from bevel.errors import FixArgumentsError
 from bevel.sharding import axis_sizes, make_mesh
-from bevel.sharding.mesh import arranged
+from bevel.sharding.mesh import arrange_devices
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 SAME = ["data=4,model=2", " data = 4, model: 2 ", {"data": 4, "model": 2}]
@@ -52,20 +52,20 @@ def test_axes_are_of_the_kind_that_is_asked_for(given, expected):
 @pytest.mark.parametrize(
     ("axes", "options", "message"),
     [
-        ("data=4,model", {}, "'model' in axes='data=4,model' is no name=size"),
+        ("data=4,model", {}, "'model' in axes='data=4,model' is not name=size"),
         ("", {}, "no axes"),
-        (8, {}, "axes=8 names no axes"),
-        ((8, 2), {}, "names no axes"),
+        (8, {}, "axes=8 is not a mesh"),
+        ((8, 2), {}, "is not a mesh"),
         ({"data": 2.0}, {}, "size 2.0"),
         ({"data": True}, {}, "size True"),
-        ({1: 2}, {}, "named 1"),
-        ({"my axis": 2}, {}, "named 'my axis'"),
-        ("data=2,data=4", {}, "two axes named 'data'"),
-        ("data=0", {}, "size 0: give 1 or more, or -1"),
-        ("data=-1,model=-1", {}, "one can take what is left"),
-        ("data=-1,model=3", {}, "8 devices are not a multiple of the 3"),
-        ("data=16", {}, r"needs 16 devices, and there are 8.*jax_num_cpu_devices', 16"),
-        ("data=8", {"axis_types": "manual"}, "Manual axes exist within jax.shard_map"),
+        ({1: 2}, {}, "1 is not a valid axis name"),
+        ({"my axis": 2}, {}, "'my axis' is not a valid axis name"),
+        ("data=2,data=4", {}, "two axes are named 'data'"),
+        ("data=0", {}, "size 0: use 1 or more, or -1"),
+        ("data=-1,model=-1", {}, "only one axis may"),
+        ("data=-1,model=3", {}, "8 devices is not a multiple of the 3"),
+        ("data=16", {}, r"needs 16 devices, but there are 8.*jax_num_cpu_devices', 16"),
+        ("data=8", {"axis_types": "manual"}, "Manual axes exist only inside jax.shard_map"),
         ("data=8", {"axis_types": {"dta": AUTO}}, r"names \['dta'\], but axes are \('data',\)"),
         ("data=8", {"between": "data=2"}, "over 1 processes"),
         ("data=8", {"between": "pod=1"}, "name axes of the mesh"),
@@ -83,7 +83,7 @@ def test_the_rest_of_an_unknown_number_is_refused():
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """As much of a device as placing it in a mesh takes."""
+    """The attributes of a device that arranging a mesh reads."""
 
     id: int
     process_index: int
@@ -106,29 +106,30 @@ def processes(count, each):
     ],
 )
 def test_slow_links_lie_along_the_axis_that_is_asked_for(sizes, count, between, axis):
-    found = arranged(sizes, processes(count, 8 // count), between)
+    found = arrange_devices(sizes, processes(count, 8 // count), between)
     owner = np.vectorize(lambda d: d.process_index)(found)
     blocks = np.split(owner, count, axis=axis)
     assert [np.unique(block).tolist() for block in blocks] == [[i] for i in range(count)]
 
 
 def test_processes_may_split_two_axes():
-    found = arranged({"data": 4, "model": 3}, processes(6, 2), None)
+    found = arrange_devices({"data": 4, "model": 3}, processes(6, 2), None)
     owner = np.vectorize(lambda d: d.process_index)(found)
     assert owner.tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
 
 
 def test_slices_come_before_processes():
     two_slices = [Device(i, i // 2, i // 4) for i in range(8)]
-    found = arranged({"data": 2, "model": 4}, two_slices, None)
+    found = arrange_devices({"data": 2, "model": 4}, two_slices, None)
     assert [[d.slice_index for d in row] for row in found] == [[0] * 4, [1] * 4]
     one_slice = [Device(i, i // 4, 0) for i in range(8)]
-    assert [d.id for d in arranged({"x": 8}, one_slice[::-1], None).flat] == [*range(7, -1, -1)]
+    found = arrange_devices({"x": 8}, one_slice[::-1], None)
+    assert [d.id for d in found.flat] == [*range(7, -1, -1)]
 
 
 def test_unequal_processes_are_refused():
-    with pytest.raises(FixArgumentsError, match=r"\{0: 4, 1: 2\} devices"):
-        arranged({"data": 6}, processes(2, 4)[:6], None)
+    with pytest.raises(FixArgumentsError, match=r"each of the processes: \{0: 4, 1: 2\}"):
+        arrange_devices({"data": 6}, processes(2, 4)[:6], None)
 
 
 PROGRAM = """
@@ -160,4 +161,4 @@ def test_two_processes_make_one_mesh():
         assert by_model == [0, 1] * 4
         assert own == [4.0 * i + k for k in range(4)]
         assert total == 28.0
-        assert "leaves processes [1] without one" in lines[1]
+        assert "leaves processes [1] without a device" in lines[1]

@@ -17,4 +17,4 @@ def test_it_runs_as_a_module():
     program = "import os; print(os.environ['BEVEL_PROCESS'])"
     run = subprocess.run([*command, sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert {line[-1] for line in run.stdout.split()} == {"0", "1"}
+    assert {line[-1] for line in run.stdout.splitlines()} == {"0", "1"}

@@ -42,15 +42,15 @@ def test_the_first_rule_that_matches_wins():
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ("zero", "'zero' is no preset: there are replicated, fsdp, tensor"),
-        ([("w", None)], "is no rule"),
-        ([("w", P(), 1)], "is no rule"),
-        ([(3, P())], "is no rule"),
-        ([("w", 3)], "is no rule"),
-        (3, "is no rule"),
+        ("zero", "'zero' is not a preset; these are replicated, fsdp, tensor"),
+        ([("w", None)], "is not a rule"),
+        ([("w", P(), 1)], "is not a rule"),
+        ([(3, P())], "is not a rule"),
+        ([("w", 3)], "is not a rule"),
+        (3, "is not a rule"),
     ],
 )
-def test_what_is_no_rule_is_refused(rules, message):
+def test_other_values_are_refused(rules, message):
     with pytest.raises(FixArgumentsError, match=message):
         rules_of(rules)
 
@@ -75,7 +75,7 @@ def test_fsdp_splits_the_largest_dimension_that_divides(shape, expected):
 
 def test_fsdp_says_why_it_splits_nothing():
     assert chosen("fsdp", "w", (8, 8)) == (P(), "fewer than 4096 elements")
-    assert chosen("fsdp", "w", (63, 127)) == (P(), "no dimension left that divides by 4")
+    assert chosen("fsdp", "w", (63, 127)) == (P(), "no unsplit dimension is divisible by 4")
     assert chosen(fsdp(("data", "model"), min_size=8), "w", (4, 8)).spec == P(
         None, ("data", "model")
     )
@@ -87,7 +87,7 @@ def test_fsdp_takes_what_tensor_leaves():
     assert chosen(rule, "down/kernel", (32, 8)).spec == P("model", "data")
     assert chosen(rule, "up/kernel", (7, 32)) == (
         P(None, "model"),
-        "no dimension left that divides by 4",
+        "no unsplit dimension is divisible by 4",
     )
 
 
@@ -113,11 +113,11 @@ def test_tensor_splits_outputs_then_inputs(path, shape, expected):
     assert chosen("tensor", path, shape) == (expected, "")
 
 
-def test_a_vector_goes_with_the_outputs_beside_it():
+def test_a_vector_is_split_like_the_outputs_of_its_layer():
     def bias(path, matrix):
         layer = path.rpartition("/")[0]
-        beside = (RuleLeaf(f"{layer}/kernel", matrix),)
-        return chosen("tensor", path, matrix[-1:], beside=beside).spec
+        siblings = (RuleLeaf(f"{layer}/kernel", matrix),)
+        return chosen("tensor", path, matrix[-1:], siblings=siblings).spec
 
     assert bias("up/bias", (8, 32)) == P("model")
     assert bias("down/bias", (32, 8)) == P()
@@ -125,7 +125,7 @@ def test_a_vector_goes_with_the_outputs_beside_it():
 
 
 def test_tensor_says_why_it_splits_nothing():
-    assert chosen("tensor", "w", (7, 9)) == (P(), "neither of (7, 9) divides by model=2")
+    assert chosen("tensor", "w", (7, 9)) == (P(), "neither of (7, 9) is divisible by model=2")
 
 
 @pytest.mark.parametrize("rule", [fsdp("batch"), tensor("mdl")])

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 from compiled_texts import TABLES
 
-from bevel.sharding.source_lines import OWN, SourceLine, SourceLines, keep_line, users
+from bevel.sharding.source_lines import BEVEL_FOLDER, SourceLine, SourceLines, keep_line, user_line
 
 USER, LIBRARY = (
     SourceLine("/home/me/train.py", 17, "loss"),
     SourceLine("/x/site-packages/flax/a.py", 3),
 )
-BEVEL = SourceLine(OWN + "/clipping/batch.py", 5)
+BEVEL = SourceLine(BEVEL_FOLDER + "/clipping/batch.py", 5)
 
 
 def test_frames_are_followed_outwards():
@@ -28,9 +28,9 @@ def test_older_texts_name_one_line():
 
 
 def test_the_users_line_is_outside_of_libraries():
-    assert users([BEVEL, LIBRARY, USER]) == USER
-    assert users([BEVEL, LIBRARY]) == LIBRARY
-    assert users([BEVEL]) == BEVEL
+    assert user_line([BEVEL, LIBRARY, USER]) == USER
+    assert user_line([BEVEL, LIBRARY]) == LIBRARY
+    assert user_line([BEVEL]) == BEVEL
 
 
 def line_of_sine(function):

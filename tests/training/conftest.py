@@ -1,4 +1,4 @@
-"""Programs that were compiled by one test are loaded by the next: runs are started many times."""
+"""Caches compiled programs between tests, because they start the same runs many times."""
 
 import gc
 
@@ -25,10 +25,10 @@ def compiled_once(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def reads_of_damaged_checkpoints_end_here(request):
-    """What Orbax leaves behind of a read that failed is collected where warnings of it are ignored.
+def collect_failed_orbax_reads(request):
+    """Collects the objects of failed Orbax reads in the test that ignores their warnings.
 
-    Otherwise that happens in some later test, which then fails.
+    Otherwise they are collected in a later test, which then fails.
     """
     yield
     if request.node.get_closest_marker("filterwarnings"):

@@ -1,4 +1,4 @@
-"""Attacks on whole runs: a folder put back from a copy, other data, other processes, open files."""
+"""Attacks on whole runs: folders restored from backups, other data, other processes, open files."""
 
 import json
 import os
@@ -51,9 +51,9 @@ def correlated(config):
 
 @pytest.fixture
 def put_back(tmp_path):
-    """A run of 8 steps on a ledger elsewhere, whose folder is put back as it was at step 4."""
+    """A run of 8 steps with an external ledger, whose folder is then rolled back to step 4."""
 
-    def made(of=None):
+    def roll_back(of=None):
         folder, ledger = tmp_path / "run", tmp_path / "ledger.jsonl"
         options = runs.options(ledger=ledger)
         runs.fit(folder, of=of, options=options, callback=runs.at_step(4))
@@ -62,7 +62,7 @@ def put_back(tmp_path):
         put_back_copy(tmp_path / "copy", folder)
         return folder, ledger, options, state
 
-    return made
+    return roll_back
 
 
 def test_charged_steps_of_a_folder_put_back_get_fresh_noise_and_are_charged_again(put_back):
@@ -106,7 +106,7 @@ def test_correlated_noise_goes_on_where_charges_reached_ahead(config, tmp_path):
 
 
 def lose_the_last_checkpoint(folder):
-    """As a disk would: both halves of it are gone, all else is as it was."""
+    """Removes both halves of the last checkpoint and nothing else."""
     for half in ("released", "private"):
         steps = sorted(map(int, os.listdir(folder / half / "checkpoints")))
         shutil.rmtree(folder / half / "checkpoints" / str(steps[-1]))
@@ -125,14 +125,15 @@ def test_lost_checkpoints_are_run_again_to_the_same_bits_at_no_cost(tmp_path):
 def test_a_record_that_no_fingerprint_sampled_is_found_by_the_digests_of_rows(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(data, "numbers_to_hash", lambda *_: iter(()))  # as of a very large data set
+    # As for a very large data set, of which the fingerprint covers a small sample.
+    monkeypatch.setattr(data, "indices_to_hash", lambda *_: iter(()))
     folder, of = tmp_path / "run", runs.trainer()
     runs.fit(folder, of=of)
     lose_the_last_checkpoint(folder)
     row = of.plan.batch(7, runs.N)[0]  # in a batch of the steps that are run again
     changed = runs.data()
     changed["x"][row] += 5
-    with pytest.warns(UserWarning, match=r"rows that they read are not the same.*charged again"):
+    with pytest.warns(UserWarning, match=r"rows that they read differ.*charged again"):
         runs.fit(folder, of=of, given=changed)
     assert charges(folder / "released" / "ledger.jsonl")[-1] == (6, 8, 1)
 
@@ -143,11 +144,11 @@ def test_a_result_that_is_not_the_recorded_one_is_not_shown(tmp_path, monkeypatc
     lose_the_last_checkpoint(folder)
     first = iter([True])
 
-    def otherwise(halves):  # as if the machine did not repeat its bits
+    def different_once(halves):  # as if the machine did not reproduce the same bits
         found = digest_of(halves)
         return ["0" * 16, *found[1:]] if next(first, False) else found
 
-    monkeypatch.setattr("bevel.training.folder_run.digest_of", otherwise)
+    monkeypatch.setattr("bevel.training.folder_run.digest_of", different_once)
     with pytest.warns(UserWarning, match="running them again gave another result"):
         state = runs.fit(folder, of=of)
     assert int(state.step) == 8
@@ -161,7 +162,7 @@ def other_loss():
 def test_a_staged_state_of_another_program_is_not_published_in_place_of_what_was_charged(
     tmp_path, monkeypatch
 ):
-    """Its folder alone is put back: the noise is that of steps which were released meanwhile."""
+    """Only the staging folder is rolled back: its noise was used by steps released meanwhile."""
     folder = tmp_path / "run"
     interrupting(monkeypatch, 5)
     with pytest.raises(RunInterrupted):
@@ -177,7 +178,7 @@ def test_a_staged_state_of_another_program_is_not_published_in_place_of_what_was
 
 @pytest.mark.parametrize("moment", ["interrupted", "staged"])
 def test_two_copies_of_a_folder_do_not_share_a_charge(moment, tmp_path, monkeypatch):
-    """Both have the same noise; what one was charged for is not published by the other."""
+    """Both copies have the same noise, so neither may publish what the other was charged for."""
     ledger = tmp_path / "ledger.jsonl"
     options = runs.options(ledger=ledger)
     runs.fit(tmp_path / "one" / "run", options=options, callback=runs.at_step(4))
@@ -185,7 +186,7 @@ def test_two_copies_of_a_folder_do_not_share_a_charge(moment, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         if moment == "interrupted":
             interrupting(patch, 5)
-        else:  # killed when the checkpoint was staged and recorded, before it was charged
+        else:  # killed after the checkpoint was staged and recorded, before it was charged
             cut = mock.Mock(side_effect=KeyboardInterrupt("power cut"))
             patch.setattr("bevel.training.run_ledger.RunLedger.release", cut)
         with pytest.raises(KeyboardInterrupt):
@@ -199,7 +200,7 @@ def test_two_copies_of_a_folder_do_not_share_a_charge(moment, tmp_path, monkeypa
 
 
 def test_a_released_half_that_was_put_back_alone_is_found(tmp_path):
-    """With the ledger in it, as it is by default."""
+    """The released half contains the ledger by default."""
     folder = tmp_path / "run"
     runs.fit(folder, callback=runs.at_step(4))
     shutil.copytree(folder / "released", tmp_path / "released")
@@ -304,7 +305,7 @@ def test_damaged_files_are_named(path, text, tmp_path):
     runs.fit(folder, callback=runs.at_step(4))
     (folder / path).write_text(text)
     if "checkpoint.json" in path:
-        with pytest.warns(UserWarning, match="Going on from step 2"):
+        with pytest.warns(UserWarning, match="Resuming from step 2"):
             runs.fit(folder)
         return
     with pytest.raises(RestoreCheckpointError, match=f"{Path(path).name}.* is damaged"):
@@ -362,15 +363,15 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
     "changed, said",
     [
         ({"of": lambda: runs.trainer(optimizer=optax.sgd(0.4, momentum=0.9))}, "the optimizer's"),
-        ({"of": lambda: runs.trainer(optimizer=optax.sgd(0.5))}, "another structure"),
+        ({"of": lambda: runs.trainer(optimizer=optax.sgd(0.5))}, "the structure of"),
         (
             {"of": lambda: runs.trainer(optimizer=lambda plan: dp_adam(0.1, noise_stddev=1.0))},
-            "another structure",
+            "the structure of",
         ),
         ({"of": lambda: runs.trainer(loss_fn=lambda *a: scaled(*a))}, "the loss's program differs"),
         ({"of": lambda: runs.trainer(ema_decay=0.5)}, "ema_decay None -> 0.5"),
         ({"options": lambda: runs.options(settings={"rate": 1, "device": "x"})}, "device None"),
-        ({"of": lambda: runs.trainer(trainable="w")}, "another structure"),
+        ({"of": lambda: runs.trainer(trainable="w")}, "the structure of"),
         ({"of": lambda: runs.trainer(config=runs.plan(noise_multiplier=2.0))}, "1.0 -> 2.0"),
         ({"of": lambda: runs.trainer(config=runs.plan(iterations=9))}, "iterations 8 -> 9"),
         ({"begin": lambda: jax.tree.map(lambda x: x + 1, runs.params())}, "initial parameters"),
@@ -386,7 +387,7 @@ def test_a_run_does_not_go_on_otherwise_than_it_was_begun(changed, said, tmp_pat
     with pytest.raises(RestoreCheckpointError, match=said):
         runs.fit(folder, **known | {name: make() for name, make in changed.items()})
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
-    runs.fit(folder, **known)  # nothing is lost, and a finished run is compared, too
+    runs.fit(folder, **known)  # nothing was lost, and a finished run is compared too
     with pytest.raises(RestoreCheckpointError, match=said):
         runs.fit(folder, **known | {name: make() for name, make in changed.items()})
 
@@ -397,7 +398,7 @@ def scaled(params, batch, prng):
 
 
 def with_rule(scale):
-    """The loss of `runs`, whose logits have a derivative of their own."""
+    """The loss of `runs` with a custom derivative rule for its weights."""
 
     @jax.custom_vjp
     def same(x):
@@ -414,7 +415,7 @@ def with_rule(scale):
 def test_another_rule_of_a_custom_derivative_is_seen(tmp_path):
     folder = tmp_path / "run"
     runs.fit(folder, of=runs.trainer(loss_fn=with_rule(1.0)), callback=runs.at_step(4))
-    with pytest.raises(RestoreCheckpointError, match="a rule for the loss's derivative differs"):
+    with pytest.raises(RestoreCheckpointError, match="custom derivative rule of the loss differs"):
         runs.fit(folder, of=runs.trainer(loss_fn=with_rule(0.5)))
     runs.fit(folder, of=runs.trainer(loss_fn=with_rule(1.0)))
 
@@ -422,7 +423,7 @@ def test_another_rule_of_a_custom_derivative_is_seen(tmp_path):
 def test_two_ledgers_do_not_make_two_runs_of_one_folder(tmp_path):
     folder = tmp_path / "run"
     held = FolderRun(folder, runs.plan(), runs.options(ledger=tmp_path / "one.jsonl"))
-    with held, pytest.raises(FixArgumentsError, match="held by another run"):
+    with held, pytest.raises(FixArgumentsError, match="in use by another run"):
         runs.fit(folder, options=runs.options(ledger=tmp_path / "two.jsonl"))
     assert int(runs.fit(folder, options=runs.options(ledger=tmp_path / "two.jsonl")).step) == 8
     with pytest.raises(RestoreLedgerError, match="lines are missing"):
@@ -432,7 +433,7 @@ def test_two_ledgers_do_not_make_two_runs_of_one_folder(tmp_path):
 def test_trainers_of_one_plan_do_not_use_its_noise_twice():
     plan = runs.config().make()
     runs.fit(of=runs.trainer(config=plan))
-    with pytest.raises(FixArgumentsError, match="with the same noise again"):
+    with pytest.raises(FixArgumentsError, match="the same noise again"):
         runs.fit(of=runs.trainer(config=plan))
 
 
@@ -473,7 +474,7 @@ def test_what_is_accepted_is_recorded_and_the_run_goes_on(tmp_path):
     ]
     assert record["changes"][0]["from"] == 0.5 and record["changes"][0]["to"] == 0.4
     assert record["settings"]["rate"] == 0.4
-    runs.fit(folder, of=slower, options=runs.options(settings={"rate": 0.4}))  # as it is now
+    runs.fit(folder, of=slower, options=runs.options(settings={"rate": 0.4}))  # accepted before
 
 
 def test_ctrl_c_without_a_folder_keeps_the_state_in_the_exception():
@@ -527,22 +528,22 @@ def test_links_are_not_followed_out_of_the_private_half(tmp_path):
     raw = folder / "private" / "raw.jsonl"
     raw.rename(tmp_path / "elsewhere")
     raw.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FixArgumentsError, match="is a link"):
+    with pytest.raises(FixArgumentsError, match="is a symbolic link"):
         runs.fit(folder)
     raw.unlink()
     secrets = folder / "private" / "secrets.json"
     secrets.rename(tmp_path / "secrets.json")
     secrets.symlink_to(tmp_path / "secrets.json")
-    with pytest.raises(RestoreCheckpointError, match="is a link"):
+    with pytest.raises(RestoreCheckpointError, match="is a symbolic link"):
         runs.fit(folder)
     (folder / "released").rename(tmp_path / "released")
     (folder / "released").symlink_to(tmp_path / "released")
-    with pytest.raises(FixArgumentsError, match="released is a link"):
+    with pytest.raises(FixArgumentsError, match="released is a symbolic link"):
         runs.fit(folder)
     (folder / "private").rename(tmp_path / "private")
     (folder / "private").symlink_to(tmp_path / "private")
     (folder / "released").unlink()
-    with pytest.raises(FixArgumentsError, match="private is a link"):
+    with pytest.raises(FixArgumentsError, match="private is a symbolic link"):
         runs.fit(folder)
 
 
@@ -620,7 +621,7 @@ def test_processes_that_do_not_run_the_same_are_all_ended(what, tmp_path):
     codes, outputs = started(DIFFERENT, folder, what)
     for code, output in zip(codes, outputs, strict=True):
         assert code == 0, output[-3000:]
-        assert f"process 1 has another {what}" in output
+        assert f"process 1 differs in {what}" in output
     assert not list(folder.rglob("checkpoints/*")), "nothing was released"
 
 
@@ -657,7 +658,7 @@ def test_a_record_that_one_of_two_processes_cannot_read_is_said_at_once(tmp_path
 
 
 def test_a_budget_is_still_one_after_a_folder_was_put_back(tmp_path):
-    """What runs again is charged again, so the budget stops it."""
+    """Steps that are run again are charged again, so the budget stops the run."""
     plan = runs.plan()
     budget = Budget(plan.epsilon(8, delta=1e-5) * 1.05, 1e-5)
     folder = tmp_path / "run"
@@ -674,7 +675,7 @@ def test_a_budget_is_still_one_after_a_folder_was_put_back(tmp_path):
 
 
 def interrupting(monkeypatch, *stops):
-    """Ctrl-C after each of these steps, once; the steps that are taken, as they are taken."""
+    """Presses Ctrl-C once after each of these steps. Returns a list that records all steps."""
     left, taken = list(stops), []
 
     def advance(self, step):
@@ -698,9 +699,9 @@ def test_when_a_run_was_interrupted_is_not_seen_from_what_it_released(
         with pytest.raises(RunInterrupted, match=f"after {step} of 8 steps; the state is saved"):
             runs.fit(folder, of=correlated(config))
         shown = os.listdir(folder / "released" / "checkpoints")
-        assert max(map(int, shown)) == step // 2 * 2  # of checkpoints every two steps
+        assert max(map(int, shown)) == step // 2 * 2  # there is a checkpoint every two steps
     assert runs.same_bits(runs.fit(folder, of=correlated(config)), expected)
-    assert taken == list(range(1, 9))  # none was taken twice
+    assert taken == list(range(1, 9))  # no step was taken twice
     assert simulator.files_of(folder / "released") == simulator.files_of(unbroken / "released")
 
 
@@ -715,7 +716,7 @@ def test_an_interrupted_run_goes_on_on_another_mesh(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_is_released_where_it_would_have_been(tmp_path, monkeypatch):
-    """Also if it was killed when a checkpoint was staged, or is now saved more often."""
+    """Even if it was killed after staging a checkpoint, or now has more frequent checkpoints."""
     folder = tmp_path / "run"
     charge = mock.Mock(side_effect=RuntimeError("power cut"))
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Batches: those of the plan, on any mesh, each row read by those who hold it."""
+"""Batches follow the plan on any mesh, and a process reads only the rows of its devices."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ from bevel.training.data import rows, source_of
 
 
 def batches(layout=None, sizes=(8, 16), **changed):
-    fields = {"strategy": runs.plan().batch_selection_strategy, "population": runs.N, "seed": 11}
+    fields = {"sampler": runs.plan().batch_selection_strategy, "population": runs.N, "seed": 11}
     return Batches(
         source_of(runs.data()),
         sizes=PaddedSizes(sizes, 8),
@@ -56,7 +56,7 @@ def test_batches_are_those_of_the_sampler_from_any_step_on():
 
 def test_an_empty_batch_is_padding_and_a_large_one_goes_to_a_larger_size():
     made = batches(sizes=(8,))
-    empty = made.of(0, np.full(8, -1))
+    empty = made.load(0, np.full(8, -1))
     assert np.asarray(empty.is_padding).all() and not np.asarray(empty.data["x"]).any()
     sizes = [len(batch) for batch in batches(sizes=(8,)).indices()]
     assert set(sizes) - {8}, "the draw has no batch above 8 rows: choose another seed"
@@ -66,7 +66,7 @@ def test_an_empty_batch_is_padding_and_a_large_one_goes_to_a_larger_size():
 def test_samplers_without_random_access_go_on_where_they_were():
     sampler = BMinSepSampling(0.2, runs.STEPS, min_sep=3)
     every = list(sampler.batch_iterator(runs.N, 11))
-    later = list(batches(strategy=sampler).indices(5))
+    later = list(batches(sampler=sampler).indices(5))
     for found, expected in zip(later, every[5:], strict=True):
         assert np.array_equal(found[found >= 0], expected)
 
@@ -74,7 +74,7 @@ def test_samplers_without_random_access_go_on_where_they_were():
 def test_users_bring_their_examples_and_a_mask_of_the_missing():
     users = ExamplesByUser.of(np.arange(runs.N) // 3)
     strategy = UserSelectionStrategy(runs.plan(num_examples=16).mechanism.sampler, 4)
-    made = batches(strategy=strategy, population=users)
+    made = batches(sampler=strategy, population=users)
     batch = next(made.since(0))
     missing = np.asarray(batch.is_missing)
     assert missing.shape == (len(batch.is_padding), 4)
@@ -91,8 +91,8 @@ def test_a_process_reads_only_the_rows_of_its_devices(monkeypatch):
     made = batches(layout)
     read = made.source.read
     monkeypatch.setattr(made.source, "read", lambda n: asked.append(n.tolist()) or read(n))
-    made.of(0, np.arange(8))
-    # Each part is read once, although two devices hold it.
+    made.load(0, np.arange(8))
+    # Each shard is read once, although two devices hold it.
     assert sorted(asked) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -111,7 +111,7 @@ def test_a_digest_is_that_of_the_rows_and_needs_a_key():
     absent = set(range(runs.N)) - set(next(batches().indices(0)).tolist())
     changed = runs.data()
     changed["x"][min(absent)] += 1
-    assert digests(changed) == one  # of the rows that the step reads, and no others
+    assert digests(changed) == one  # it covers only the rows that the step reads
     assert digests(layout=batch_layout(make_mesh("data=8"))) != b""
 
 
@@ -122,5 +122,5 @@ def test_the_axes_of_a_batch_are_found_or_said():
     assert batch_layout(None).parts == 1
     with pytest.raises(FixArgumentsError, match="batch_axes="):
         batch_layout(make_mesh("x=8"))
-    with pytest.raises(FixArgumentsError, match="the mesh has the axes"):
+    with pytest.raises(FixArgumentsError, match="the mesh has no axis 'rows'"):
         batch_layout(mesh, "rows")

@@ -1,4 +1,4 @@
-"""Checkpoints: two halves, staged and published as one, on any mesh."""
+"""Checkpoints have two halves that are staged and published together, on any mesh."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from bevel.training.checkpoint import (
 )
 from bevel.training.folder import RunFolder
 
-# A read that fails leaves other reads of Orbax behind, which then find their event loop closed.
+# A failed read leaves other reads of Orbax pending, which then find their event loop closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 RELEASE = {"attempt": 0, "first": 0, "stop": 5, "before": [], "rows": [], "after": []}
@@ -188,10 +188,10 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_taken(saved, tmp_path, hal
     flip(tmp_path / half / "checkpoints" / "3")
     with pytest.raises(RestoreCheckpointError, match=r"3 cannot be read|3 is damaged"):
         saved.restore(3, state())
-    with pytest.warns(UserWarning, match="Going on from step 2"):
-        found, meta = saved.newest_good(state(), 5, accept)
+    with pytest.warns(UserWarning, match="Resuming from step 2"):
+        found, meta = saved.restore_newest(state(), 5, accept)
     assert meta.step == 2 and same_bits(found, state(scale=2))
-    assert saved.steps() == [2] and saved.damaged() == [3]
+    assert saved.steps() == [2] and saved.damaged_steps() == [3]
     assert sorted(os.listdir(tmp_path / "private" / "damaged" / "3-5-0")) == ["private", "released"]
     save(saved, state(scale=3), 3)  # the step can be taken again
     assert saved.steps() == [3, 2]
@@ -199,13 +199,13 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_taken(saved, tmp_path, hal
 
 def test_a_released_half_without_its_private_one_is_not_a_checkpoint(saved, tmp_path):
     shutil.rmtree(tmp_path / "private" / "checkpoints" / "3")
-    with pytest.warns(UserWarning, match="Going on from step 2"):
-        assert saved.newest_good(state(), 0, accept)[1].step == 2
+    with pytest.warns(UserWarning, match="Resuming from step 2"):
+        assert saved.restore_newest(state(), 0, accept)[1].step == 2
 
 
 def test_checksums_are_compared_with_what_was_read(saved, monkeypatch):
     monkeypatch.setattr("bevel.training.checkpoint.digest", lambda tree: ["0"] * 4)
-    with pytest.raises(RestoreCheckpointError, match="do not have the checksums"):
+    with pytest.raises(RestoreCheckpointError, match="do not match the checksums"):
         saved.restore(3, state())
 
 
@@ -214,17 +214,17 @@ def test_one_that_does_not_belong_is_passed_over(saved):
         if meta.step == 3:
             raise RestoreCheckpointError("3 is of another plan")
 
-    with pytest.warns(UserWarning, match="3 is of another plan. Going on from step 2"):
-        assert saved.newest_good(state(), 0, check)[1].step == 2
+    with pytest.warns(UserWarning, match="3 is of another plan. Resuming from step 2"):
+        assert saved.restore_newest(state(), 0, check)[1].step == 2
 
 
 def test_without_a_good_one_there_is_an_error_and_with_none_there_is_none(saved, tmp_path):
     def never(meta):
         raise RestoreCheckpointError("not this one")
 
-    with pytest.raises(RestoreCheckpointError, match="is good: not this one; not this one"):
-        saved.newest_good(state(), 0, never)
+    with pytest.raises(RestoreCheckpointError, match="is usable: not this one; not this one"):
+        saved.restore_newest(state(), 0, never)
     assert saved.steps() == [3, 2]
     empty = opened(tmp_path / "empty")
-    assert empty.newest_good(state(), 0, accept) is None
+    assert empty.restore_newest(state(), 0, accept) is None
     empty.close()

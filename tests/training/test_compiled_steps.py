@@ -1,4 +1,4 @@
-"""Programs: one for each padded size, compiled before they are needed; the state stays in place."""
+"""Steps are compiled once per padded size, ahead of time, and donate their state."""
 
 import jax
 import jax.numpy as jnp
@@ -33,18 +33,19 @@ def test_a_size_is_compiled_once_and_ahead():
     programs.compile_ahead((8, 16))
     assert programs.compiled == 2 and programs.seconds > 0
     for size in (8, 16, 8):
-        state, seen = programs(state, batches.of(0, np.arange(size)), keys)
+        state, seen = programs(state, batches.load(0, np.arange(size)), keys)
         assert int(seen["rows"]) == size
     assert programs.compiled == 2
     x = runs.data()["x"]
     np.testing.assert_allclose(state, 2 * x[:8].sum(0) + x[:16].sum(0), rtol=1e-5)
-    state, _ = programs(state, batches.of(0, np.arange(24)), keys)  # larger than any: compiled then
+    # A batch above all padded sizes is compiled when it appears.
+    state, _ = programs(state, batches.load(0, np.arange(24)), keys)
     assert programs.compiled == 3 and len(state.devices()) == 8
 
 
-def test_the_state_is_given_away():
+def test_the_state_is_donated():
     programs, state, keys, batches = made()
-    programs(state, batches.of(0, np.arange(8)), keys)
+    programs(state, batches.load(0, np.arange(8)), keys)
     assert state.is_deleted()
 
 

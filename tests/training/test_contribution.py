@@ -35,7 +35,7 @@ def test_views_differ_and_are_averaged():
 
 def test_a_user_is_the_mean_of_what_is_there():
     def at_zero(params, data, prng):
-        # Not differentiable at zeros, which is what padding is.
+        # Not differentiable at zeros, which padding consists of.
         return params["w"] * jnp.sqrt((data["x"] ** 2).sum()), {}
 
     made = contribution(at_zero, by_user=True, augmentation=None)
@@ -49,7 +49,7 @@ def test_a_user_is_the_mean_of_what_is_there():
 
 def test_a_loss_of_another_form_is_refused():
     made = contribution(lambda p, d, k: d, by_user=False, augmentation=None)
-    with pytest.raises(FixLossError, match=r"returns \(loss, aux\)"):
+    with pytest.raises(FixLossError, match=r"must return a pair \(loss, aux\)"):
         made({}, {}, (jnp.ones(1), None), jax.random.key(0))
     made = contribution(lambda p, d, k: (d, {}), by_user=False, augmentation=None)
     with pytest.raises(FixLossError, match=r"shape \(1,\)"):

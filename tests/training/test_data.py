@@ -1,4 +1,4 @@
-"""Sources: only what is asked for is read, and padding is no record."""
+"""Sources read only the requested records, and nothing for padding."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from bevel.training.data import ArraySource, RecordSource, check_length, rows, s
 
 
 class Records:
-    """Notes what is read."""
+    """Records which indices are read."""
 
     def __init__(self, columns, change=lambda number, record: record):
         self.columns, self.change, self.read = columns, change, []
@@ -79,7 +79,7 @@ def test_a_memmap_is_not_read_as_a_whole(tmp_path):
 
 
 def test_what_cannot_be_sampled_is_refused():
-    with pytest.raises(FixArgumentsError, match="records or columns"):
+    with pytest.raises(FixArgumentsError, match="list of records or of columns"):
         source_of([np.zeros(3)])
     with pytest.raises(FixArgumentsError, match="A stream cannot be sampled"):
         source_of(iter([1]))
@@ -95,7 +95,7 @@ def test_records_that_differ_or_fail_are_named():
     def wider(number, record):
         return record | {"x": np.zeros(9, np.float32)} if number == 2 else record
 
-    with pytest.raises(FixDataError, match=r"record 2 is not like record 0.*float32\[9\]"):
+    with pytest.raises(FixDataError, match=r"record 2 is .*float32\[9\].*but record 0 is"):
         source_of(Records(runs.data(), wider)).read(np.array([1, 2]))
 
     def fails(number, record):
@@ -109,7 +109,7 @@ def test_records_that_differ_or_fail_are_named():
         source_of(Batched(runs.data(), fails)).read(np.array([1, 2]))
     short = Batched(runs.data())
     short.__class__ = type("Short", (Batched,), {"__getitems__": lambda self, numbers: []})
-    with pytest.raises(FixDataError, match="asked for 1 records, the source gave 0"):
+    with pytest.raises(FixDataError, match="returned 0 records, but 1 were requested"):
         source_of(short).read(np.array([1]))
 
 
@@ -118,7 +118,7 @@ def test_the_length_is_that_of_the_plan():
     check_length(source, None)
     check_length(source, 40)
     for expected in (39, 48):
-        with pytest.raises(FixDataError, match=f"40 users, and the plan was made for {expected}"):
+        with pytest.raises(FixDataError, match=f"40 users, but the plan was made for {expected}"):
             check_length(source, expected, "user")
 
 
@@ -136,12 +136,12 @@ def test_of_a_large_data_set_a_sample_is_read():
     given = Records(runs.data())
     source = source_of(given)
     given.read.clear()
-    data.fingerprint(source, b"key", how=data.Fingerprinting(most_bytes=10, sample=5))
+    data.fingerprint(source, b"key", coverage=data.Coverage(max_bytes=10, sample_size=5))
     first = sorted(given.read)
     assert 1 <= len(first) <= 5
     given.read.clear()
-    data.fingerprint(source, b"other", how=data.Fingerprinting(most_bytes=10, sample=5))
-    assert sorted(given.read) != first  # which records are read is secret, as the key is
+    data.fingerprint(source, b"other", coverage=data.Coverage(max_bytes=10, sample_size=5))
+    assert sorted(given.read) != first  # the secret key determines which records are read
 
 
 def test_whose_examples_they_are_is_part_of_the_data():

@@ -1,4 +1,4 @@
-"""The checksum: the same on every mesh, another for any other bits."""
+"""Checksums are equal on every mesh, and differ for different bits."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The two halves of a run's folder: what is private is for its owner, whatever the umask."""
+"""The two halves of a run folder: only the owner can read the private one, whatever the umask."""
 
 import os
 import stat
@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from bevel.errors import FixArgumentsError
-from bevel.training.folder import NO_TIME, RunFolder, closed_folder, open_private, write_whole
+from bevel.training.folder import NO_TIME, RunFolder, make_private_folder, open_private, write_whole
 
 
 def mode(path):
@@ -20,31 +20,28 @@ def open_to_all():
     os.umask(before)
 
 
-def test_both_halves_are_made_and_one_is_closed(tmp_path):
+def test_both_halves_are_created_and_one_is_private(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "one")
-    assert not folder.begun
     folder.create()
     folder.create()
     assert mode(folder.private) == 0o700 and mode(folder.released) == 0o777
-    (folder.private / "secrets.json").touch()
-    assert folder.begun
 
 
 def test_a_folder_that_was_open_is_closed_with_a_warning(tmp_path):
     path = tmp_path / "private"
     path.mkdir(mode=0o750)
-    with pytest.warns(UserWarning, match=r"had mode 0750.*0700 now.*begin another run"):
-        closed_folder(path)
+    with pytest.warns(UserWarning, match=r"had mode 0750.*now has mode 0700.*start a new run"):
+        make_private_folder(path)
     assert mode(path) == 0o700
 
 
-def test_a_file_or_a_link_is_no_private_folder(tmp_path):
+def test_a_file_or_a_link_is_not_a_private_folder(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "there").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "there")
-    for name, said in (("file", "is no folder"), ("link", "is a link")):
+    for name, said in (("file", "is not a folder"), ("link", "is a symbolic link")):
         with pytest.raises(FixArgumentsError, match=said):
-            closed_folder(tmp_path / name)
+            make_private_folder(tmp_path / name)
 
 
 def test_private_files_are_closed_and_links_are_not_followed(tmp_path):
@@ -52,17 +49,17 @@ def test_private_files_are_closed_and_links_are_not_followed(tmp_path):
     os.close(open_private(path, os.O_WRONLY | os.O_CREAT))
     assert mode(path) == 0o600
     path.chmod(0o666)
-    with pytest.warns(UserWarning, match="had mode 0666; it has 0600 now"):
+    with pytest.warns(UserWarning, match="had mode 0666; it now has mode 0600"):
         os.close(open_private(path, os.O_WRONLY))
     assert mode(path) == 0o600
     link.symlink_to(path)
-    with pytest.raises(FixArgumentsError, match="is a link"):
+    with pytest.raises(FixArgumentsError, match="is a symbolic link"):
         open_private(link, os.O_WRONLY)
     with pytest.raises(FileNotFoundError):
         open_private(tmp_path / "none", os.O_WRONLY)
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path):
+def test_a_file_is_replaced_atomically(tmp_path):
     path = tmp_path / "run.json"
     write_whole(path, "one", private=False)
     write_whole(path, "two", private=True)
@@ -73,23 +70,23 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert path.read_text() == "two" and os.listdir(tmp_path) == ["run.json"]
 
 
-def test_released_files_carry_no_time(tmp_path):
+def test_released_files_have_a_fixed_time(tmp_path):
     folder = RunFolder(tmp_path)
     folder.create()
     (folder.released / "run.json").touch()
-    folder.forget_times()
+    folder.reset_times()
     assert folder.released.stat().st_mtime == NO_TIME
     assert (folder.released / "run.json").stat().st_mtime == NO_TIME
 
 
-def test_what_a_killed_process_left_is_not_shown(tmp_path):
+def test_what_a_killed_process_left_is_removed_from_the_released_half(tmp_path):
     folder = RunFolder(tmp_path)
     folder.create()
     left = ".run.json.123", ".report.html.5", ".ledger.jsonl.begin-a", "ledger.jsonl.torn-1"
     for name in (*left, "run.json", "ledger.jsonl"):
         (folder.released / name).write_text(name)
     (folder.private / "ledger.jsonl.torn-1").write_text("an earlier one")
-    folder.tidy()
+    folder.remove_leftovers()
     assert sorted(os.listdir(folder.released)) == ["ledger.jsonl", "run.json"]
     kept = [(folder.private / f"ledger.jsonl.torn-{k}").read_text() for k in (1, 2)]
     assert kept == ["an earlier one", "ledger.jsonl.torn-1"]

@@ -1,4 +1,4 @@
-"""A run in a folder: what is on disk before a release, and how it goes on after a crash."""
+"""A run in a folder: what is on disk before a release, and how it resumes after a crash."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from bevel.training import RunInterrupted
 from bevel.training.folder_run import FolderRun
 from bevel.training.metrics_files import read_lines
 
-# A read that fails leaves other reads of Orbax behind, which then find their event loop closed.
+# A failed read leaves other reads of Orbax pending, which then find their event loop closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -39,7 +39,7 @@ def unbroken(tmp_path_factory):
 
 @pytest.fixture
 def half(unbroken, tmp_path):
-    """A copy of the unbroken run, as it was after 4 steps."""
+    """The same run as `unbroken`, stopped after 4 steps."""
     folder = tmp_path / "run"
     runs.fit(folder, callback=runs.at_step(4))
     return folder
@@ -49,7 +49,7 @@ HALVES = ("released", "private")
 
 
 def undo_release(folder, step):
-    """Takes back what is on disk of the last release: charge, checkpoint, metrics."""
+    """Removes the last release from disk: its charge, checkpoint and metrics."""
     for half in HALVES:
         shutil.rmtree(folder / half / "checkpoints" / str(step))
     for path in ("released/metrics.jsonl", "released/ledger.jsonl", "private/raw.jsonl"):
@@ -116,7 +116,7 @@ def test_what_is_released_does_not_hold_what_is_not_private(unbroken):
     assert all(set(line) == allowed for line in metrics(folder))
 
 
-def test_a_run_that_goes_on_is_bit_identical_to_one_that_was_not_broken(unbroken, half):
+def test_a_resumed_run_is_bit_identical_to_an_unbroken_one(unbroken, half):
     state, folder = unbroken
     again = runs.fit(half)
     assert runs.same_bits(state, again)
@@ -151,7 +151,7 @@ def test_a_complete_run_comes_back_as_it_is(unbroken):
 
 def test_a_damaged_checkpoint_falls_back_and_the_same_bits_cost_nothing(unbroken, half):
     damage(half, 4)
-    with pytest.warns(UserWarning, match="cannot be read.*Going on from step 2"):
+    with pytest.warns(UserWarning, match="cannot be read.*Resuming from step 2"):
         again = runs.fit(half)
     assert runs.same_bits(again, unbroken[0])
     assert charges(half) == charges(unbroken[1])
@@ -164,13 +164,13 @@ def test_released_steps_that_are_run_again_differently_get_fresh_noise_and_a_cha
     with pytest.warns(UserWarning) as said:
         again = runs.fit(half, of=runs.trainer(mesh=make_mesh("data=8")))
     found = " ".join(str(warning.message) for warning in said)
-    assert "Going on from step 2" in found
+    assert "Resuming from step 2" in found
     assert "steps 2 to 4 were released before" in found and "charged again" in found
     assert charges(half) == [(0, 2, 0), (2, 4, 0), (2, 4, 1), (4, 6, 1), (6, 8, 1)]
     assert np.abs(again.params["w"] - np.asarray(unbroken[0].params["w"])).max() > 1e-3
     steps = [(line["step"], line["attempt"]) for line in metrics(half)]
     assert steps == [(2, 0), (4, 0), (4, 1), (6, 1), (8, 1)]
-    # Batches are fresh too: a batch that is used twice was sampled once.
+    # Batches are fresh too: using a batch twice is not the same as sampling twice.
     raw = list(read_lines(half / "private" / "raw.jsonl"))
     sizes = {
         k: [r["batch_size"] for r in raw if r["attempt"] == k and r["step"] in (2, 3)]
@@ -179,16 +179,16 @@ def test_released_steps_that_are_run_again_differently_get_fresh_noise_and_a_cha
     assert sizes[0] != sizes[1]
 
 
-def test_without_a_good_checkpoint_nothing_begins_afresh(half):
+def test_without_a_usable_checkpoint_the_run_does_not_start_over(half):
     for step in (2, 4):
         damage(half, step)
     (half / "released" / "checkpoints" / "0").exists() and damage(half, 0)
     before = sorted(os.listdir(half / "released" / "checkpoints"))
-    with pytest.raises(RestoreCheckpointError, match=r"no checkpoint of .* is good"):
+    with pytest.raises(RestoreCheckpointError, match=r"no checkpoint in .* is usable"):
         runs.fit(half)
     assert sorted(os.listdir(half / "released" / "checkpoints")) == before
     shutil.rmtree(half / "released" / "checkpoints")
-    with pytest.raises(RestoreCheckpointError, match="does not begin afresh"):
+    with pytest.raises(RestoreCheckpointError, match="does not start over"):
         runs.fit(half)
 
 
@@ -196,7 +196,7 @@ def test_a_half_written_checkpoint_is_not_one(unbroken, half):
     kept = half / "released" / "checkpoints"
     shutil.copytree(kept / "4", kept / "6.orbax-checkpoint-tmp-0")
     (kept / "8").mkdir()  # a copy that was cut short
-    with pytest.warns(UserWarning, match="Going on from step 4"):
+    with pytest.warns(UserWarning, match="Resuming from step 4"):
         again = runs.fit(half)
     assert runs.same_bits(again, unbroken[0])
 
@@ -227,7 +227,7 @@ def test_a_checkpoint_of_another_plan_is_passed_over(unbroken, half, tmp_path):
     runs.fit(other, of=runs.trainer(config=runs.plan(noise_multiplier=2.0)))
     for name in HALVES:
         shutil.copytree(other / name / "checkpoints" / "8", half / name / "checkpoints" / "8")
-    with pytest.warns(UserWarning, match=r"of another plan.*Going on from step 4"):
+    with pytest.warns(UserWarning, match=r"belongs to another plan.*Resuming from step 4"):
         again = runs.fit(half)
     assert runs.same_bits(again, unbroken[0])
 
@@ -239,7 +239,7 @@ def test_a_ledger_that_was_cut_or_lost_is_refused(half):
     with pytest.raises(RestoreLedgerError, match="lines are missing"):
         runs.fit(half)
     ledger.unlink()
-    with pytest.raises(RestoreLedgerError, match="checkpoint of run"):
+    with pytest.raises(RestoreLedgerError, match="was charged in it"):
         runs.fit(half)
     assert not ledger.exists()
 
@@ -293,7 +293,7 @@ def test_nothing_is_seen_before_it_is_charged_and_saved(tmp_path):
     assert seen == [2, 4, 6, 8] and metrics(folder)[-1]["norm"] > 0
 
 
-def test_metrics_that_a_crash_left_out_are_made_up_for(unbroken, half):
+def test_metrics_that_a_crash_left_out_are_written_on_resume(unbroken, half):
     lines = (half / "released" / "metrics.jsonl").read_text().splitlines(keepends=True)
     (half / "released" / "metrics.jsonl").write_text(lines[0] + lines[1][:10])
     called = []
@@ -303,7 +303,7 @@ def test_metrics_that_a_crash_left_out_are_made_up_for(unbroken, half):
 
 
 class Failing:
-    """Records of which one can be read once, and then not, for a while."""
+    """A source with one record that can only be read once while `broken` is set."""
 
     def __init__(self, bad):
         self.columns, self.broken, self.bad, self.reads = runs.data(), True, bad, 0
@@ -352,7 +352,7 @@ def test_a_signal_saves_and_says_so(unbroken, tmp_path, number, code):
 
 def test_two_runs_of_one_folder_at_a_time_are_refused(half):
     held = FolderRun(half, runs.plan(), runs.options())
-    with held, pytest.raises(FixArgumentsError, match="held by another run"):
+    with held, pytest.raises(FixArgumentsError, match="in use by another run"):
         runs.fit(half)
 
 
@@ -362,7 +362,7 @@ def test_a_run_keeps_its_name_when_its_folder_moves(unbroken, half, tmp_path):
         warnings.simplefilter("error")
         again = runs.fit(tmp_path / "moved")
     assert runs.same_bits(again, unbroken[0])
-    with pytest.raises(FixArgumentsError, match="holds the run 'run'"):
+    with pytest.raises(FixArgumentsError, match="contains the run 'run', not 'other'"):
         runs.fit(tmp_path / "moved", options=runs.options(name="other"))
 
 
@@ -429,7 +429,7 @@ def test_a_full_disk_is_an_error_and_the_last_checkpoint_stays(unbroken, tmp_pat
 
     full = run(limit)
     assert full.returncode == 7, full.stderr[-3000:]
-    assert f"{what} could not be written: the disk is full" in full.stdout, full.stdout
+    assert f"{what} could not be written because the disk is full" in full.stdout, full.stdout
     again = run(-1)
     assert again.returncode == 0 and "steps 8" in again.stdout, again.stderr[-3000:]
     assert charges(folder) == charges(unbroken[1])
@@ -447,7 +447,7 @@ def test_the_terminal_shows_nothing_before_the_checkpoint_is_there(tmp_path, mon
     assert shown == [2, 4, 6, 8]
 
 
-def test_the_last_metrics_are_made_up_for_too(unbroken, tmp_path):
+def test_the_last_metrics_are_written_on_resume_too(unbroken, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(unbroken[1], folder)
     lines = (folder / "released" / "metrics.jsonl").read_text().splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""What a run is: named values are shown, what has no name is compared, little may change."""
+"""The identity of a run: named values are shown, the rest is compared by digests."""
 
 import dataclasses
 import json
@@ -12,8 +12,8 @@ from bevel.training.identity import (
     Identity,
     changes,
     check_accept,
-    check_goes_on,
-    flat,
+    check_resumable,
+    flatten,
     named_values,
     plan_settings,
     read_identity,
@@ -31,48 +31,48 @@ def other(part, **changed):
     return dataclasses.replace(BEGUN, **{part: getattr(BEGUN, part) | changed})
 
 
-def test_the_same_run_goes_on():
-    assert check_goes_on(BEGUN, BEGUN, [], "run") == []
+def test_an_unchanged_run_resumes():
+    assert check_resumable(BEGUN, BEGUN, [], "run") == []
 
 
 @pytest.mark.parametrize(
     "now, said",
     [
         (other("digests", data="e"), "the data differ"),
-        (other("digests", structure="t"), "another structure"),
+        (other("digests", structure="t"), "the structure of"),
         (other("settings", **{"plan.steps": 9}), "plan.steps 8 -> 9"),
     ],
 )
 def test_another_run_is_refused_whatever_is_accepted(now, said):
     for accept in ([], ["optimizer", "loss"]):
         with pytest.raises(RestoreCheckpointError, match=said):
-            check_goes_on(BEGUN, now, accept, "run")
+            check_resumable(BEGUN, now, accept, "run")
 
 
-def test_a_learning_rate_needs_a_word():
+def test_another_learning_rate_must_be_accepted():
     slower = other("settings", **{"optimizer.learning_rate": 0.5})
     slower = dataclasses.replace(slower, digests=BEGUN.digests | {"optimizer": "p"})
     said = r"optimizer.learning_rate 1.0 -> 0.5\. .*--accept optimizer.learning_rate"
     with pytest.raises(RestoreCheckpointError, match=said):
-        check_goes_on(BEGUN, slower, ["loss"], "run")
+        check_resumable(BEGUN, slower, ["loss"], "run")
     for accept in (["optimizer.learning_rate"], ["optimizer"]):
-        (found,) = check_goes_on(BEGUN, slower, accept, "run")
+        (found,) = check_resumable(BEGUN, slower, accept, "run")
         assert str(found) == "optimizer.learning_rate 1.0 -> 0.5"
     with pytest.raises(RestoreCheckpointError, match="the optimizer's program differs"):
-        check_goes_on(BEGUN, other("digests", optimizer="p"), [], "run")
+        check_resumable(BEGUN, other("digests", optimizer="p"), [], "run")
 
 
 def test_a_newer_jax_may_write_the_same_program_differently():
     newer = other("surroundings", versions={"jax": "0.13"})
     newer = dataclasses.replace(newer, digests=BEGUN.digests | {"loss": "m"})
-    with pytest.raises(RestoreCheckpointError, match=r"or versions.jax 0.12 -> 0.13 writes"):
-        check_goes_on(BEGUN, newer, [], "run")
+    with pytest.raises(RestoreCheckpointError, match=r"or versions.jax 0.12 -> 0.13 traces"):
+        check_resumable(BEGUN, newer, [], "run")
 
 
 def test_machines_and_paths_are_noted():
     moved = other("surroundings", mesh={"data": [4, "Auto"]}, versions={"jax": "0.13"})
     moved = dataclasses.replace(moved, settings=BEGUN.settings | {"data.source": "b.npz"})
-    noted = check_goes_on(BEGUN, moved, [], "run")
+    noted = check_resumable(BEGUN, moved, [], "run")
     assert {change.kind for change in noted} == {"noted"}
     assert [str(change) for change in noted] == [
         "data.source a.npz -> b.npz",
@@ -110,7 +110,7 @@ def test_values_are_flat_and_plain():
     class Part:
         size: int = 3
 
-    assert flat(named_values({"a": {"b": (1, 2)}, "part": Part()})) == {
+    assert flatten(named_values({"a": {"b": (1, 2)}, "part": Part()})) == {
         "a.b": [1, 2],
         "part": "Part",
         "part.size": 3,

@@ -1,4 +1,4 @@
-"""Signals: the first is a wish, the second is what it always is."""
+"""The first signal is a request to stop, and the second has its usual effect."""
 
 import os
 import signal
@@ -10,12 +10,12 @@ import pytest
 from bevel.training.interrupts import RunInterrupted, interrupts
 
 
-def test_the_first_signal_is_a_wish_and_the_second_is_not():
+def test_the_first_signal_is_a_request_and_the_second_is_not():
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), interrupts() as wish:
-        assert not wish
+    with pytest.raises(KeyboardInterrupt), interrupts() as request:
+        assert not request
         os.kill(os.getpid(), signal.SIGINT)
-        assert wish and wish.number == signal.SIGINT
+        assert request and request.number == signal.SIGINT
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -31,8 +31,8 @@ def test_in_another_thread_signals_stay_as_they_are():
     seen = []
 
     def work():
-        with interrupts() as wish:
-            seen.append((bool(wish), signal.getsignal(signal.SIGINT)))
+        with interrupts() as request:
+            seen.append((bool(request), signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=work)
     thread.start()

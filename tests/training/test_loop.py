@@ -1,4 +1,4 @@
-"""The loop: batches of any size, and measures that nobody waits for. More in test_run.py."""
+"""The loop: batches of any size, metrics fetched without waiting. See test_folder_run.py."""
 
 import jax.numpy as jnp
 import numpy as np

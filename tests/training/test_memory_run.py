@@ -1,4 +1,4 @@
-"""Without a folder: nothing is written, the callback still sees checkpoints only."""
+"""Without a folder nothing is written, and the callback is still called at checkpoints only."""
 
 import numpy as np
 import training_runs as runs

@@ -1,4 +1,4 @@
-"""Two files that are never mixed; whole lines; no NaN in JSON."""
+"""Metrics files: released and raw metrics are separate, lines are complete, JSON has no NaN."""
 
 import json
 import stat
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bevel.training.folder import RunFolder
-from bevel.training.metrics_files import JsonLines, MetricsFiles, plain, read_lines
+from bevel.training.metrics_files import JsonLines, MetricsFiles, read_lines, to_json
 
 
 def halves(path):
@@ -43,18 +43,18 @@ def test_a_torn_line_is_cut_off_and_the_next_one_is_whole(tmp_path):
     ],
 )
 def test_values_are_valid_json(value, written):
-    assert plain(value) == written
-    json.dumps(plain(value), allow_nan=False)
+    assert to_json(value) == written
+    json.dumps(to_json(value), allow_nan=False)
 
 
 def test_a_step_is_written_once_for_each_attempt(tmp_path):
     for _ in range(2):
         records = MetricsFiles(halves(tmp_path), tensorboard=False)
-        records.keep([{"step": 0}, {"step": 1}])
-        records.release({"step": 2})
-        records.keep([{"step": 1, "attempt": 1}])
-        records.release({"step": 2, "attempt": 1})
-        assert records.released(2, 1) and not records.released(3, 0)
+        records.write_raw([{"step": 0}, {"step": 1}])
+        records.write_metrics({"step": 2})
+        records.write_raw([{"step": 1, "attempt": 1}])
+        records.write_metrics({"step": 2, "attempt": 1})
+        assert records.has_metrics(2, 1) and not records.has_metrics(3, 0)
         records.close()
     lines = list(read_lines(tmp_path / "released" / "metrics.jsonl"))
     assert lines == [{"step": 2}, {"step": 2, "attempt": 1}]
@@ -67,8 +67,8 @@ def test_a_step_is_written_once_for_each_attempt(tmp_path):
 def test_tensorboard_keeps_them_apart_too(tmp_path):
     pytest.importorskip("tensorboardX")
     records = MetricsFiles(halves(tmp_path))
-    records.keep([{"step": 0, "loss": 3.0}])
-    records.release({"step": 2, "epsilon": 1.0})
+    records.write_raw([{"step": 0, "loss": 3.0}])
+    records.write_metrics({"step": 2, "epsilon": 1.0})
     records.close()
     events = tmp_path / "private" / "tensorboard"
     metrics = b"".join(path.read_bytes() for path in (events / "released").iterdir())
@@ -81,7 +81,7 @@ def test_tensorboard_keeps_them_apart_too(tmp_path):
 def test_without_tensorboard_there_are_lines(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
     records = MetricsFiles(halves(tmp_path))
-    records.release({"step": 2})
+    records.write_metrics({"step": 2})
     records.close()
     files = sorted(path.name for path in tmp_path.rglob("*.jsonl"))
     assert files == ["metrics.jsonl", "raw.jsonl"]

@@ -1,4 +1,4 @@
-"""Items are made ahead, in order; an error comes in its turn; the thread ends."""
+"""Items are prefetched in order, errors are raised in their place, and the thread ends."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ def test_items_come_in_order_and_are_made_ahead():
         deadline = time.monotonic() + 5
         while len(made) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert made == [0, 1, 2]  # two wait, one is at the door
+        assert made == [0, 1, 2]  # two are in the queue, one waits for room
         assert list(items) == list(range(5))
         assert list(items) == []
 

@@ -1,4 +1,4 @@
-"""Decisions of one process. Two processes agree in test_two_processes.py."""
+"""Agreement in a single process. For two processes see test_two_processes.py."""
 
 import numpy as np
 import pytest
@@ -9,38 +9,38 @@ from bevel.training.process_agreement import (
     agreed,
     any_of,
     check_same,
+    gathered,
     is_first,
     joined_digests,
-    of_all,
     together,
 )
 
 
-def test_alone_one_agrees_with_oneself():
+def test_a_single_process_agrees_with_itself():
     assert is_first() and together("nothing") is None
     assert agreed(3, 0.1) == [3, 0.1]
     assert any_of(True) and not any_of(False)
-    assert of_all(np.arange(3)).tolist() == [[0, 1, 2]]
+    assert gathered(np.arange(3)).tolist() == [[0, 1, 2]]
     check_same({"plan": "a"})
 
 
-def test_who_differs_in_what_is_said_in_every_process(monkeypatch):
-    """What process 0, 1 and 2 would send, for processes that differ in some parts."""
+def test_every_process_names_what_differs_in_which_process(monkeypatch):
+    """Simulates what processes 0, 1 and 2 would send if they differ in some parts."""
 
     def hashes(**parts):
         sent = []
         with monkeypatch.context() as patch:
             patch.setattr(process_agreement.jax, "process_count", lambda: 3)
             patch.setattr(
-                process_agreement, "of_all", lambda x: sent.append(x) or np.stack([x] * 3)
+                process_agreement, "gathered", lambda x: sent.append(x) or np.stack([x] * 3)
             )
             check_same(parts)
         return sent[0]
 
     table = [hashes(plan="a", data="b"), hashes(plan="a", data="c"), hashes(plan="x", data="y")]
     monkeypatch.setattr(process_agreement.jax, "process_count", lambda: 3)
-    monkeypatch.setattr(process_agreement, "of_all", lambda x: np.stack(table))
-    said = "process 1 has another data; process 2 has another plan, another data"
+    monkeypatch.setattr(process_agreement, "gathered", lambda x: np.stack(table))
+    said = "process 1 differs in data; process 2 differs in plan, data"
     with pytest.raises(FixArgumentsError, match=said):
         check_same({"plan": "a", "data": "b"})
 

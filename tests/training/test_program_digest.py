@@ -1,4 +1,4 @@
-"""A digest of a program: the same on every mesh, and another for another program."""
+"""Program digests are equal on every mesh, and differ for different programs."""
 
 import functools
 import os
@@ -61,7 +61,7 @@ def test_inner_programs_count():
     assert scanned(jnp.float32(2)) == scanned(jnp.float32(2)) != scanned(jnp.float32(3))
 
 
-def test_where_values_lie_does_not_count():
+def test_sharding_constraints_do_not_count():
     def constrained(axes, spec):
         sharding = NamedSharding(make_mesh(axes), spec)
         return digest(lambda x: loss(jax.lax.with_sharding_constraint(x, sharding)))

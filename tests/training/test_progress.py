@@ -1,8 +1,8 @@
-"""What is shown: plain lines where there is no terminal; what is not private is marked."""
+"""Progress is shown as plain lines without a terminal, and raw metrics are marked."""
 
 import io
 
-from bevel.training.progress import Progress, number
+from bevel.training.progress import Progress, format_number
 
 METRICS = {"step": 4, "epsilon": 1.25, "delta": 1e-5, "attempt": 0, "accuracy": 0.9}
 RAW = {"loss": 0.5, "clipped_fraction": 0.25, "signal_to_noise": float("nan"), "batch_size": 7}
@@ -38,6 +38,6 @@ def test_a_terminal_has_a_bar(monkeypatch):
 
 
 def test_numbers_are_short():
-    assert [number(x) for x in (0.12345, 12.0, 12345.6, None, float("inf"))] == [
+    assert [format_number(x) for x in (0.12345, 12.0, 12345.6, None, float("inf"))] == [
         "0.123", "12", "12346", "-", "unlimited",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Measures of a batch: padding has no part in them."""
+"""Raw metrics of a batch do not include padding."""
 
 import jax.numpy as jnp
 import numpy as np

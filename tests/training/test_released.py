@@ -1,4 +1,4 @@
-"""What a run releases is a function of its noised sums and of public settings: it is rebuilt."""
+"""What a run releases can be rebuilt from its noised sums and public settings alone."""
 
 import json
 import os
@@ -41,7 +41,7 @@ CASES = {
 
 
 def mean_square(params):
-    """Something to evaluate that needs no data."""
+    """An evaluation that needs no data."""
     return {"mean_square": float(sum(jnp.mean(x * x) for x in jax.tree.leaves(params)))}
 
 
@@ -60,13 +60,13 @@ def fit(folder, of, **changed):
 
 
 def check_rebuilt(folder, simulation, of):
-    """Runs the simulator on the noised sums of a run; all that is released must come out."""
+    """Simulates a run from its noised sums, and compares everything that is released."""
     replaying = simulator.simulated(of, simulator.recorded_sums(folder))
     record = json.loads((folder / "released" / "run.json").read_text())
     nothing = jax.tree.map(np.zeros_like, runs.data())
     with (
         simulator.commitments_of(folder),
-        # Of the compiled step, which here is another one.
+        # The compiled step of the simulator has different collectives.
         mock.patch("bevel.training.run_description.collectives", lambda *_: record["collectives"]),
     ):
         fit(simulation, of=replaying, given=nothing)
@@ -79,7 +79,7 @@ def check_rebuilt(folder, simulation, of):
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_released_is_rebuilt_without_data_and_keys(case, tmp_path):
     folder, simulation = tmp_path / "run", tmp_path / "simulated" / "run"
-    # Adam of optax multiplies a float with an integer.
+    # optax.adam multiplies a float with an integer.
     with jax.numpy_dtype_promotion("standard"):
         fit(folder, of=trainer(simulator.Recording, 3, **CASES[case]))
         check_rebuilt(folder, simulation, trainer(simulator.Recording, 9, **CASES[case]))
@@ -129,7 +129,7 @@ def test_what_two_processes_release_is_rebuilt(tmp_path):
 
 
 def test_the_noise_that_was_added_is_in_no_released_file(tmp_path):
-    """BandMF keeps the last vectors that it added: found in the private half, and only there."""
+    """BandMF keeps the last noise vectors, which must only be in the private half."""
     folder = tmp_path / "run"
     state = fit(folder, of=trainer(runs.Trainer, 3, config=runs.BANDMF))
     rings = [x for x in jax.tree.leaves(state.noise_state) if x.ndim]

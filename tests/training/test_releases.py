@@ -1,8 +1,8 @@
-"""What releases were made of, and when they may be run again with the same noise."""
+"""How releases were computed, and when they may be run again with the same noise."""
 
 import dataclasses
 
-from bevel.training.releases import ReleaseRecord, Releases, changed, differences
+from bevel.training.releases import ReleaseRecord, Releases, describe_change, differences
 
 FIRST = ReleaseRecord(0, 0, 2, ["b0"], ["r0", "r1"], ["b2"], {"mesh": None, "program": "p" * 64})
 SECOND = dataclasses.replace(FIRST, first=2, stop=4, before=["b2"], rows=["r2", "r3"])
@@ -27,7 +27,7 @@ def test_a_chain_of_releases_is_found_and_written_once(tmp_path):
 
 
 def test_the_last_record_of_a_release_counts(tmp_path):
-    """One that was staged and never charged is followed by the one that was."""
+    """A record that was staged but never charged may be followed by the one that was charged."""
     made = Releases(tmp_path / "releases.jsonl", write=True)
     longer = dataclasses.replace(SECOND, stop=6)
     for release in (FIRST, SECOND, longer):
@@ -39,9 +39,9 @@ def test_the_last_record_of_a_release_counts(tmp_path):
 def test_all_must_be_as_it_was():
     same = ([FIRST, SECOND], ["b0"], dict(FIRST.exactly), rows("r0", "r1", "r2", "r3"))
     assert differences(*same) == []
-    assert differences([], *same[1:]) == ["there is no record of what they were made of"]
+    assert differences([], *same[1:]) == ["there is no record of how they were computed"]
     assert differences(same[0], ["other"], *same[2:]) == [
-        "the state that they began with is not the same"
+        "the state that they started from differs"
     ]
     for exactly, said in (
         ({"mesh": "data=8"}, "mesh None -> data=8"),
@@ -49,10 +49,10 @@ def test_all_must_be_as_it_was():
     ):
         assert differences(*same[:2], same[2] | exactly, same[3]) == [said]
     other = rows("r0", "r1", "r2", "xx")
-    assert differences(*same[:3], other) == ["the rows that they read are not the same"]
+    assert differences(*same[:3], other) == ["the rows that they read differ"]
 
 
 def test_a_nested_difference_names_the_part():
-    assert changed("versions", {"jax": 1, "numpy": 2}, {"jax": 3, "numpy": 2}) == (
+    assert describe_change("versions", {"jax": 1, "numpy": 2}, {"jax": 3, "numpy": 2}) == (
         "versions.jax 1 -> 3"
     )

@@ -1,4 +1,4 @@
-"""Copies of an array that differ are found, whatever it is split over."""
+"""Replicas that differ are detected, whatever the sharding."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ MESH = make_mesh("data=4,model=2")
 
 
 def placed(spec, odd=None):
-    """An array of which device `odd` holds something else."""
+    """Returns an array whose shard on device number `odd` differs."""
     values = np.arange(16, dtype=np.float32).reshape(8, 2)
     sharding = NamedSharding(MESH, spec)
     parts = []
@@ -30,12 +30,12 @@ def placed(spec, odd=None):
 
 
 @pytest.mark.parametrize("spec", [P(), P("data"), P(None, "model")])
-def test_one_copy_that_differs_is_named(spec):
+def test_an_array_with_a_replica_that_differs_is_named(spec):
     check_replicas({"w": placed(spec), "b": placed(P())}, MESH)
-    with pytest.raises(RestoreCheckpointError, match="copies of w differ"):
+    with pytest.raises(RestoreCheckpointError, match="replicas of w differ"):
         check_replicas({"w": placed(spec, odd=3), "b": placed(P())}, MESH)
 
 
-def test_what_has_no_copies_is_not_compared():
+def test_arrays_without_replicas_are_not_compared():
     check_replicas({"w": placed(P("data", "model"), odd=3), "x": jnp.ones(3)}, MESH)
     check_replicas({"x": jnp.ones(3)}, None)

@@ -1,4 +1,4 @@
-"""Which steps may be run again with fresh noise, and what bits depend on."""
+"""Which steps may be run again with fresh noise, and what the bits of a step depend on."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from bevel.sharding import make_mesh
 from bevel.training.resume import check_composes, fresh_attempt_notice, surroundings
 
 
-def test_tied_steps_cannot_be_run_again_with_fresh_noise():
+def test_dependent_steps_cannot_be_run_again_with_fresh_noise():
     check_composes(4, 6, ["mesh"], composes_by_step=True)
     with pytest.raises(RestoreCheckpointError, match=r"up to 6 were released.*mesh.*Restore"):
         check_composes(4, 6, ["mesh"], composes_by_step=False)

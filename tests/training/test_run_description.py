@@ -1,4 +1,4 @@
-"""What run.json says of what ran. The rest is in test_run.py."""
+"""The fields of run.json. Whole files are tested in test_folder_run.py."""
 
 import types
 

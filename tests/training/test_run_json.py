@@ -1,4 +1,4 @@
-"""Both records of a run: written as a whole, apart, one of them without a time."""
+"""The two run.json files are written separately, and the released one has no time."""
 
 import json
 import stat

@@ -1,4 +1,4 @@
-"""A run in its ledger: charges before releases, marks where a charge reached ahead."""
+"""A run charges before it releases, and marks releases of steps that were charged in advance."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ def entries(path):
 
 
 def position(ledger):
-    return ledger.attempt, ledger.begun, ledger.charged, ledger.released
+    return ledger.attempt, ledger.attempt_start, ledger.charged, ledger.released
 
 
 def test_steps_are_charged_once_and_the_position_is_read_back(tmp_path):
@@ -52,7 +52,7 @@ def test_what_was_charged_ahead_is_marked_when_it_is_released(tmp_path):
     path, plan = tmp_path / "ledger.jsonl", runs.BANDMF.make(secrets=SECRETS)
     ledger = opened(path, plan)
     ledger.release(1, "")
-    assert position(ledger) == (0, 0, 3, 1)  # a round of three bands
+    assert position(ledger) == (0, 0, 3, 1)  # BandMF with three bands charges three steps at once
     ledger.release(2, "c" * 32)
     assert ledger.charged_for(2, "c" * 32)
     ledger.close()
@@ -67,15 +67,15 @@ def test_a_checkpoint_that_the_ledger_does_not_know_is_refused(tmp_path):
     ledger = opened(path, plan)
     ledger.release(1, "")
     meta = Meta(1, 0, plan.fingerprint(), SECRETS.commitment, ledger.head)
-    ledger.check_has(meta)
-    with pytest.raises(RestoreLedgerError, match="says that steps up to 1 were"):
-        ledger.check_has(dataclasses.replace(meta, step=2))
-    with pytest.raises(RestoreLedgerError, match="of attempt 1"):
-        ledger.check_has(dataclasses.replace(meta, attempt=1))
+    ledger.check_contains(meta)
+    with pytest.raises(RestoreLedgerError, match="ends with step 1"):
+        ledger.check_contains(dataclasses.replace(meta, step=2))
+    with pytest.raises(RestoreLedgerError, match="checkpoint 1 of attempt 1"):
+        ledger.check_contains(dataclasses.replace(meta, attempt=1))
     with pytest.raises(RestoreLedgerError, match="charges up to step 3"):
-        ledger.check_has(dataclasses.replace(meta, step=5))
+        ledger.check_contains(dataclasses.replace(meta, step=5))
     with pytest.raises(RestoreLedgerError, match="hash"):
-        ledger.check_has(dataclasses.replace(meta, ledger="0" * 64))
+        ledger.check_contains(dataclasses.replace(meta, ledger="0" * 64))
     with pytest.raises(FixArgumentsError, match="another name"):
         ledger.check_is_new(tmp_path)
     ledger.close()

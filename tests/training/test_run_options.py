@@ -1,4 +1,4 @@
-"""Options of a run are checked when they are made: before anything is charged."""
+"""Options of a run are checked when they are created, before anything is charged."""
 
 import pytest
 

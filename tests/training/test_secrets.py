@@ -1,4 +1,4 @@
-"""The secrets of a run: one file, for its owner, never replaced."""
+"""The secrets of a run are in one file that only its owner can read and that is never replaced."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""The state, and the part of the parameters that is trained."""
+"""The training state, and the split into trainable and frozen parameters."""
 
 import jax
 import jax.numpy as jnp

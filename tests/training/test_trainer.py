@@ -124,7 +124,7 @@ def test_views_of_one_example_are_clipped_as_one():
     state, data = one.init(runs.params()), runs.data()
     batch = jax.tree.map(lambda x: x[:6], data)
     key = jax.random.key(1)
-    sums, aux = one._clip(state, (batch, None), jnp.zeros(6, bool), key)
+    sums, aux = one.step.clip(state, (batch, None), jnp.zeros(6, bool), key)
     # One gradient per example: that of the mean over its views.
     at_step = jax.random.fold_in(key, 0)
     expected = jax.tree.map(jnp.zeros_like, runs.params())
@@ -157,7 +157,7 @@ def test_users_are_one_contribution_and_missing_examples_have_no_part():
     batch = jax.tree.map(
         lambda x: np.where((rows >= 0).reshape(2, 4, *(1,) * (x.ndim - 1)), x[rows], 0), data
     )
-    sums, _ = trainer._clip(
+    sums, _ = trainer.step.clip(
         state, (batch, jnp.asarray(rows < 0)), jnp.zeros(2, bool), jax.random.key(0)
     )
     total = jnp.zeros((runs.D, 2))
@@ -197,7 +197,7 @@ def test_nan_in_the_data_contributes_nothing(tmp_path):
 
 
 def test_a_data_set_of_another_size_is_refused():
-    with pytest.raises(FixDataError, match="has 40 examples, and the plan was made for 48"):
+    with pytest.raises(FixDataError, match="has 40 examples, but the plan was made for 48"):
         runs.fit(given=runs.data(40))
 
 
@@ -217,7 +217,7 @@ def test_what_is_wrong_is_said():
         runs.trainer(config=3)
     with pytest.raises(FixArgumentsError, match="performance_flags beside a plan"):
         runs.trainer(performance_flags=bevel.PerformanceFlags())
-    with pytest.raises(FixLossError, match=r"returns.*loss, aux"):
+    with pytest.raises(FixLossError, match=r"must return a pair \(loss, aux\)"):
         runs.fit(of=runs.trainer(loss_fn=lambda p, d, k: runs.loss(p, d, k)[0]))
     with pytest.raises(FixArgumentsError, match="not a state"):
         runs.fit("nowhere", begin=runs.trainer().init(runs.params()))

@@ -1,6 +1,6 @@
-"""`kill -9` at random moments: the same model, and no privacy spent twice.
+"""Runs that are killed at random moments give the same model and charge each step once.
 
-Five kills in the usual suite; BEVEL_KILLS=100 asks for more (`make test-slow`).
+There are five kills by default. Set BEVEL_KILLS=100 for more (`make test-slow`).
 """
 
 import json
@@ -20,6 +20,6 @@ def test_a_run_that_is_killed_again_and_again_is_the_unbroken_run(tmp_path):
     assert run.returncode == 0, run.stderr[-4000:]
     seen = json.loads(run.stdout.splitlines()[-1])
     assert seen["kills"] >= KILLS and seen["runs"] >= 2, seen
-    if KILLS >= 100:  # all the moments that matter came up
+    if KILLS >= 100:  # every important moment was hit
         moments = ("in a ledger line", "while staging", "before a charge", "between both halves")
         assert min(seen[moment] for moment in moments) >= 5, seen

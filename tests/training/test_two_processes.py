@@ -1,4 +1,4 @@
-"""Two processes train as one does, and one goes on where two have stopped."""
+"""Two processes compute the same run as one, and one process can resume it."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_two_processes_train_as_one_and_one_goes_on(tmp_path):
     assert [json.loads(line)["entry"]["stop"] for line in lines] == [2, 4]
     record = json.loads((folder / "released" / "run.json").read_text())
     assert record["surroundings"]["processes"] == 2
-    # One process, another mesh: only unreleased steps are left, at no cost.
+    # One process resumes on another mesh. Only unreleased steps are left, which cost nothing.
     again = runs.fit(folder, of=runs.trainer(mesh=make_mesh("data=4,model=2")))
     unbroken = runs.fit()
     np.testing.assert_allclose(again.params["w"], unbroken.params["w"], atol=1e-6)

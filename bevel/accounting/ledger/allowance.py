@@ -1,52 +1,57 @@
-"""A budget, held: charges that would exceed it are refused before they are written."""
+"""Enforces a budget: a charge that would exceed it is refused before it is written."""
 
 import collections
-from collections.abc import Callable
+import json
 
+from bevel.accounting.calibration import largest_that_fits
 from bevel.accounting.ledger.entries import Charge
 from bevel.accounting.ledger.event_json import event_from_json
 from bevel.accounting.ledger.header import Budget
 from bevel.accounting.ledger.spent import epsilon_of
-from bevel.accounting.ledger.totals import LedgerTotals, event_of_text
+from bevel.accounting.ledger.totals import LedgerTotals
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.errors import StopRunError
 
 Counts = collections.Counter[str]
+MOST_REPEATS = (1 << 40) - 1
 
 
 class Allowance:
-    """Answers whether a charge is within the budget, mostly without any accounting.
+    """Checks whether a charge is within the budget, usually without any accounting.
 
-    When steps of one kind are charged one by one, the most of them that fit are found once, by
-    bisection; up to there, nothing is computed. That is sound because a part of a composition never
-    costs more than all of it.
+    When the same event is charged again and again, the largest number of repeats that fits is
+    computed once, by bisection. Charges up to that number need no computation, because a part of a
+    composition never costs more than the whole.
     """
 
     def __init__(self, budget: Budget, relation: str) -> None:
         self.budget, self.relation = budget, relation
-        self._cleared: Counts = collections.Counter()
+        self._known_to_fit: Counts = collections.Counter()
 
-    def check(self, books: LedgerTotals, charge: Charge) -> None:
-        """Raises if the books with one more charge would cost more than the budget."""
-        total = books.events(with_charge=charge)
-        if total <= self._cleared:
+    def check(self, totals: LedgerTotals, charge: Charge) -> None:
+        """Raises if `totals` with this additional charge would exceed the budget."""
+        total = totals.events(with_charge=charge)
+        if total <= self._known_to_fit:
             return
         if not self._fits(total):
             raise StopRunError(
                 f"charging steps {charge.first} to {charge.stop} of run {charge.run!r} would spend "
-                f"epsilon {self._cost(total):.4g} at delta {self.budget.delta:g}, and the budget "
-                f"is {self.budget}. Nothing was charged: release none of these steps, and stop."
+                f"epsilon {self._cost(total):.4g} at delta {self.budget.delta:g}, but the budget "
+                f"is {self.budget}. Nothing was charged: do not release these steps, and stop."
             )
-        self._cleared = total
-        added = total - books.events()
-        if books.restates(charge) or any(_by_sampling(event) for event in added):
-            return  # no more of these will come, or to look ahead would take minutes
+        self._known_to_fit = total
+        added = total - totals.events()
+        if totals.restates(charge) or any(_is_mixture(event) for event in added):
+            return  # the event will not be repeated, or looking ahead would take minutes
 
-        def most(coarse: bool) -> int:
-            return largest(lambda more: self._fits(total + _times(added, more), coarse))
+        def repeats(coarse: bool) -> int:
+            return largest_that_fits(
+                lambda more: self._fits(total + _repeated(added, more), coarse), MOST_REPEATS
+            )
 
-        # Coarse accounting finds nearly all that fit in a tenth of the time; the rest is for later.
-        self._cleared = total + _times(added, most(coarse=True) or most(coarse=False))
+        # Coarse accounting finds almost all repeats in a tenth of the time. Later calls find more.
+        fitting = repeats(coarse=True) or repeats(coarse=False)
+        self._known_to_fit = total + _repeated(added, fitting)
 
     def _cost(self, counts: Counts, coarse: bool = False) -> float:
         return epsilon_of(counts, self.budget.delta, self.relation, coarse=coarse)
@@ -55,20 +60,9 @@ class Allowance:
         return self._cost(counts, coarse) <= self.budget.epsilon
 
 
-def _by_sampling(event: str) -> bool:
-    return isinstance(event_from_json(event_of_text(event)), MixtureDpEvent)
+def _is_mixture(event: str) -> bool:
+    return isinstance(event_from_json(json.loads(event)), MixtureDpEvent)
 
 
-def _times(counts: Counts, factor: int) -> Counts:
-    return collections.Counter({event: factor * count for event, count in counts.items()})
-
-
-def largest(fits: Callable[[int], bool], limit: int = 1 << 40) -> int:
-    """The largest number below `limit` that fits, 0 being known to fit."""
-    low, high = 0, 1
-    while high < limit and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+def _repeated(counts: Counts, times: int) -> Counts:
+    return collections.Counter({event: times * count for event, count in counts.items()})

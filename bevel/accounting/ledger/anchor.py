@@ -1,8 +1,8 @@
-"""The head of a ledger, kept on other storage: it shows when the ledger was rolled back.
+"""Keeps the head of a ledger on other storage, to detect a ledger that was rolled back.
 
-A copy of an old ledger is a sound chain, and so is one without its last lines. Whoever restores a
-folder from a backup restores its ledger and its checkpoints together, and nothing in the folder
-tells. An anchor elsewhere does.
+An old copy of a ledger is a valid hash chain, and so is a ledger without its last lines. If a run
+folder is restored from a backup, its ledger and checkpoints agree, so nothing in the folder shows
+that later charges are missing. An anchor on other storage does.
 """
 
 import json
@@ -19,67 +19,67 @@ HASH = re.compile("[0-9a-f]{64}")
 
 
 class Anchor:
-    """A small file `{"head": hash of a ledger's last line, "lines": how many it has}`.
+    """A small file `{"head": hash of the ledger's last line, "lines": number of lines}`.
 
     It is replaced after every line of the ledger. A process that is killed in between leaves the
-    head of an earlier line, which is still one of the ledger's.
+    head of an earlier line, which is still valid because that line is in the ledger.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if not self.path.resolve().parent.is_dir():
             raise FixArgumentsError(
-                f"the anchor {self.path}: there is no such folder. Make it, or mount it, first."
+                f"the folder of the anchor {self.path} does not exist. Create it or mount it first."
             )
 
-    def check_begun(self, ledger: Path) -> None:
-        """Raises if there is an anchor and no ledger: one that is begun anew would forget all."""
+    def check_ledger_exists(self, ledger: Path) -> None:
+        """Raises if the anchor exists but not its ledger: a new ledger would forget all charges."""
         if self.path.resolve() == ledger.resolve():
             raise FixArgumentsError(
-                f"{ledger} cannot be its own anchor: give a file on other storage."
+                f"{ledger} cannot be its own anchor. Give a path on other storage."
             )
-        anchored = self.path.exists()  # first: a ledger is begun before its anchor
-        if anchored and not ledger.exists():
+        # In this order, because another process may be creating the ledger and then its anchor.
+        if self.path.exists() and not ledger.exists():
             raise RestoreLedgerError(
-                f"there is no ledger at {ledger}, and {self.path} is the anchor of one: it was "
-                "moved or removed. Restore it from a copy. For another ledger, give another anchor."
+                f"there is no ledger at {ledger}, but {self.path} is the anchor of one: the ledger "
+                "was moved or removed. Restore it from a copy. For a new ledger, give a new anchor."
             )
 
     def check(self, hashes: Sequence[str], ledger: Path) -> None:
-        """Raises unless the anchored line is one of the ledger's, whose hashes are given."""
+        """Raises unless the anchored line is in the ledger, whose line hashes are `hashes`."""
         try:
-            written = self.path.read_bytes()
+            data = self.path.read_bytes()
         except FileNotFoundError:
             if len(hashes) > 1:
                 warnings.warn(
-                    f"{ledger} has {len(hashes)} lines and had no anchor at {self.path}: it gets "
-                    "one now. Whether it was rolled back before cannot be told.",
+                    f"{ledger} has {len(hashes)} lines and had no anchor at {self.path}. One is "
+                    "created now; it cannot show whether the ledger was rolled back before.",
                     stacklevel=3,
                 )
             return
-        head, lines = self._read(written)
+        head, lines = self._parse(data)
         if not (lines <= len(hashes) and hashes[lines - 1] == head):
             raise RestoreLedgerError(
-                f"the anchor {self.path} holds line {lines} with the hash {head}, and {ledger}, of "
-                f"{len(hashes)} lines, has none such: it was rolled back, cut off or exchanged, so "
-                "what was spent is not known. Restore the ledger that belongs to the anchor."
+                f"the anchor {self.path} records line {lines} with hash {head}, but {ledger} "
+                f"({len(hashes)} lines) has no such line: it was rolled back, truncated or replaced"
+                ", so what was spent is unknown. Restore the ledger that belongs to the anchor."
             )
 
-    def _read(self, written: bytes) -> tuple[str, int]:
+    def _parse(self, data: bytes) -> tuple[str, int]:
         try:
-            content = json.loads(written)
+            content = json.loads(data)
             head, lines = content["head"], content["lines"]
-            sound = set(content) == {"head", "lines"} and type(lines) is int and lines > 0
-            if not (sound and HASH.fullmatch(head)):
+            valid = set(content) == {"head", "lines"} and type(lines) is int and lines > 0
+            if not (valid and HASH.fullmatch(head)):
                 raise ValueError("not a head and a number of lines")
         except (ValueError, KeyError, TypeError) as error:
             raise RestoreLedgerError(
-                f"{self.path} is not the anchor of a ledger ({error}): it is left as it is. "
-                "Restore it from a copy."
+                f"{self.path} is not the anchor of a ledger, or is damaged ({error}). It was not "
+                "changed. Restore it from a copy."
             ) from error
         return head, lines
 
     def write(self, hashes: Sequence[str]) -> None:
-        """Anchors the last line; on disk when it returns."""
+        """Records the last line. The anchor is on disk when this returns."""
         content = {"head": hashes[-1], "lines": len(hashes)}
         replace_file(self.path, json.dumps(content).encode() + b"\n")

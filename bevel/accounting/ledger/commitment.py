@@ -1,4 +1,4 @@
-"""What a ledger may say about a key: that it is the same one, and nothing else."""
+"""Commitments to keys: they show that a key is the same, and reveal nothing else about it."""
 
 import hashlib
 import secrets
@@ -9,28 +9,30 @@ SALT_BYTES = 16
 
 
 def new_salt() -> bytes:
-    """A salt from the operating system's entropy. Keep it with the key, and as secret."""
+    """Returns a random salt from the operating system. Keep it secret, together with the key."""
     return secrets.token_bytes(SALT_BYTES)
 
 
 def key_commitment(key: bytes, salt: bytes) -> str:
-    """A commitment to a key: the same for the same key and salt, telling nothing without the salt.
+    """Returns a commitment to a key, which reveals nothing about the key without the salt.
+
+    The same key and salt always give the same commitment.
 
     Args:
-      key: the key's bytes (`jax.random.key_data(key)` as bytes, and sampling seeds with it).
-      salt: of `new_salt()`. It is kept beside the key and never in the ledger: a key of few bits,
-        such as `jax.random.key(0)`, could otherwise be found by trying all of them.
+      key: the key as bytes (`jax.random.key_data(key)` as bytes, followed by sampling seeds).
+      salt: a salt from `new_salt()`. Store it with the key and never in the ledger. Otherwise a key
+        of few bits, such as `jax.random.key(0)`, could be found by trying all of them.
     """
     for name, value in [("key", key), ("salt", salt)]:
         if not isinstance(value, bytes):
-            raise FixArgumentsError(f"{name} is a {type(value).__name__}: give bytes.")
+            raise FixArgumentsError(f"{name} has type {type(value).__name__}: give bytes.")
     if len(salt) < SALT_BYTES:
         raise FixArgumentsError(
-            f"a salt of {len(salt)} bytes: use new_salt(), which gives {SALT_BYTES}. A short or "
-            "empty salt lets anyone find a weak key by trying."
+            f"salt has {len(salt)} bytes, so anyone could find a weak key by trying all keys. Use "
+            f"new_salt(), which returns {SALT_BYTES} bytes."
         )
     if not key:
-        raise FixArgumentsError("the key is empty: there is nothing to commit to.")
-    # Lengths first, so that no other pair of salt and key has the same text.
+        raise FixArgumentsError("key is empty: give the bytes of the key.")
+    # The length of the salt comes first, so that no other pair of salt and key gives the same text.
     text = len(salt).to_bytes(8, "big") + salt + key
     return hashlib.sha256(text).hexdigest()

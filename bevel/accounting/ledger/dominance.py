@@ -1,27 +1,28 @@
-"""Which event costs at least as much as another, proven from what is written alone.
+"""Decides from their fields alone whether one event costs at least as much as another.
 
-`dominates(a, b)` says that for every epsilon the delta of `a` is at least that of `b`, under every
+`dominates(a, b)` means that for every epsilon the delta of `a` is at least that of `b`, under every
 neighbouring relation: every divergence between the outputs of neighbours (hockey-stick, and with it
-Rényi) is at least as large. Compositions keep that, part by part (Zhu, Dong and Wang 2022,
-arXiv:2106.08567). What has no rule here is not dominated. No accounting is done.
+Rényi) is at least as large. Composition preserves this, part by part (Zhu, Dong and Wang 2022,
+arXiv:2106.08567). Without a rule here, an event does not dominate another. No accountant is used.
 
 | event | costs at least as much with | because |
 | --- | --- | --- |
 | Gaussian | less noise | adding the missing noise is postprocessing |
-| zCDP | larger rho and xi | what keeps the smaller ones keeps the larger ones |
+| zCDP | larger rho and xi | a mechanism within the smaller bounds is within the larger ones |
 | Poisson-sampled Gaussian | less noise, a higher probability | postprocessing, and see below |
 | otherwise sampled Gaussian | less noise, all else equal | postprocessing |
-| balls in bins | less noise, more steps | leaving outputs out is postprocessing |
-| a composition | the same parts or dominating ones, and more | leaving outputs out, part by part |
+| balls in bins | less noise, more steps | dropping outputs is postprocessing |
+| a composition | the same or dominating parts, and more parts | dropping outputs, part by part |
 
-A higher probability: with the batches of all other records fixed (which convexity allows), let P
-and Q be the outputs of neighbours at probability p. At probability t p, with t <= 1, the record
-that differs is passed over with probability 1 - t more, and then both have the same output R: the
-pair is the mixture t (P, Q) + (1 - t) (R, R). Divergences are jointly convex, and that of (R, R) is
-the least there is, so the divergence of the mixture is at most that of (P, Q).
+Higher sampling probability: fix the batches of all other records, which convexity allows, and let P
+and Q be the output distributions of neighbours at probability p. At probability t p with t <= 1,
+the record that differs is skipped with additional probability 1 - t, and then both outputs have the
+same distribution R. The pair is the mixture t (P, Q) + (1 - t) (R, R). Divergences are jointly
+convex, and that of (R, R) is the smallest possible, so the divergence of the mixture is at most
+that of (P, Q).
 
-Not monotone, so compared only with all else equal: the sizes of samples and of data sets, the cap
-of a truncated batch, the number of steps of a random allocation (more steps hide more).
+Some fields are not monotone and must be equal: the sizes of samples and data sets, the cap of a
+truncated batch, and the number of steps of a random allocation (more steps hide more).
 """
 
 import collections
@@ -34,41 +35,41 @@ from typing import Any
 Event = dict[str, Any]
 Counts = collections.Counter[str]
 
-# Numbers this near each other, relative to their size, differ by rounding.
+# Numbers that differ by less than this relative error are treated as equal up to rounding.
 ROUNDING = 1e-9
 
 
 def restated(old: Counts, new: Counts) -> Counts:
-    """What counts once `new` states anew the steps that `old` was charged for.
+    """Returns the events to count after `new` restates the steps that `old` was charged for.
 
-    If each part of `old` has a part of `new` to itself that dominates it, `new` counts. A part of
-    `new` that costs less by no more than rounding will do too, and the part of `old` then counts in
-    its place. Otherwise both count, composed.
+    Events are counted by their JSON text. If each part of `old` can be matched with its own part of
+    `new` that dominates it, `new` replaces `old`. A part of `new` that is cheaper only by rounding
+    may also be matched, and the part of `old` is then counted in its place. Otherwise both `old`
+    and `new` are counted.
 
-    So what counts dominates `old` and dominates `new`, whatever is stated: spending never falls.
-    Events are counted by their JSON text.
+    The result always dominates both `old` and `new`, so spending never decreases.
     """
-    needed = collections.Counter({text: count for text, count in old.items() if not _is_free(text)})
-    counted = needed & new
-    needed, free = needed - counted, new - counted
-    takers = {text: [other for other in free if _as_good(other, text)] for text in needed}
-    # Those with the fewest takers first: where one event's takers are all among another's, as with
-    # noise of several sizes, that finds a part for each if there is one for each.
-    for text in sorted(needed, key=lambda text: len(takers[text])):
-        for other in takers[text]:
-            pairs = min(needed[text], free[other])
-            needed[text] -= pairs
-            free[other] -= pairs
-            counted[other if _text_dominates(other, text) else text] += pairs
-    if +needed:
+    unmatched = collections.Counter({e: count for e, count in old.items() if not _is_no_op(e)})
+    counted = unmatched & new
+    unmatched, unused = unmatched - counted, new - counted
+    candidates = {event: [e for e in unused if _can_replace(e, event)] for event in unmatched}
+    # Events with the fewest candidates come first. If the candidate sets are nested, as for
+    # Gaussians with different noise, this finds a complete matching whenever there is one.
+    for event in sorted(unmatched, key=lambda event: len(candidates[event])):
+        for candidate in candidates[event]:
+            pairs = min(unmatched[event], unused[candidate])
+            unmatched[event] -= pairs
+            unused[candidate] -= pairs
+            counted[candidate if _text_dominates(candidate, event) else event] += pairs
+    if +unmatched:
         return old + new
-    return counted + free
+    return counted + unused
 
 
-def _as_good(new: str, old: str) -> bool:
-    """Whether `new` dominates `old`, or would but for rounding."""
+def _can_replace(new: str, old: str) -> bool:
+    """Whether `new` dominates `old`, exactly or up to rounding."""
     return _text_dominates(new, old) or (
-        _text_dominates(old, new) and _alike(json.loads(new), json.loads(old))
+        _text_dominates(old, new) and _equal_up_to_rounding(json.loads(new), json.loads(old))
     )
 
 
@@ -77,7 +78,7 @@ def _text_dominates(a: str, b: str) -> bool:
     return dominates(json.loads(a), json.loads(b))
 
 
-def _is_free(text: str) -> bool:
+def _is_no_op(text: str) -> bool:
     return json.loads(text)["kind"] == "NoOpDpEvent"
 
 
@@ -88,7 +89,7 @@ def dominates(a: Event, b: Event) -> bool:
     if a["kind"] != b["kind"]:
         return False
     rules = MONOTONE.get(a["kind"], {})
-    if a["kind"] == "BallsInBinsDpEvent" and _same_bands(a, b):
+    if a["kind"] == "BallsInBinsDpEvent" and _have_same_bands(a, b):
         rules = rules | {"iterations": _at_least}
     return all(
         a[name] == b[name] or (name in rules and rules[name](a[name], b[name])) for name in a
@@ -104,11 +105,11 @@ def _at_least(a: float, b: float) -> bool:
 
 
 def _less_noise(a: Event, b: Event) -> bool:
-    """Both Gaussian: the only events of which sampling is accounted for."""
+    """Compares Gaussians only: accountants support sampling of no other event."""
     return a["kind"] == b["kind"] == "GaussianDpEvent" and dominates(a, b)
 
 
-# Kind -> the fields that may differ, and how `a` must differ in them from `b` to dominate it.
+# For each kind, the fields that may differ, and how they must compare for `a` to dominate `b`.
 MONOTONE: dict[str, dict[str, Callable[[Any, Any], bool]]] = {
     "GaussianDpEvent": {"noise_multiplier": _at_most},
     "ZCDpEvent": {"rho": _at_least, "xi": _at_least},
@@ -121,20 +122,19 @@ MONOTONE: dict[str, dict[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def _same_bands(a: Event, b: Event) -> bool:
-    """Whether the steps of the shorter run of balls in bins are the first ones of the longer.
+def _have_same_bands(a: Event, b: Event) -> bool:
+    """Whether the steps of the shorter balls-in-bins run are the first steps of the longer one.
 
-    Noise is relative to the norm of the first column of C, so all its bands must be in both runs.
+    The noise is relative to the norm of the first column of C, so all bands must fit in both runs.
     """
     bands = b["strategy"]
     toeplitz = not isinstance(bands[0], list)
     return toeplitz and a["strategy"] == bands and len(bands) <= b["iterations"]
 
 
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two JSON values are the same but for the rounding of fractions."""
+def _equal_up_to_rounding(a: Any, b: Any) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_alike(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(_equal_up_to_rounding(a[name], b[name]) for name in a)
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=ROUNDING)
     return a == b

@@ -1,4 +1,4 @@
-"""Files that are on disk, whole, when the call that writes them returns."""
+"""Writes files that are complete and on disk when the call returns."""
 
 import errno
 import fcntl
@@ -11,51 +11,51 @@ from bevel.errors import FixArgumentsError
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 
-def begin_file(path: Path, data: bytes) -> bool:
-    """Makes a file that only its owner may read; False, and nothing is done, if there is one.
+def create_file(path: Path, data: bytes) -> bool:
+    """Creates a file that only its owner can read. Returns False if the file exists already.
 
-    It appears with all its bytes or not at all, whatever happens to the process or the machine, and
-    only one of several processes makes it. A process that is killed meanwhile may leave a file
-    `.NAME.begin-...` behind, which does no harm.
+    The file appears with all its bytes or not at all, whatever happens to the process or the
+    machine. If several processes try, exactly one creates it. A process that is killed may leave a
+    harmless file `.NAME.begin-...` behind.
     """
-    target = path.resolve()  # a link to where the file is to be
+    target = path.resolve()  # follow symbolic links to where the file will be
     if not target.parent.is_dir():
-        raise FixArgumentsError(f"{path}: there is no such folder. Make it first.")
+        raise FixArgumentsError(f"the folder of {path} does not exist. Create it first.")
     if target.exists():
         return False
-    whole = target.with_name(f".{target.name}.begin-{secrets.token_hex(8)}")
+    temporary = target.with_name(f".{target.name}.begin-{secrets.token_hex(8)}")
     try:
-        write_new(whole, data)
-        os.link(whole, target)  # unlike a rename, it never replaces a file
+        write_new(temporary, data)
+        os.link(temporary, target)  # unlike a rename, a link never replaces a file
         sync_folder(target)
     except FileExistsError:
         return False
     except OSError as error:
         if error.errno in NO_LINKS:
             raise FixArgumentsError(
-                f"{path}: this file system has no hard links ({error}), so a file cannot be begun "
-                "safely. Give a path on a local disk or another POSIX file system."
+                f"the file system of {path} has no hard links ({error}), so the file cannot be "
+                "created safely. Give a path on a local disk or another POSIX file system."
             ) from error
         raise
     finally:
-        whole.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return True
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Puts new content in the place of a file: there is the old or the new, whole, at any time."""
+    """Replaces the content of a file atomically: readers see the old or the new content."""
     target = path.resolve()
     new = target.with_name(f"{target.name}.new")
-    new.unlink(missing_ok=True)  # of a process that was killed
+    new.unlink(missing_ok=True)  # left behind by a process that was killed
     write_new(new, data)
     os.replace(new, target)
     sync_folder(target)
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Writes a file that must not be there yet. Its name is on disk once `sync_folder` was called.
+    """Writes a new file. Raises `FileExistsError` if it exists.
 
-    Raises `FileExistsError` if there is one.
+    The content is on disk when this returns. Call `sync_folder` to get the name on disk as well.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(path, flags, mode)
@@ -67,9 +67,9 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]
 
 
 def sync(descriptor: int) -> None:
@@ -81,7 +81,7 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """The name of a new file is on disk only once its folder is."""
+    """Syncs the folder of a file: the name of a new file is on disk only after that."""
     descriptor = os.open(path.resolve().parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The entries of a ledger after its first: charges, and marks of what was released."""
+"""The entries of a ledger after its header: charges and releases."""
 
 import dataclasses
 import re
@@ -15,11 +15,12 @@ CONTENT = re.compile("([0-9a-f]{32})?")
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-    """The steps `first`, ..., `stop - 1` of a run, and their event as JSON.
+    """Charges the event of the steps `first`, ..., `stop - 1` of a run, given as JSON.
 
-    Steps before `released` are released with it; None is `stop`. A charge may reach ahead of what
-    is released: where noise ties steps together, they are charged a round at a time. `content` is
-    a keyed digest of what is released, which tells nothing without the key; it may be empty.
+    The charge also releases the steps before `released`; None means `stop`. A charge may cover more
+    steps than it releases, because with correlated noise steps are charged a round at a time.
+    `content` is a keyed digest of what is released, which reveals nothing without the key. It may
+    be empty.
     """
 
     run: str
@@ -38,8 +39,8 @@ class Charge:
             whole_number(name, getattr(self, name), 0)
         if self.stop <= self.first:
             raise FixArgumentsError(
-                f"steps {self.first} to {self.stop}: the range is empty. `stop` is the step after "
-                "the last one."
+                f"steps {self.first} to {self.stop}: the range is empty. Give as stop the step "
+                "after the last one."
             )
         if self.released is None:
             object.__setattr__(self, "released", self.stop)
@@ -47,7 +48,7 @@ class Charge:
         if not self.first < self.released_until <= self.stop:
             raise FixArgumentsError(
                 f"released={self.released} of a charge for steps {self.first} to {self.stop}: give "
-                "the step after the last one that is released, one of these."
+                f"the step after the last released one, from {self.first + 1} to {self.stop}."
             )
 
     @property
@@ -60,7 +61,7 @@ class Charge:
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Steps before `stop`, which are charged already, are released by an attempt of a run."""
+    """Marks the steps before `stop`, which are already charged, as released by an attempt."""
 
     run: str
     plan: str
@@ -81,38 +82,39 @@ class Release:
 KINDS: dict[str, type[Charge] | type[Release]] = {"charge": Charge, "release": Release}
 
 
-def entry_of_json(entry: dict[str, Any], version: int, where: str) -> Charge | Release:
-    """The charge or release that a line of a ledger holds, checked.
+def entry_from_json(entry: dict[str, Any], version: int, where: str) -> Charge | Release:
+    """Returns the charge or release in a line of a ledger, after checking it.
 
-    Charges of version 1 do not say what was released: all that they charge counts as released.
+    Charges of version 1 do not say what was released, so all their steps count as released.
     """
     kind = KINDS.get(str(entry.get("kind")))
     fields = {field.name for field in dataclasses.fields(kind)} if kind else set()
-    given = set(entry) - {"kind"}
-    as_version_1 = version == 1 and kind is Charge and given == fields - {"released", "content"}
-    if kind is None or not (given == fields or as_version_1):
+    names = set(entry) - {"kind"}
+    as_version_1 = version == 1 and kind is Charge and names == fields - {"released", "content"}
+    if kind is None or not (names == fields or as_version_1):
         raise RestoreLedgerError(
-            f"{where} has an entry of kind {entry.get('kind')!r} with {sorted(entry)}: this "
-            "version of bevel does not know it, so what was spent is not known."
+            f"{where} has an entry of kind {entry.get('kind')!r} with the fields {sorted(entry)}, "
+            "which this version of bevel cannot read, so what was spent is unknown. Read it with "
+            "the version of bevel that wrote it."
         )
-    if "event" in given:
+    if "event" in names:
         event_to_json(entry["event"])
-    if "released" in given:
-        whole_number("released", entry["released"], 0)  # None is for calls, not for lines
-    return kind(**{name: entry[name] for name in given})
+    if "released" in names:
+        whole_number("released", entry["released"], 0)  # None is allowed in calls, not in files
+    return kind(**{name: entry[name] for name in names})
 
 
 def _check_names(entry: Charge | Release) -> None:
     if not (isinstance(entry.key, str) and COMMITMENT.fullmatch(entry.key)):
-        # Not shown: it may be the key itself.
+        # The message does not show the value, because it may be the key itself.
         raise FixArgumentsError(
             "key is not a commitment: give key_commitment(key, salt), never the key itself."
         )
     if not (isinstance(entry.content, str) and CONTENT.fullmatch(entry.content)):
         raise FixArgumentsError(
-            f"content={entry.content!r}: give a keyed digest of 32 hexadecimal digits, or nothing."
+            f"content={entry.content!r}: give a keyed digest of 32 hexadecimal digits, or ''."
         )
     for name in ("run", "plan"):
         value = getattr(entry, name)
         if not isinstance(value, str) or not value:
-            raise FixArgumentsError(f"{name}={value!r}: give a text that is not empty.")
+            raise FixArgumentsError(f"{name}={value!r}: give a non-empty string.")

@@ -1,6 +1,7 @@
-"""Events as JSON and back: every kind that `bevel.accounting` makes or composes, and no other.
+"""Converts events to JSON and back.
 
-Writing an event loads nothing: an event is known by the name of its class. Reading one loads
+Supports every kind of event that `bevel.accounting` creates or composes, and no others. Writing an
+event imports nothing, because events are recognised by the name of their class. Reading one imports
 dp-accounting.
 """
 
@@ -18,7 +19,7 @@ EventJson: TypeAlias = dict[str, Any]
 
 DP_ACCOUNTING, BEVEL = "dp_accounting", "bevel.accounting.mixture_events"
 
-# Kind -> the module that has it, and what its fields hold.
+# For each kind, the module that defines it and the types of its fields.
 KINDS: dict[str, tuple[str, dict[str, str]]] = {
     "NoOpDpEvent": (DP_ACCOUNTING, {}),
     "NonPrivateDpEvent": (DP_ACCOUNTING, {}),
@@ -62,30 +63,30 @@ KINDS: dict[str, tuple[str, dict[str, str]]] = {
     ),
 }
 
-# Of two fields, the one that may not be larger, and the other.
+# For each kind, a field and the field that it must not exceed.
 AT_MOST = {
     "SampledWithoutReplacementDpEvent": ("sample_size", "source_dataset_size"),
     "RandomAllocationDpEvent": ("total_participations", "iterations"),
 }
 
-# Events inside events, so deep at most: a line must be readable wherever it could be written.
-DEEPEST = 32
+# Deepest nesting of events: every line that can be written must be readable.
+MAX_DEPTH = 32
 
 
 def event_to_json(event: "DpEvent | Mapping[str, Any]") -> EventJson:
-    """An event as JSON: `{"kind": ..., and its fields}`. JSON of an event is checked and returned.
+    """Returns an event as JSON: `{"kind": ..., and its fields}`.
 
-    Numbers are kept to the last bit, and must be what their field means: noise multipliers of at
-    least 0, probabilities up to 1. Raises for a kind that is not in `KINDS`: what could not be read
-    back could not be accounted.
+    An event that is JSON already is checked and returned. Numbers are kept to the last bit and must
+    be valid for their field, such as a noise multiplier of at least 0 or a probability of at most
+    1. Raises for a kind that is not in `KINDS`, because it could not be read back and accounted.
     """
-    return _written(event, 0)
+    return _to_json(event, 0)
 
 
-def _written(event: "DpEvent | Mapping[str, Any]", depth: int) -> EventJson:
-    if depth > DEEPEST:
+def _to_json(event: "DpEvent | Mapping[str, Any]", depth: int) -> EventJson:
+    if depth > MAX_DEPTH:
         raise FixArgumentsError(
-            f"an event with events inside events, more than {DEEPEST} deep: compose them in one "
+            f"the event has events nested more than {MAX_DEPTH} deep. Compose them in one "
             "SelfComposedDpEvent or ComposedDpEvent."
         )
     if isinstance(event, Mapping):
@@ -93,7 +94,7 @@ def _written(event: "DpEvent | Mapping[str, Any]", depth: int) -> EventJson:
     else:
         kind = type(event).__name__
         module = KINDS.get(kind, ("", {}))[0]
-        # bevel's own two are in exactly one module; dp-accounting may move a class inside itself.
+        # Only the package is compared, because dp-accounting may move a class between modules.
         if type(event).__module__.partition(".")[0] != module.partition(".")[0]:
             kind = f"{type(event).__module__}.{kind}"
         names = KINDS.get(kind, ("", {}))[1]
@@ -101,67 +102,67 @@ def _written(event: "DpEvent | Mapping[str, Any]", depth: int) -> EventJson:
     if not isinstance(kind, str) or kind not in KINDS:
         raise FixArgumentsError(
             f"an event of kind {kind!r} cannot be written to a ledger, because it could not be "
-            f"read back. Known kinds: {', '.join(KINDS)}."
+            f"read back. Use one of these kinds: {', '.join(KINDS)}."
         )
-    wanted = KINDS[kind][1]
-    if set(fields) != set(wanted):
+    types = KINDS[kind][1]
+    if set(fields) != set(types):
         raise FixArgumentsError(
-            f"{kind} with the fields {sorted(fields)}: it has {sorted(wanted)}."
+            f"{kind} with the fields {sorted(fields)}: give exactly {sorted(types)}."
         )
     written = {"kind": kind} | {
-        name: _write(wanted[name], f"{kind}.{name}", fields[name], depth) for name in wanted
+        name: _field_to_json(types[name], f"{kind}.{name}", fields[name], depth) for name in types
     }
-    _check_together(written)
+    _check_consistent(written)
     return written
 
 
-def _write(holds: str, name: str, value: Any, depth: int) -> Any:
-    if holds == "event":
-        return _written(value, depth + 1)
-    if holds == "events":
+def _field_to_json(field_type: str, name: str, value: Any, depth: int) -> Any:
+    if field_type == "event":
+        return _to_json(value, depth + 1)
+    if field_type == "events":
         if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
             raise FixArgumentsError(f"{name}={value!r}: give a list of events.")
-        return [_written(event, depth + 1) for event in value]
-    return CHECKED[holds](name, value)
+        return [_to_json(event, depth + 1) for event in value]
+    return FIELD_CHECKS[field_type](name, value)
 
 
-def _check_together(written: EventJson) -> None:
-    """Raises for fields that are sound by themselves, and not beside each other."""
+def _check_consistent(written: EventJson) -> None:
+    """Raises if fields that are valid on their own contradict each other."""
     kind = written["kind"]
     if kind in AT_MOST:
-        part, whole = AT_MOST[kind]
-        if written[part] > written[whole]:
+        smaller, larger = AT_MOST[kind]
+        if written[smaller] > written[larger]:
             raise FixArgumentsError(
-                f"{kind} with {part}={written[part]} and {whole}={written[whole]}: the first is at "
-                "most the second."
+                f"{kind} with {smaller}={written[smaller]} and {larger}={written[larger]}: give a "
+                f"{smaller} of at most {larger}."
             )
     if kind == "BallsInBinsDpEvent" and isinstance(written["strategy"][0], list):
         rows, steps = written["strategy"], written["iterations"]
-        sound = len(rows) == steps and all(len(row) == steps for row in rows)
-        if not sound or any(any(row[at + 1 :]) for at, row in enumerate(rows)):
+        square = len(rows) == steps and all(len(row) == steps for row in rows)
+        if not square or any(any(row[diagonal + 1 :]) for diagonal, row in enumerate(rows)):
             raise FixArgumentsError(
-                f"{kind}.strategy for {steps} iterations: give a matrix ({steps}, {steps}) that is "
-                "lower triangular, or its first column."
+                f"{kind}.strategy for {steps} iterations: give a lower triangular matrix of shape "
+                f"({steps}, {steps}), or the first column of a Toeplitz matrix."
             )
 
 
 def event_from_json(written: Mapping[str, Any]) -> "DpEvent":
-    """The event that `event_to_json` wrote. Loads dp-accounting."""
-    return _built(event_to_json(written))
+    """Returns the event that `event_to_json` wrote. Imports dp-accounting."""
+    return _from_json(event_to_json(written))
 
 
-def _built(written: EventJson) -> "DpEvent":
-    module, fields = KINDS[written["kind"]]
-    values = {name: _read(fields[name], written[name]) for name in fields}
+def _from_json(written: EventJson) -> "DpEvent":
+    module, types = KINDS[written["kind"]]
+    values = {name: _field_from_json(types[name], written[name]) for name in types}
     return _event_class(module, written["kind"])(**values)
 
 
-def _read(holds: str, value: Any) -> Any:
-    if holds == "event":
-        return _built(value)
-    if holds == "events":
-        return [_built(event) for event in value]
-    if holds == "matrix":
+def _field_from_json(field_type: str, value: Any) -> Any:
+    if field_type == "event":
+        return _from_json(value)
+    if field_type == "events":
+        return [_from_json(event) for event in value]
+    if field_type == "matrix":
         return tuple(tuple(row) if isinstance(row, list) else row for row in value)
     return value
 
@@ -179,7 +180,7 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or isinstance(value, bool | str):
-        raise FixArgumentsError(f"{name}={value!r}: a ledger keeps finite numbers.")
+        raise FixArgumentsError(f"{name}={value!r}: give a finite number.")
     return number
 
 
@@ -193,39 +194,39 @@ def _size(name: str, value: Any) -> float:
 def _probability(name: str, value: Any) -> float:
     number = _number(name, value)
     if not 0 <= number <= 1:
-        raise FixArgumentsError(f"{name}={value!r}: give a probability, from 0 to 1.")
+        raise FixArgumentsError(f"{name}={value!r}: give a probability between 0 and 1.")
     return number
 
 
 def _count(name: str, value: Any) -> int:
     if _number(name, value) < 0 or int(value) != value:
-        raise FixArgumentsError(f"{name}={value!r}: a ledger keeps whole numbers from 0 on here.")
+        raise FixArgumentsError(f"{name}={value!r}: give a whole number of at least 0.")
     return int(value)
 
 
 def _positive(name: str, value: Any) -> int:
     if _count(name, value) < 1:
-        raise FixArgumentsError(f"{name}={value!r}: a ledger keeps whole numbers from 1 on here.")
+        raise FixArgumentsError(f"{name}={value!r}: give a whole number of at least 1.")
     return int(value)
 
 
 def _matrix(name: str, value: Any) -> list[Any]:
-    """Coefficients, or rows of them: at least one that is not 0."""
+    """Returns coefficients, or rows of coefficients, of which at least one is not 0."""
     entries: list[Any] = []
     if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
         entries = list(value)
     rows = [entry for entry in entries if isinstance(entry, list | tuple)]
     if not entries or len(rows) not in (0, len(entries)):
-        raise FixArgumentsError(f"{name}={value!r}: give coefficients, or rows of them.")
+        raise FixArgumentsError(f"{name}={value!r}: give a list of coefficients, or of rows.")
     numbers = [_number(name, x) for row in rows or [entries] for x in row]
     if not any(numbers):
-        raise FixArgumentsError(f"{name} is 0 everywhere: a strategy has entries that are not.")
+        raise FixArgumentsError(f"{name} is 0 everywhere: give at least one nonzero entry.")
     if not rows:
         return numbers
     return [[_number(name, x) for x in row] for row in rows]
 
 
-CHECKED: dict[str, Callable[[str, Any], Any]] = {
+FIELD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "size": _size,
     "probability": _probability,
     "count": _count,

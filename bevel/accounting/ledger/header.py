@@ -1,4 +1,4 @@
-"""What a ledger is about: fixed in its first line, for all runs on the data set."""
+"""The header of a ledger: privacy unit, neighbouring relation and budget, for all its runs."""
 
 import dataclasses
 import math
@@ -9,24 +9,24 @@ from bevel.errors import FixArgumentsError, RestoreLedgerError
 VERSION = 2
 READABLE = (1, 2)  # charges of version 1 do not say what was released
 UNITS = ("example", "user")
-# Names of dp_accounting.NeighboringRelation, which is not imported for them: it takes seconds.
+# Names of dp_accounting.NeighboringRelation, copied because importing it takes seconds.
 RELATIONS = ("ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL")
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What all runs on a data set together may spend, fixed before the first of them."""
+    """What all runs on a data set may spend together. Fix it before the first run."""
 
     epsilon: float
     delta: float
 
     def __post_init__(self) -> None:
-        for name, value, top in [("epsilon", self.epsilon, math.inf), ("delta", self.delta, 1)]:
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 < value < top:
+        for name, value, limit in [("epsilon", self.epsilon, math.inf), ("delta", self.delta, 1)]:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < limit:
                 raise FixArgumentsError(
                     f"a budget with {name}={value!r}: give epsilon above 0 and delta between 0 and "
-                    "1, well below one over the number of units."
+                    "1, well below 1 / (number of examples or users)."
                 )
         object.__setattr__(self, "epsilon", float(self.epsilon))
         object.__setattr__(self, "delta", float(self.delta))
@@ -37,10 +37,10 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class LedgerHeader:
-    """Unit of privacy, neighbouring relation and budget of a ledger.
+    """Privacy unit, neighbouring relation and budget of a ledger.
 
-    Costs compose only if they protect the same thing: an epsilon per example says nothing per
-    user, and one under add-or-remove nothing under replace-one.
+    Costs compose only if they have the same unit and relation: an epsilon per example says nothing
+    about users, and an epsilon under add-or-remove says nothing about replace-one.
     """
 
     unit: str
@@ -50,7 +50,7 @@ class LedgerHeader:
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise FixArgumentsError(f"unit={self.unit!r}: write one of {UNITS}.")
+            raise FixArgumentsError(f"unit={self.unit!r}: give one of {UNITS}.")
         if self.relation not in RELATIONS:
             raise FixArgumentsError(
                 f"relation={self.relation!r}: give one of dp_accounting.NeighboringRelation."
@@ -58,43 +58,35 @@ class LedgerHeader:
             )
 
     def check_same(self, other: "LedgerHeader", where: str) -> None:
-        """Raises unless a run with the terms `other` may be written to this ledger."""
-        for name, why in [
+        """Raises unless the ledger may be opened with the header `other`."""
+        for name, reason in [
             ("unit", "costs per different units do not compose"),
             ("relation", "costs under different relations do not compose"),
-            ("budget", "a budget is fixed beforehand and is that of all runs together"),
+            ("budget", "a budget is fixed beforehand and covers all runs together"),
         ]:
-            here, there = getattr(self, name), getattr(other, name)
-            if here != there:
+            recorded, requested = getattr(self, name), getattr(other, name)
+            if recorded != requested:
                 raise FixArgumentsError(
-                    f"{where} has the {name} {here}, and it was opened with {there}: {why}. Open "
-                    f"it with {name} {here}, or keep another ledger for the other guarantee."
+                    f"{where} has the {name} {recorded}, but was opened with {requested}: {reason}."
+                    f" Open it with {name} {recorded}, or use a separate ledger."
                 )
 
     def entry(self) -> dict[str, Any]:
-        budget = None if self.budget is None else dataclasses.asdict(self.budget)
-        return {
-            "kind": "ledger",
-            "version": self.version,
-            "unit": self.unit,
-            "relation": self.relation,
-            "budget": budget,
-        }
+        return {"kind": "ledger"} | dataclasses.asdict(self)
 
     @classmethod
-    def of_entry(cls, entry: dict[str, Any], where: str) -> "LedgerHeader":
+    def from_entry(cls, entry: dict[str, Any], where: str) -> "LedgerHeader":
         known = {"kind", "version", "unit", "relation", "budget"}
         version = entry.get("version")
         readable = type(version) is int and version in READABLE
         if entry.get("kind") != "ledger" or not readable or set(entry) != known:
             raise RestoreLedgerError(
-                f"{where} does not begin as a ledger of version {VERSION} does "
+                f"{where} does not begin with the header of a ledger of version 1 to {VERSION} "
                 f"(kind {entry.get('kind')!r}, version {entry.get('version')!r}). Give the right "
                 "file, or read it with the version of bevel that wrote it."
             )
-        budget = entry["budget"]
         try:
-            fixed = None if budget is None else Budget(**budget)
-            return cls(entry["unit"], entry["relation"], fixed, entry["version"])
+            budget = None if entry["budget"] is None else Budget(**entry["budget"])
+            return cls(entry["unit"], entry["relation"], budget, entry["version"])
         except (FixArgumentsError, TypeError) as error:
-            raise RestoreLedgerError(f"{where} has terms that are none: {error}") from error
+            raise RestoreLedgerError(f"{where} has an invalid header: {error}") from error

@@ -1,4 +1,4 @@
-"""The ledger: what was spent on a data set, on disk before any of it is released."""
+"""The ledger records what was spent on a data set, on disk before anything is released."""
 
 import os
 import warnings
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from bevel.accounting.ledger.anchor import Anchor
 from bevel.accounting.ledger.contents import Contents, read_contents
-from bevel.accounting.ledger.durable_files import begin_file
+from bevel.accounting.ledger.durable_files import create_file
 from bevel.accounting.ledger.entries import Charge, Release
 from bevel.accounting.ledger.hash_chain import START, line_of
 from bevel.accounting.ledger.header import Budget, LedgerHeader
 from bevel.accounting.ledger.ledger_run import LedgerRun
 from bevel.accounting.ledger.locked_file import LockedFile
-from bevel.accounting.ledger.torn_line import keep_torn
+from bevel.accounting.ledger.torn_line import save_torn
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 if TYPE_CHECKING:
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """An append-only file of JSON lines, a hash chain, of what runs on one data set have spent.
+    """An append-only file, a hash chain of JSON lines, of what the runs on one data set have spent.
 
-    `Ledger.open` for a run, `Ledger.read` to look. A run charges steps before it releases anything
-    computed from them:
+    Use `Ledger.open` to write and `Ledger.read` to look. A run charges steps before it releases
+    anything computed from them:
 
         with Ledger.open(path, unit="example", relation="ADD_OR_REMOVE_ONE") as ledger:
             run = ledger.run("first", plan=fingerprint, key=commitment)
             run.charge(0, 1, event)    # on disk when this returns; now step 0 may be released
 
-    Formal guarantee: when `charge` has returned, the charge is in the file, once, whatever happens
-    to the process or the machine; if it raises or never returns, it is in the file once or not at
-    all, and nothing was released. What is in the file and does not fit together is an error.
+    Formal guarantee: when `charge` has returned, the charge is in the file exactly once, whatever
+    happens to the process or the machine. If `charge` raises or never returns, the charge is in the
+    file once or not at all, and nothing was released. A file with inconsistent entries is an error.
 
-    Opening reads the whole file; a charge is one write and one sync.
+    Opening a ledger reads the whole file. A charge is one write and one sync.
     """
 
     def __init__(
         self,
         path: Path,
-        found: Contents,
+        contents: Contents,
         file: LockedFile | None = None,
         anchor: Anchor | None = None,
     ) -> None:
-        self.path, self.terms = path, found.terms
-        self._books, self._hashes = found.books, found.hashes
+        self.path, self.terms = path, contents.header
+        self._totals, self._hashes = contents.totals, contents.hashes
         self._file, self._anchor = file, anchor
         self._allowance: Allowance | None = None
 
@@ -63,61 +63,61 @@ class Ledger:
         wait: bool = False,
         anchor: str | os.PathLike[str] | None = None,
     ) -> "Ledger":
-        """Opens a ledger for writing, or begins one where there is no file.
+        """Opens a ledger for writing, or creates it if there is no file.
 
-        One process at a time can have it open.
+        Only one process at a time can have a ledger open.
 
         Args:
-          unit: what is protected: 'example' or 'user'. As it was when the ledger was begun.
-          relation: the neighbouring relation, likewise.
-          budget: what all runs may spend, likewise: it is fixed when the ledger is begun.
-          wait: wait for a run that has the ledger open, instead of raising.
-          anchor: a file on other storage that keeps the ledger's head, so that a ledger that was
-            rolled back or exchanged is found, with its folder or without. Begun if it is missing.
+          unit: the privacy unit, 'example' or 'user'. It is fixed when the ledger is created.
+          relation: the neighbouring relation, also fixed when the ledger is created.
+          budget: what all runs may spend together, also fixed when the ledger is created.
+          wait: if another run has the ledger open, wait for it instead of raising.
+          anchor: a file on other storage that records the ledger's head. It shows if the ledger was
+            rolled back or replaced, alone or with its whole folder. Created if it is missing.
 
-        A last line that was cut short is taken off, with a warning: what it was for was never
-        released. Its bytes are kept in a file beside the ledger. Any other damage, and an empty
-        file, is a `RestoreLedgerError`, and the file is left as it is.
+        A last line that was cut short is removed with a warning, because its steps were never
+        released. Its bytes are saved in a file beside the ledger. Any other damage, or an empty
+        file, raises `RestoreLedgerError` and leaves the file unchanged.
         """
-        terms = LedgerHeader(unit, getattr(relation, "name", relation), budget)
-        place = Path(path)
-        elsewhere = None if anchor is None else Anchor(anchor)
-        if elsewhere:
-            elsewhere.check_begun(place)
-        begin_file(place, line_of(terms.entry(), 0, START)[0])
-        file = LockedFile(place, wait=wait)
+        header = LedgerHeader(unit, getattr(relation, "name", relation), budget)
+        file_path = Path(path)
+        anchor_file = None if anchor is None else Anchor(anchor)
+        if anchor_file:
+            anchor_file.check_ledger_exists(file_path)
+        create_file(file_path, line_of(header.entry(), 0, START)[0])
+        file = LockedFile(file_path, wait=wait)
         try:
-            found = read_contents(file.read(), place)
-            found.terms.check_same(terms, str(place))
-            if elsewhere:
-                elsewhere.check(found.hashes, place)
-            if found.torn:
-                kept = keep_torn(found.torn, place)
-                file.cut(len(found.torn))
-                _notice_torn(place, found.torn, f" They are kept in {kept}.")
-            if found.lacks_end:
+            contents = read_contents(file.read(), file_path)
+            contents.header.check_same(header, str(file_path))
+            if anchor_file:
+                anchor_file.check(contents.hashes, file_path)
+            if contents.torn:
+                saved = save_torn(contents.torn, file_path)
+                file.cut(len(contents.torn))
+                _warn_torn(file_path, contents.torn, f" The bytes are saved in {saved}.")
+            if contents.lacks_newline:
                 file.append(b"\n")
-                _notice_end(place)
-            if elsewhere:
-                elsewhere.write(found.hashes)
-            return cls(place, found, file, elsewhere)
+                _warn_lacks_newline(file_path)
+            if anchor_file:
+                anchor_file.write(contents.hashes)
+            return cls(file_path, contents, file, anchor_file)
         except BaseException:
             file.close()
             raise
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Ledger":
-        """The ledger as it stands, to look at: needs no lock, and changes nothing."""
-        place = Path(path)
+        """Reads a ledger without locking or changing it."""
+        file_path = Path(path)
         try:
-            found = read_contents(place.read_bytes(), place)
+            contents = read_contents(file_path.read_bytes(), file_path)
         except FileNotFoundError:
-            raise FixArgumentsError(f"there is no ledger at {place}.") from None
-        if found.torn:
-            _notice_torn(place, found.torn, "")
-        if found.lacks_end:
-            _notice_end(place)
-        return cls(place, found)
+            raise FixArgumentsError(f"there is no ledger at {file_path}.") from None
+        if contents.torn:
+            _warn_torn(file_path, contents.torn, "")
+        if contents.lacks_newline:
+            _warn_lacks_newline(file_path)
+        return cls(file_path, contents)
 
     def run(
         self,
@@ -128,22 +128,22 @@ class Ledger:
         checkpoint_step: int = 0,
         checkpoint_head: str | None = None,
     ) -> LedgerRun:
-        """A run that begins, or goes on.
+        """Starts a run, or resumes it if its name is in the ledger.
 
         Args:
-          name: of the run. One that is in the ledger goes on.
+          name: name of the run.
           plan: fingerprint of everything that the guarantee depends on. A run has one plan.
-          key: commitment to the run's key, of `key_commitment`. Never the key.
-          checkpoint_step: steps that the state to go on from has taken.
-          checkpoint_head: `ledger.head` as it was kept with that state. It finds a ledger that was
-            cut off or exchanged as a whole.
+          key: commitment to the run's key, from `key_commitment`. Never pass the key itself.
+          checkpoint_step: number of steps taken by the checkpoint that you resume from.
+          checkpoint_head: `ledger.head` as saved with that checkpoint. It shows if the ledger was
+            truncated or replaced as a whole.
         """
-        self._books.check_plan(name, plan)
+        self._totals.check_plan(name, plan)
         run = LedgerRun(self, name, plan, key)
         if checkpoint_step > run.charged_until:
             raise RestoreLedgerError(
-                f"the checkpoint of run {name!r} is at step {checkpoint_step}, and {self.path} has "
-                f"charges up to step {run.charged_until}: steps were released that are not in it. "
+                f"the checkpoint of run {name!r} is at step {checkpoint_step}, but {self.path} has "
+                f"charges up to step {run.charged_until}, so released steps are missing from it. "
                 "Restore the ledger that belongs to the checkpoint."
             )
         if checkpoint_head is not None:
@@ -152,7 +152,7 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """Hash of the last line: keep it with every checkpoint."""
+        """Hash of the last line. Save it with every checkpoint."""
         return self._hashes[-1]
 
     @property
@@ -160,53 +160,53 @@ class Ledger:
         return len(self._hashes)
 
     def check_head(self, head: str) -> None:
-        """Raises unless `head`, which was this ledger's at some time, is the hash of a line."""
+        """Raises unless `head`, an earlier head of this ledger, is the hash of one of its lines."""
         if head not in self._hashes:
             raise RestoreLedgerError(
-                f"{self.path} has no line with the hash {head}, which was its head at some time: "
-                "lines are missing, or it is another ledger. Restore the one that had it."
+                f"{self.path} has no line with the hash {head}, which was once its head: lines are "
+                "missing, or it is another ledger. Restore the ledger that has this line."
             )
 
     @property
     def runs(self) -> tuple[str, ...]:
-        return tuple(self._books.runs)
+        return tuple(self._totals.runs)
 
     def released(self, run: str) -> tuple[int, int]:
-        """The present attempt of a run, and the step up to which it released; (0, 0) if unknown."""
-        books = self._books.runs.get(run)
-        return (0, 0) if books is None else (books.last.attempt, books.released)
+        """Returns a run's current attempt and the step it released up to, or (0, 0) if unknown."""
+        totals = self._totals.runs.get(run)
+        return (0, 0) if totals is None else (totals.last.attempt, totals.released_until)
 
     def spent(self, delta: float | None = None) -> "Spent":
-        """What was spent so far, at `delta` (by default the budget's). Loads dp-accounting."""
-        from bevel.accounting.ledger.spent import spent_by
+        """Computes what was spent at `delta`, by default the budget's. Imports dp-accounting."""
+        from bevel.accounting.ledger.spent import compute_spent
 
-        return spent_by(self._books, self.terms, delta)
+        return compute_spent(self._totals, self.terms, delta)
 
     def _append(self, entry: Charge | Release) -> None:
         if self._file is None:
             raise FixArgumentsError(
-                f"{self.path} is not open for writing: use `with Ledger.open(...)`."
+                f"{self.path} is not open for writing. Use `with Ledger.open(...)`."
             )
         self._check(entry)
         text, digest = line_of(entry.entry(), len(self._hashes), self.head)
         self._file.append(text)
-        self._books.add(entry)
+        self._totals.add(entry)
         self._hashes.append(digest)
         if self._anchor is not None:
             self._anchor.write(self._hashes)
 
     def _check(self, entry: Charge | Release) -> None:
-        """Raises unless an entry may come next and is within the budget."""
-        self._books.check(entry)
+        """Raises unless the entry may come next and is within the budget."""
+        self._totals.check(entry)
         if self.terms.budget is not None and isinstance(entry, Charge):
             if self._allowance is None:
                 from bevel.accounting.ledger.allowance import Allowance
 
                 self._allowance = Allowance(self.terms.budget, self.terms.relation)
-            self._allowance.check(self._books, entry)
+            self._allowance.check(self._totals, entry)
 
     def close(self) -> None:
-        """Gives the lock back. Reading goes on working."""
+        """Releases the lock. The ledger can still be read."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -218,17 +218,17 @@ class Ledger:
         self.close()
 
 
-def _notice_torn(path: Path, torn: bytes, kept: str) -> None:
+def _warn_torn(path: Path, torn: bytes, saved: str) -> None:
     warnings.warn(
-        f"{path} ends in {len(torn)} bytes that are not a whole line: a write that was cut short. "
-        f"They are left out; what they were for was never released.{kept}",
+        f"{path} ends in {len(torn)} bytes of an incomplete line, because a write was cut short. "
+        f"They are not counted, because their steps were never released.{saved}",
         stacklevel=3,
     )
 
 
-def _notice_end(path: Path) -> None:
+def _warn_lacks_newline(path: Path) -> None:
     warnings.warn(
-        f"the last line of {path} lacks its end: a write that was cut short, or an editor took it "
-        "away. The line counts.",
+        f"the last line of {path} lacks its line feed, because a write was cut short or an editor "
+        "removed it. The line is counted.",
         stacklevel=3,
     )

@@ -1,4 +1,4 @@
-"""One run of a ledger: it charges steps before they are released."""
+"""One run in a ledger, which charges steps before they are released."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,37 +16,38 @@ if TYPE_CHECKING:
 
 
 class LedgerRun:
-    """One run of a ledger, of `Ledger.run`. All that it says is read from the ledger."""
+    """One run in a ledger, created by `Ledger.run`. Its state is always read from the ledger."""
 
     def __init__(self, ledger: "Ledger", name: str, plan: str, key: str) -> None:
         self.ledger, self.name, self.plan, self.key = ledger, name, plan, key
 
     @property
-    def _books(self) -> RunTotals | None:
-        return self.ledger._books.runs.get(self.name)
+    def _totals(self) -> RunTotals | None:
+        return self.ledger._totals.runs.get(self.name)
 
     @property
     def charged_until(self) -> int:
         """Steps before this one are charged, by this attempt or an earlier one."""
-        return 0 if self._books is None else self._books.reached
+        return 0 if self._totals is None else self._totals.charged_until
 
     @property
     def released_until(self) -> int:
-        """Steps before this one count as released by the present attempt; 0 before any charge."""
-        return 0 if self._books is None else self._books.released
+        """Steps before this one count as released by the current attempt; 0 before any charge."""
+        return 0 if self._totals is None else self._totals.released_until
 
     @property
     def attempt(self) -> int:
-        """The attempt that the last charge was for; 0 before any."""
-        return 0 if self._books is None else self._books.last.attempt
+        """The attempt of the last charge; 0 before any charge."""
+        return 0 if self._totals is None else self._totals.last.attempt
 
     @property
     def attempt_charged(self) -> tuple[int, int]:
-        """The first step of the present attempt, and the step after the last one that it charged.
+        """The first step of the current attempt, and the step after the last one it charged.
 
-        Both 0 before any charge.
+        Both are 0 before any charge.
         """
-        return (0, 0) if self._books is None else (self._books.begun, self._books.last.stop)
+        totals = self._totals
+        return (0, 0) if totals is None else (totals.attempt_first, totals.last.stop)
 
     def affords(
         self,
@@ -56,7 +57,7 @@ class LedgerRun:
         *,
         attempt: int | None = None,
     ) -> bool:
-        """Whether `charge` with these arguments is within the budget. Writes nothing."""
+        """Returns whether `charge` with these arguments is within the budget. Writes nothing."""
         try:
             self.ledger._check(self._charge(first, stop, event, attempt, None))
         except StopRunError:
@@ -73,49 +74,49 @@ class LedgerRun:
         released: int | None = None,
         content: str = "",
     ) -> None:
-        """Charges the steps `first`, ..., `stop - 1`, and is on disk when it returns.
+        """Charges the steps `first`, ..., `stop - 1`. The charge is on disk when this returns.
 
-        Call it before anything computed from those steps leaves the trainer. A range may reach
-        ahead: to the end of the run, say, if its steps have only one event together.
+        Call it before anything computed from those steps leaves the trainer. The range may cover
+        later steps too, such as the whole run if its steps only have a joint event.
 
         Args:
-          event: what these steps release, all of them together; or its `event_to_json`.
-          attempt: by default the present one, `run.attempt`; one more, for steps that are run
-            again with fresh noise.
-          released: the step after the last one that is released now; by default `stop`. Call
-            `release` before more of the charged steps are.
-          content: a keyed digest of what is released (32 hexadecimal digits), by which
-            `content_of` tells later whether a result is the one that was charged for.
+          event: what all these steps release together, or its `event_to_json`.
+          attempt: the current attempt (`run.attempt`) by default. Use `run.attempt + 1` for steps
+            that are run again with fresh noise.
+          released: the step after the last one that is released now, by default `stop`. Call
+            `release` before you release more of the charged steps.
+          content: a keyed digest (32 hexadecimal digits) of what is released. With it, `content_of`
+            shows later whether a result is the one that was charged.
 
-        Which charge may follow which is in totals.py. Raises `StopRunError` if the budget would be
-        exceeded; nothing is written then.
+        See totals.py for the order of charges. Raises `StopRunError`, and writes nothing, if the
+        charge would exceed the budget.
         """
         self.ledger._append(self._charge(first, stop, event, attempt, released, content))
 
     def release(self, stop: int, *, attempt: int | None = None, content: str = "") -> None:
-        """Marks the steps before `stop` as released, and is on disk when it returns.
+        """Marks the steps before `stop` as released. The mark is on disk when this returns.
 
-        Call it before steps that an earlier charge paid for leave the trainer. It costs no privacy
-        and needs no accounting; if the ledger says so already, nothing is written. Raises
+        Call it before steps that were charged earlier leave the trainer. It costs no privacy and
+        needs no accounting. If the steps are already marked, nothing is written. Raises
         `FixArgumentsError` for steps that the attempt has not charged.
         """
         number = self.attempt if attempt is None else whole_number("attempt", attempt, 0)
-        mark = Release(
+        entry = Release(
             self.name, self.plan, self.key, number, whole_number("stop", stop, 0), content
         )
-        self.ledger._books.check(mark)
-        if mark.stop > self.released_until:
-            self.ledger._append(mark)
+        self.ledger._totals.check(entry)
+        if entry.stop > self.released_until:
+            self.ledger._append(entry)
 
     def content_of(self, stop: int) -> str:
-        """The digest with which the present attempt released steps up to `stop`; empty if none."""
-        return "" if self._books is None else self._books.contents.get(stop, "")
+        """Returns the digest of the current attempt's release up to `stop`, or an empty string."""
+        return "" if self._totals is None else self._totals.contents.get(stop, "")
 
     def _charge(
         self,
         first: int,
         stop: int,
-        event: Any,
+        event: "DpEvent | Mapping[str, Any]",
         attempt: int | None,
         released: int | None,
         content: str = "",

@@ -1,7 +1,8 @@
-"""What a ledger's charges cost together."""
+"""Computes what the charges of a ledger cost together."""
 
 import collections
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from bevel.accounting.arguments import check_budget, relation_of
 from bevel.accounting.events import composed
 from bevel.accounting.ledger.event_json import event_from_json
 from bevel.accounting.ledger.header import LedgerHeader
-from bevel.accounting.ledger.totals import LedgerTotals, event_of_text
+from bevel.accounting.ledger.totals import LedgerTotals
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.spending import epsilon
 from bevel.errors import FixArgumentsError
@@ -21,108 +22,102 @@ from bevel.errors import FixArgumentsError
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """Epsilon so far, over all runs of a ledger. `print(spent.describe())` says what it means.
+    """Epsilon so far, over all runs of a ledger. `print(spent.describe())` explains it.
 
-    `events` are all charges, as few as can each be accounted for. Where there are several, no
-    accountant has them together: their epsilons and deltas add up. Without noise there are none.
+    `events` are all charges, composed into as few events as accountants support. If there are
+    several, their epsilons and deltas add up. It is empty if epsilon is infinite.
     """
 
     epsilon: float
     delta: float
     terms: LedgerHeader
-    runs: tuple[str, ...]  # a line of text for each
+    runs: tuple[str, ...]  # one line of text for each run
     events: tuple[DpEvent, ...] = ()
 
     def describe(self) -> str:
-        """The cost, the budget, the runs, and what may be claimed where choices saw results."""
+        """Returns the cost, the budget, the runs, and when the cost is a valid claim, as text."""
         budget = self.terms.budget
         lines = [
             f"epsilon {self.epsilon:.4g} at delta {self.delta:g} spent so far, "
             f"per {self.terms.unit}, under {self.terms.relation}",
             f"budget: {budget or 'none'}",
             *self.runs,
-            "This holds if what ran, and when it ended, was chosen without looking at results.",
-            "Where what ran next depended on the data, the guarantee is the budget fixed "
+            "This holds if you chose what to run, and when to stop, without looking at results.",
+            "If such a choice depended on the data, the guarantee is the budget fixed "
             f"beforehand: {budget or 'there was none'}.",
         ]
         return "\n".join(lines)
 
 
-def spent_by(books: LedgerTotals, terms: LedgerHeader, delta: float | None) -> Spent:
-    """What `books` add up to, at `delta`, or at the delta of the budget."""
+def compute_spent(totals: LedgerTotals, terms: LedgerHeader, delta: float | None) -> Spent:
+    """Computes what `totals` cost at `delta`, by default that of the budget."""
     if delta is None:
         if terms.budget is None:
-            raise FixArgumentsError("the ledger has no budget, so give spent(delta=...).")
+            raise FixArgumentsError("the ledger has no budget: give spent(delta=...).")
         delta = terms.budget.delta
     check_budget(delta=delta)
     runs = tuple(
-        f"run {name}: steps up to {run.reached}, attempts {run.last.attempt + 1}, "
+        f"run {name}: steps up to {run.charged_until}, attempts {run.last.attempt + 1}, "
         f"plan {run.last.plan}"
-        for name, run in books.runs.items()
+        for name, run in totals.runs.items()
     )
-    counts = books.events()
+    counts = totals.events()
     cost = epsilon_of(counts, delta, terms.relation)
-    events = _parts_of(counts, terms.relation) if math.isfinite(cost) else []
+    events = _composed_events(counts, terms.relation) if math.isfinite(cost) else []
     return Spent(cost, delta, terms, runs, tuple(events))
 
 
 def epsilon_of(
     counts: collections.Counter[str], delta: float, relation: str, *, coarse: bool = False
 ) -> float:
-    """The epsilon of events, each composed as often as it counts.
+    """Returns the epsilon of all events in `counts`, each composed as often as it is counted.
 
-    One accountant composes all that it takes together. Events that have no accountant (they are
-    bounded by sampling), or none in common, get an equal share of delta each, and their epsilons
-    add up: basic composition. With `coarse`, accountants round more: faster, and never below.
+    One accountant composes all events if it supports them. Otherwise, and for events bounded by
+    sampling, basic composition applies: each event gets an equal share of delta, and the epsilons
+    add up. With `coarse`, accountants round more, which is faster and never gives less.
     """
-    if any(not _is_noisy(event_of_text(text)) for text in counts):
-        return math.inf  # accountants lose their way in a composition with it
-    parts = _parts_of(counts, relation)
+    if any(not _has_noise(json.loads(text)) for text in counts):
+        return math.inf  # accountants do not handle such events in a composition
+    events = _composed_events(counts, relation)
 
-    def cost(part: DpEvent) -> float:
-        rough = coarse and not isinstance(part, MixtureDpEvent)
+    def cost(event: DpEvent) -> float:
+        accountant_fn: AccountantFn | None = None
+        if coarse and not isinstance(event, MixtureDpEvent):
+            accountant_fn = cheaper_accountants(event, relation_of(relation), None)[0]
         return epsilon(
-            part,
-            delta=delta / len(parts),
+            event,
+            delta=delta / len(events),
             neighboring_relation=relation,
-            accountant_fn=_coarser_accountant(part, relation) if rough else None,
+            accountant_fn=accountant_fn,
         )
 
-    return float(sum(map(cost, parts)))
+    return float(sum(map(cost, events)))
 
 
-def _coarser_accountant(event: DpEvent, relation: str) -> AccountantFn:
-    return cheaper_accountants(event, relation_of(relation), None)[0]
-
-
-def _is_noisy(event: dict[str, Any]) -> bool:
+def _has_noise(event: dict[str, Any]) -> bool:
     inner = [event["event"]] if "event" in event else []
     return (
         event["kind"] != "NonPrivateDpEvent"
         and event.get("noise_multiplier") != 0
-        and all(map(_is_noisy, inner))
+        and all(map(_has_noise, inner))
     )
 
 
-def _parts_of(counts: collections.Counter[str], relation: str) -> list[DpEvent]:
-    events = [(event_from_json(event_of_text(text)), count) for text, count in counts.items()]
-    return _separate_parts(events, relation)
-
-
-def _separate_parts(events: list[tuple[DpEvent, int]], relation: str) -> list[DpEvent]:
-    """As few events as can each be accounted for, that together are all of `events`."""
-    apart: list[DpEvent] = []
-    together: list[DpEvent] = []
-    for event, count in events:
+def _composed_events(counts: collections.Counter[str], relation: str) -> list[DpEvent]:
+    """Composes the counted events into as few events as accountants support."""
+    mixtures: list[DpEvent] = []
+    others: list[DpEvent] = []
+    for text, count in counts.items():
+        event = event_from_json(json.loads(text))
         if isinstance(event, MixtureDpEvent):
-            apart.extend([event] * count)
+            mixtures.extend([event] * count)
         else:
-            together.append(composed(event, count))
-    if len(together) > 1:
-        joint = dp_accounting.ComposedDpEvent(together)
+            others.append(composed(event, count))
+    if len(others) > 1:
+        joint = dp_accounting.ComposedDpEvent(others)
         try:
             default_accountant(joint, relation_of(relation))
-            together = [joint]
+            others = [joint]
         except FixArgumentsError:
-            pass  # each has its own accountant, or raises by itself
-    return together + apart
+            pass  # account for each event on its own
+    return others + mixtures

@@ -1,7 +1,7 @@
-"""The end of a file whose last line was cut short while it was written.
+"""Recognises a last line that was cut short while it was written.
 
-Lines are appended, so a write that was cut short leaves the first bytes of a line, and nothing
-else: anything else after the last whole line is damage, and damage may hide charges.
+Lines are appended, so a write that was cut short leaves only the first bytes of a line. Anything
+else after the last complete line is damage, and damage may hide charges.
 """
 
 import json
@@ -10,10 +10,11 @@ from typing import Any
 
 from bevel.accounting.ledger.durable_files import sync_folder, write_new
 
-BEGINNING = b'{"entry":{"attempt":'  # of every line but the first, which is never torn
+LINE_START = b'{"entry":{"attempt":'  # of every line after the first, which is never torn
 NAMES = ("entry", "hash", "line", "previous")
 
-# What may follow a text that was cut off at any place, to make it JSON once brackets are closed.
+# Endings that can turn a text that was cut off into JSON, once brackets are closed: for a cut
+# inside a string, and for a cut elsewhere.
 IN_STRING = tuple(
     escape + '"' + value
     for escape in ("", "n", "0", "00", "000", "0000")  # the rest of \n or \u0000
@@ -22,14 +23,14 @@ IN_STRING = tuple(
 OUTSIDE = ("", "0", ":0", '"":0', "rue", "ue", "e", "alse", "lse", "se", "ull", "ll", "l")
 
 
-def split_torn(data: bytes) -> tuple[list[bytes], bytes]:
-    """Lines with their ends, and what follows the last of them."""
+def split_lines(data: bytes) -> tuple[list[bytes], bytes]:
+    """Returns the lines, with their line feeds, and the bytes after the last line feed."""
     *lines, rest = data.split(b"\n")
     return [line + b"\n" for line in lines], rest
 
 
-def is_whole(rest: bytes) -> bool:
-    """Whether only the line's end is missing, so that all of its entry is known."""
+def is_complete(rest: bytes) -> bool:
+    """Whether only the line feed is missing, so that the whole entry is known."""
     try:
         return isinstance(json.loads(rest), dict)
     except (ValueError, RecursionError):
@@ -37,21 +38,21 @@ def is_whole(rest: bytes) -> bool:
 
 
 def could_be_torn(rest: bytes) -> bool:
-    """Whether these can be the first bytes of a line: one JSON object, cut off."""
-    if rest[: len(BEGINNING)] != BEGINNING[: len(rest)] or BEGINNING in rest[1:]:
+    """Whether these can be the first bytes of a line, a single JSON object that was cut off."""
+    if rest[: len(LINE_START)] != LINE_START[: len(rest)] or LINE_START in rest[1:]:
         return False
     if not all(0x20 <= byte < 0x7F for byte in rest):
         return False
     record = _completed(rest.decode())
     if record is None or len(record) > len(NAMES):
         return False
-    return all(name.startswith(given) for given, name in zip(record, NAMES, strict=False))
+    return all(name.startswith(prefix) for prefix, name in zip(record, NAMES, strict=False))
 
 
 def _completed(text: str) -> dict[str, Any] | None:
-    """The JSON object that a text is the beginning of, filled up in any way; None if there is none.
+    """Completes a text to a JSON object in any way. Returns None if that is not possible.
 
-    A text with a whole object and more after it is the beginning of none.
+    It is not possible for a text with a complete object and more after it.
     """
     closing, in_string, escaped = "", False, False
     for character in text:
@@ -65,26 +66,26 @@ def _completed(text: str) -> dict[str, Any] | None:
         elif character in "}]":
             closing = closing[1:]
         elif character == " ":
-            return None  # lines are written without
-    for missing in IN_STRING if in_string else OUTSIDE:
+            return None  # lines are written without spaces
+    for ending in IN_STRING if in_string else OUTSIDE:
         try:
-            return json.loads(text + missing + closing)
+            return json.loads(text + ending + closing)
         except (ValueError, RecursionError):
             continue
     return None
 
 
-def keep_torn(rest: bytes, path: Path) -> Path:
-    """Writes the bytes beside the file, under a name that was free; on disk when it returns."""
+def save_torn(rest: bytes, path: Path) -> Path:
+    """Saves the bytes beside the file under an unused name. They are on disk when this returns."""
     target = path.resolve()
     mode = target.stat().st_mode & 0o600
     number = 1
     while True:
-        kept = target.with_name(f"{target.name}.torn-{number}")
+        saved = target.with_name(f"{target.name}.torn-{number}")
         try:
-            write_new(kept, rest, mode)
+            write_new(saved, rest, mode)
         except FileExistsError:
             number += 1
             continue
-        sync_folder(kept)
-        return kept
+        sync_folder(saved)
+        return saved

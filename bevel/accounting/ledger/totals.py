@@ -1,21 +1,20 @@
-"""What a ledger's entries add up to, and which entry may come next.
+"""Adds up the entries of a ledger, and checks which entry may come next.
 
-An entry states the event of a range of steps of one attempt of a run: everything that those steps
-release. Within an attempt, the next entry
+A charge states the event of a range of steps of one attempt of a run: everything those steps
+release. Within an attempt, the next charge
 
-* begins where the last one ended: the two compose; or
-* begins where the last one began and ends later: it states the whole range anew. That is for noise
-  or batches that tie steps together, where the event of steps 0 to t is not that of 0 to s composed
-  with that of s to t. It takes the place of the last if it is proven to cost as much at least
-  (dominance.py); otherwise the two compose, so spending never falls.
+* starts where the last one ended, and the two compose; or
+* starts where the last one started and ends later, and restates the whole range. This is for
+  correlated noise or batches, where the event of steps 0 to t is not the composition of the events
+  of 0 to s and s to t. The new charge replaces the last one if it is proven to cost at least as
+  much (dominance.py). Otherwise the two compose, so spending never decreases.
 
-Steps that are run again with fresh noise are a new attempt, and compose with all that was before.
-Memory grows with the runs and the different events, not with the steps.
+Steps that are run again with fresh noise are a new attempt, and compose with everything before.
+Memory grows with the number of runs and of distinct events, not with the number of steps.
 """
 
 import collections
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,16 +26,16 @@ from bevel.errors import FixArgumentsError
 
 @dataclasses.dataclass
 class RunTotals:
-    """Where a run stands."""
+    """The state of a run."""
 
     last: Charge
-    reached: int  # the step after the last one that any attempt charged
-    begun: int  # the first step of the present attempt
-    released: int  # steps before it count as released by the present attempt
-    # The events of the last charge, and what it did not take the place of: the next charge may
-    # state them anew.
+    charged_until: int  # steps before this one are charged, by any attempt
+    attempt_first: int  # the first step of the current attempt
+    released_until: int  # steps before this one count as released by the current attempt
+    # Events that the next charge may restate: those of the last charge, and those that it restated
+    # but did not replace.
     pending: collections.Counter[str]
-    # Digests of what the present attempt released, by the step after its last one.
+    # Digests of what the current attempt released, by the step after the last released one.
     contents: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
@@ -45,18 +44,18 @@ class LedgerTotals:
 
     def __init__(self) -> None:
         self.runs: dict[str, RunTotals] = {}
-        # Events by their JSON text, without what is pending.
+        # Counts of events by their JSON text, without the pending events of each run.
         self._settled: collections.Counter[str] = collections.Counter()
         self._run_of_key: dict[str, str] = {}
 
     def add(self, entry: Charge | Release) -> None:
-        """Takes an entry in. Raises, and changes nothing, if it may not come next."""
+        """Adds an entry. Raises, and changes nothing, if it may not come next."""
         self.check(entry)
         if isinstance(entry, Charge):
             self._add_charge(entry)
         else:
             run = self.runs[entry.run]
-            run.released = max(run.released, entry.stop)
+            run.released_until = max(run.released_until, entry.stop)
             run.contents.setdefault(entry.stop, entry.content)
 
     def _add_charge(self, charge: Charge) -> None:
@@ -73,13 +72,15 @@ class LedgerTotals:
         if not self.restates(charge):
             self._settled += run.pending
         if charge.attempt != run.last.attempt:
-            run.begun, run.released, run.contents = charge.first, charge.first, {}
-        run.released = max(run.released, released)
+            run.attempt_first = run.released_until = charge.first
+            run.contents = {}
+        run.released_until = max(run.released_until, released)
         run.contents.setdefault(released, charge.content)
-        run.last, run.reached, run.pending = charge, max(run.reached, charge.stop), pending
+        run.charged_until = max(run.charged_until, charge.stop)
+        run.last, run.pending = charge, pending
 
     def events(self, with_charge: Charge | None = None) -> collections.Counter[str]:
-        """How often each event was spent, by its JSON text; with one more charge, if given."""
+        """Counts how often each event was spent, by its JSON text, including `with_charge`."""
         total = self._settled.copy()
         for name, run in self.runs.items():
             if not (with_charge and name == with_charge.run and self.restates(with_charge)):
@@ -89,13 +90,13 @@ class LedgerTotals:
         return total
 
     def _pending_after(self, charge: Charge) -> collections.Counter[str]:
-        stated = event_counts(charge.event)
+        counts = event_counts(charge.event)
         if self.restates(charge):
-            return restated(self.runs[charge.run].pending, stated)
-        return stated
+            return restated(self.runs[charge.run].pending, counts)
+        return counts
 
     def restates(self, charge: Charge) -> bool:
-        """Whether a charge states the steps of the run's last one anew."""
+        """Whether a charge restates the steps of the run's last charge."""
         run = self.runs.get(charge.run)
         return (
             run is not None
@@ -104,12 +105,12 @@ class LedgerTotals:
         )
 
     def check_plan(self, run: str, plan: str) -> None:
-        """Raises if the run was begun with another plan."""
+        """Raises if the run started with another plan."""
         if run in self.runs and self.runs[run].last.plan != plan:
             raise FixArgumentsError(
-                f"run {run!r} was begun with the plan {self.runs[run].last.plan}, and this is the "
-                f"plan {plan}: a run has one plan. Go on with the first one, or take another name "
-                "for the run: both are then charged."
+                f"run {run!r} started with the plan {self.runs[run].last.plan}, but this is the "
+                f"plan {plan}, and a run has one plan. Resume with the first plan, or give the new "
+                "run another name; both runs are then charged."
             )
 
     def check(self, entry: Charge | Release) -> None:
@@ -120,71 +121,71 @@ class LedgerTotals:
         else:
             self._check_release(entry)
 
-    def _check_release(self, mark: Release) -> None:
-        run = self.runs.get(mark.run)
-        if run is None or mark.attempt != run.last.attempt or mark.stop > run.last.stop:
-            charged = f"up to {run.last.stop} of attempt {run.last.attempt}" if run else "none"
+    def _check_release(self, entry: Release) -> None:
+        run = self.runs.get(entry.run)
+        if run is None or entry.attempt != run.last.attempt or entry.stop > run.last.stop:
+            steps = f"steps up to {run.last.stop} of attempt {run.last.attempt}" if run else "none"
             raise FixArgumentsError(
-                f"releasing steps up to {mark.stop} of attempt {mark.attempt} of run {mark.run!r}: "
-                f"charged are {charged}. Charge steps before you release them."
+                f"releasing steps up to {entry.stop} of attempt {entry.attempt} of run "
+                f"{entry.run!r}, but it has charged {steps}. Charge steps before you release them."
             )
-        _check_key(mark, run.last)
+        _check_key(entry, run.last)
 
     def _check_charge(self, charge: Charge) -> None:
         name = charge.run
         other = self._run_of_key.get(charge.key, name)
         if other != name:
             raise FixArgumentsError(
-                f"runs {other!r} and {name!r} have the same key: their noise would be the same, "
-                "and the difference of their outputs without any. Draw a new key for each run."
+                f"runs {other!r} and {name!r} have the same key, so their noise would be the same "
+                "and would cancel in the difference of their outputs. Draw a new key for each run."
             )
         run = self.runs.get(name)
         if run is None:
             if charge.first or charge.attempt:
                 raise FixArgumentsError(
-                    f"run {name!r} is not in the ledger, and its first charge is for step "
-                    f"{charge.first} of attempt {charge.attempt}: begin at step 0 of attempt 0."
+                    f"the first charge of run {name!r} is for step {charge.first} of attempt "
+                    f"{charge.attempt}. Start at step 0 of attempt 0."
                 )
             return
         last = run.last
         if charge.attempt == last.attempt + 1:
-            if charge.first > run.reached:
+            if charge.first > run.charged_until:
                 raise FixArgumentsError(
-                    f"attempt {charge.attempt} of run {name!r} begins at step {charge.first}, and "
-                    f"steps are charged up to {run.reached}: begin there or before."
+                    f"attempt {charge.attempt} of run {name!r} starts at step {charge.first}, but "
+                    f"steps are only charged up to {run.charged_until}. Start there or earlier."
                 )
             return
         if charge.attempt != last.attempt:
             raise FixArgumentsError(
                 f"attempt {charge.attempt} of run {name!r}: the ledger is at attempt "
-                f"{last.attempt}. Go on with that, or begin attempt {last.attempt + 1}."
+                f"{last.attempt}. Continue with it, or start attempt {last.attempt + 1}."
             )
         _check_key(charge, last)
-        if run.begun <= charge.first and charge.stop <= last.stop:
+        if run.attempt_first <= charge.first and charge.stop <= last.stop:
             raise FixArgumentsError(
                 f"steps {charge.first} to {charge.stop} of attempt {last.attempt} of run {name!r} "
-                "are charged already. Going on needs no charge if nothing of them was released, or "
-                "if they are run again exactly, with the same noise. With anything changed, use "
-                f"fresh noise and charge attempt {last.attempt + 1}."
+                "are already charged. Do not charge them again if none of them was released, or if "
+                "they are repeated exactly, with the same noise. If anything changed, use fresh "
+                f"noise and charge attempt {last.attempt + 1}."
             )
         if charge.first != last.stop and charge.first != last.first:
             raise FixArgumentsError(
                 f"steps {charge.first} to {charge.stop} of run {name!r}: the last charge was for "
-                f"{last.first} to {last.stop}. Charge from {last.stop} on, or state the steps from "
-                f"{last.first} on anew."
+                f"steps {last.first} to {last.stop}. Charge the steps from {last.stop} on, or "
+                f"restate the steps from {last.first} on."
             )
 
 
 def _check_key(entry: Charge | Release, last: Charge) -> None:
     if entry.key != last.key:
         raise FixArgumentsError(
-            f"attempt {last.attempt} of run {last.run!r} was begun with another key: go on with "
-            f"that key, or charge attempt {last.attempt + 1}."
+            f"attempt {last.attempt} of run {last.run!r} started with another key. Use that key, "
+            f"or charge attempt {last.attempt + 1}."
         )
 
 
 def event_counts(event: Mapping[str, Any], times: int = 1) -> collections.Counter[str]:
-    """An event as parts and how often each is composed, by their JSON text."""
+    """Splits an event into parts and counts how often each is composed, by JSON text."""
     if event["kind"] == "SelfComposedDpEvent":
         return event_counts(event["event"], times * event["count"])
     if event["kind"] == "ComposedDpEvent":
@@ -193,7 +194,3 @@ def event_counts(event: Mapping[str, Any], times: int = 1) -> collections.Counte
             total += event_counts(part, times)
         return total
     return collections.Counter({canonical(event).decode(): times})
-
-
-def event_of_text(text: str) -> dict[str, Any]:
-    return json.loads(text)

@@ -1,4 +1,4 @@
-"""From per-example norms to the coefficients that clip them."""
+"""Computes the coefficients that clip per-example gradients from their norms."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -13,11 +13,11 @@ from bevel.clipping.norms.scaling import exponent, power_of_two, root, scale_bac
 from bevel.clipping.options import Clip
 from bevel.sharding.types import varying_axes
 
-# No coefficient exceeds this, so that it cannot turn a subnormal gradient into an infinity.
+# The largest coefficient, chosen so that it cannot turn a subnormal gradient into infinity.
 LARGEST = 2.0**120
 
 
-@jax.jit  # traced once for norms, bounds and both ways of taking them
+@jax.jit  # traced once for estimates and bounds, with and without scaling
 def total_norm(norms: Sequence[jax.Array]) -> jax.Array:
     """The norm of a tree from the norms (B,) of its leaves, without overflow or underflow."""
     dtype = precision.accumulation_dtype(*(n.dtype for n in norms))
@@ -26,63 +26,64 @@ def total_norm(norms: Sequence[jax.Array]) -> jax.Array:
 
 
 def _over_shards(norm: Norm, batch_axes: Collection[str]) -> Norm:
-    """Inside shard_map: the norm of a gradient whose pieces lie on the shards of other axes."""
+    """The norm of a gradient that shard_map splits over axes other than the batch axes."""
     axes = tuple(sorted(varying_axes(norm.upper) - set(batch_axes)))
     if not axes:
         return norm
 
-    def added(x: jax.Array) -> jax.Array:
+    def root_of_sum(x: jax.Array) -> jax.Array:
         e = exponent(jax.lax.pmax(x, axes))
         scaled = x * power_of_two(-e, x.dtype)
         return scale_back(root(jax.lax.psum(scaled * scaled, axes)), e)
 
     shards = math.prod(jax.lax.axis_size(axis) for axis in axes)
     slack = precision.rounding_growth(shards + 4, norm.upper.dtype)
-    return Norm(added(norm.estimate), added(norm.upper) * (1 + slack))
+    return Norm(root_of_sum(norm.estimate), root_of_sum(norm.upper) * (1 + slack))
 
 
 def tree_norm(leaves: Sequence[Norm], batch_axes: Collection[str] | None = ()) -> Norm:
-    """Norm and bound of a group of leaves, with room for rounding `coefficient * gradient`.
+    """Norm and bound of a group of leaves. The bound covers rounding `coefficient * gradient`.
 
-    `batch_axes=None`: of what lies on one shard.
+    With `batch_axes=None`, it is the norm of one shard.
     """
-    whole = leaves if batch_axes is None else [_over_shards(n, batch_axes) for n in leaves]
-    upper = total_norm([n.upper for n in whole])
+    norms = leaves if batch_axes is None else [_over_shards(n, batch_axes) for n in leaves]
+    upper = total_norm([n.upper for n in norms])
     slack = precision.rounding_growth(len(leaves) + 16, upper.dtype)
-    return Norm(total_norm([n.estimate for n in whole]), upper * (1 + slack))
+    return Norm(total_norm([n.estimate for n in norms]), upper * (1 + slack))
 
 
-def side_by_side(parts: Sequence[Norm]) -> Norm:
-    """The norm of a gradient whose parts have these norms."""
+def norm_of_parts(parts: Sequence[Norm]) -> Norm:
+    """The norm of a gradient whose disjoint parts have these norms."""
     return parts[0] if len(parts) == 1 else tree_norm(parts, None)
 
 
 def coefficients(norm: Norm, clip_norm: Any, clip: Clip) -> jax.Array:
     """The factor (B,) that brings each gradient to its clip norm, or to norm 1 when rescaling.
 
-    `min(1, C / n)`; rescaled `1 / max(n, C)`; automatic `C / (n + gamma)`.
+    It is `min(1, C / n)`, or `1 / max(n, C)` when rescaling. Automatic clipping uses
+    `C / (n + gamma)`, or `1 / (n + gamma)` when rescaling.
     """
     upper = norm.upper
     info = jnp.finfo(upper.dtype)
     if isinstance(clip_norm, float) and math.isfinite(clip_norm):
         clip_norm = min(clip_norm, float(info.max))
     limit = jnp.asarray(clip_norm, upper.dtype)
-    goal = jnp.ones_like(limit) if clip.rescale_to_unit_norm else limit
+    target = jnp.ones_like(limit) if clip.rescale_to_unit_norm else limit
     if clip.automatic_gamma is not None:
-        factor = goal / (upper + clip.automatic_gamma)
+        factor = target / (upper + clip.automatic_gamma)
     elif clip.rescale_to_unit_norm:
-        longest = jnp.maximum(upper, limit)
-        factor = jnp.where(longest > 0, 1 / longest, 0)
+        largest = jnp.maximum(upper, limit)
+        factor = jnp.where(largest > 0, 1 / largest, 0)
     else:
         factor = jnp.where(upper <= limit, 1, limit / upper)
-    # Zero where there is no norm (for 0 * NaN would survive the selection of finite examples), and
-    # where a subnormal factor has lost its precision.
-    sound = jnp.isfinite(upper) & (factor >= info.smallest_normal)
-    return jnp.where(sound, jnp.minimum(factor, LARGEST), 0)
+    # Zero where the norm is not finite, because a NaN coefficient would survive the exclusion of
+    # such examples, and where a subnormal factor has lost its precision.
+    valid = jnp.isfinite(upper) & (factor >= info.smallest_normal)
+    return jnp.where(valid, jnp.minimum(factor, LARGEST), 0)
 
 
 def usable(norm: Norm, padding: jax.Array | None, nan_safe: bool) -> jax.Array | None:
-    """Which examples enter the sum: real ones with a finite norm. None means all of them."""
+    """Which examples enter the sum (None: all): no padding and, if `nan_safe`, finite norms."""
     finite = jnp.isfinite(norm.upper) if nan_safe else None
     if padding is None:
         return finite

@@ -1,8 +1,8 @@
-"""The low-memory mode: nothing is held between the norms and the sum.
+"""The low-memory mode, which holds nothing between the norms and the sum.
 
-Within a user's `remat`, values kept from a tap would undo it. There the backward pass takes the
-norm of each example at once and hands on two numbers, and when the coefficients are known a second
-backward pass, which computes the same values again, adds up the weighted gradients as it goes.
+Holding the values of a tap inside a user's `remat` would undo the remat. Instead, the backward pass
+computes each example's norm at once and returns only its estimate and bound. When the coefficients
+are known, a second backward pass recomputes the values and accumulates the weighted gradients.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from bevel import precision
 from bevel.clipping.arguments import Leaves
+from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.program.batching import over_examples
 from bevel.clipping.program.trace import TracedExample, trace
 from bevel.clipping.uses.find import Use
@@ -23,16 +24,16 @@ from bevel.sharding.axes import MeshLayout
 from bevel.sharding.types import as_varying, retyped, varying_axes, zeros_of_type
 
 
-def can_do_again(tap: TappedParameter) -> bool:
-    """One use, on its own slice in every loop: the norms of steps add up, and so do the sums."""
-    alone = len(tap.uses) == 1 and not tap.uses[0].branched
-    plain = not tap.uses[0].turns and not tap.common
-    return alone and plain and all(kind == "separate" for kind, _ in tap.uses[0].loops)
+def can_recompute(tap: TappedParameter) -> bool:
+    """Whether a parameter has one use, with its own slice in every loop, so that norms add."""
+    use, *others = tap.uses
+    plain = not (others or use.in_branch or use.combinations or tap.shared_terms)
+    return plain and all(kind == SEPARATE for kind, _ in use.loops)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadNorm:
-    """Reads the norm of each example's gradient: its estimate and its bound."""
+    """Reads the norm of each example's gradient, as (estimate, bound)."""
 
     way: str
 
@@ -46,7 +47,7 @@ class ReadNorm:
             one = [x[None] for x in h]
             gradient = use.rule.gradient(use.eqn, use.operand, (), one, g[None])
             found = gradient.norm(self.way, True).norm
-            # What is computed again may be rounded elsewhere.
+            # The second pass may round recomputed values differently.
             slack = 2 * precision.unit_roundoff(g.dtype)
             return jnp.stack([found.estimate[0], found.upper[0] * (1 + slack)])
 
@@ -78,16 +79,17 @@ class _ReadWeightedSum:
         return _with_sink(lambda values, g: summed(*values, g))(output, values, sink), []
 
 
-def sums_again(
+def recomputed_sums(
     loss: TracedExample,
     arguments: Leaves,
     taps: Sequence[TappedParameter],
     groups: Sequence[int],
     layout: MeshLayout,
 ) -> Callable[[Leaves, list[Any], Any], dict[int, Any]]:
-    """`f(values of the batch, coefficients of each group, which count)`: sums of `taps`.
+    """Returns `f(values, factors, keep)`, which sums the weighted gradients of `taps`.
 
-    `groups`: the group of each tap's parameter.
+    `values` are the leaves of the batch, `factors` the coefficients of each group and `keep` the
+    examples that count. `groups` is the group of each tap's parameter.
     """
     count = len(arguments.batch)
 
@@ -97,8 +99,8 @@ def sums_again(
             (tap.uses[0], _ReadWeightedSum(tap.way, factors[group], keep))
             for tap, group in zip(taps, groups, strict=True)
         ]
-        given = leaves._replace(batch=batch).flat()
-        return [reading.g for reading in differentiate(loss.jaxpr, reads, [], given)[2]]
+        args = leaves._replace(batch=batch).flat()
+        return [reading.g for reading in differentiate(loss.jaxpr, reads, [], args)[2]]
 
     def sums(values: Leaves, factors: list[Any], keep: Any) -> dict[int, Any]:
         if keep is None:
@@ -106,33 +108,33 @@ def sums_again(
         more = [retyped(x, (), None) for x in (*factors, keep)]
         leaves = arguments._replace(batch=[*arguments.batch, *more])
         program = trace(one, leaves, loss.mesh, to_batch=True)
-        # Behind the coefficients: else the compiler would share the forward pass with the first
-        # backward pass, and keep all its values.
+        # Make the batch depend on the coefficients. Otherwise the compiler would share the forward
+        # pass with the first backward pass and keep all its values.
         batch = [jax.lax.optimization_barrier((x, factors[0]))[0] for x in values.batch]
         examples = [*batch, *factors, keep, *values.keys]
         run = over_examples(program.jaxpr, layout, summed=True)
-        given = program.jaxpr.consts, values.params, examples, values.constants
-        types = jax.eval_shape(run, *given)
-        # A branch of its own, always taken: else the two passes would share the zeros that their
-        # loops start from, and the compiler would hold a copy of what they become.
+        args = program.jaxpr.consts, values.params, examples, values.constants
+        types = jax.eval_shape(run, *args)
+        # Run in a branch that is always taken. Otherwise the loops of the two passes would share
+        # their initial zeros, and the compiler would hold a copy of what they become.
         always = jax.lax.optimization_barrier(jnp.array(True))
-        found = jax.lax.cond(always, lambda: run(*given), lambda: [zeros_of_type(t) for t in types])
+        totals = jax.lax.cond(always, lambda: run(*args), lambda: [zeros_of_type(t) for t in types])
         return {
-            tap.param: pull_back(tap.uses[0].route, total)
-            for tap, total in zip(taps, found, strict=True)
+            tap.param: pull_back(tap.uses[0].view, total)
+            for tap, total in zip(taps, totals, strict=True)
         }
 
     return sums
 
 
 def _axes_of(use: Use) -> frozenset[str]:
-    """The manual axes over which a gradient may vary: those of any value at the tap."""
+    """The manual axes that a gradient may vary over: those of any value at the tap."""
     variables = (*use.eqn.invars, *use.eqn.outvars)
     return frozenset[str]().union(*(varying_axes(v.aval) for v in variables))
 
 
-def _with_sink(give: Callable[[list[Any], Any], jax.Array]) -> Callable[..., jax.Array]:
-    """`f(y, values, sink)` is `y`; the cotangent of `sink` is `give(values, cotangent of y)`."""
+def _with_sink(reading: Callable[[list[Any], Any], jax.Array]) -> Callable[..., jax.Array]:
+    """Returns `f(y, values, sink) = y`, where `sink` has cotangent `reading(values, cotangent)`."""
 
     @jax.custom_vjp
     def read(y: jax.Array, values: list[Any], sink: jax.Array) -> jax.Array:
@@ -140,16 +142,16 @@ def _with_sink(give: Callable[[list[Any], Any], jax.Array]) -> Callable[..., jax
         return y
 
     def backward(values: list[Any], g: jax.Array) -> tuple[Any, None, jax.Array]:
-        return g, None, give(values, g)
+        return g, None, reading(values, g)
 
     read.defvjp(lambda y, values, sink: (y, values), backward)
     return read
 
 
 def _over_batch(total: Callable[[Sequence[Any]], jax.Array]) -> Callable[..., jax.Array]:
-    """The sum over all examples, once `jax.vmap` has made a batch of them: no longer per example.
+    """Returns a function whose result under `jax.vmap` is the sum over all examples.
 
-    `total` takes values with a leading example axis.
+    `total` takes values with a leading example axis. Its result has none.
     """
 
     @jax.custom_batching.custom_vmap
@@ -158,10 +160,10 @@ def _over_batch(total: Callable[[Sequence[Any]], jax.Array]) -> Callable[..., ja
 
     @summed.def_vmap
     def _(size: int, batched: Sequence[bool], *values: Any) -> tuple[jax.Array, bool]:
-        spread = [
+        broadcast = [
             x if has else jnp.broadcast_to(x, (size, *x.shape))
             for x, has in zip(values, batched, strict=True)
         ]
-        return total(spread), False
+        return total(broadcast), False
 
     return summed

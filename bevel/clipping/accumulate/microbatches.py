@@ -1,4 +1,7 @@
-"""A batch in pieces: less memory, the same sum, accumulated in float32 or wider."""
+"""Runs a batch in microbatches, which need less memory and give the same sum.
+
+The sum is accumulated in float32 or wider.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +17,17 @@ Chunk = Callable[[Any, Any, Any], tuple[list[Any], list[Any]]]
 def in_microbatches(
     chunk: Chunk, size: int, microbatch_size: int | None, batch: Any, keys: Any, padding: Any
 ) -> tuple[list[Any], list[Any]]:
-    """`chunk(batch, keys, padding) -> (sums, rows)` over pieces of `microbatch_size` examples.
+    """Applies `chunk(batch, keys, padding) -> (sums, rows)` to microbatches.
 
-    Piece k holds examples k, k + n, k + 2n, ... of n pieces: neighbouring rows, which lie on one
-    device, go to different pieces, so every piece is spread over the mesh as the batch is.
-    A piece that is all padding is skipped, so padding is best put into the last pieces: at places
-    p with p % n close to n.
+    Of n microbatches, number k holds examples k, k + n, k + 2n, ... Neighbouring rows, which are on
+    one device, go to different microbatches, so every microbatch is sharded like the batch. A
+    microbatch that is all padding is skipped, so put padding at rows p with p % n close to n.
     """
     if microbatch_size is None or microbatch_size >= size:
         return chunk(batch, keys, padding)
-    pieces = size // microbatch_size
+    count = size // microbatch_size
     split = jax.tree.map(
-        lambda x: jnp.swapaxes(x.reshape(microbatch_size, pieces, *x.shape[1:]), 0, 1),
+        lambda x: jnp.swapaxes(x.reshape(microbatch_size, count, *x.shape[1:]), 0, 1),
         (batch, keys, padding),
     )
     first = jax.tree.map(lambda x: x[0], split)
@@ -34,11 +36,11 @@ def in_microbatches(
     def skipped(*_: Any) -> tuple[list[Any], list[Any]]:
         return jax.tree.map(zeros_of_type, (sum_types, row_types))
 
-    def step(sums: list[Any], piece: Any) -> tuple[list[Any], list[Any]]:
+    def step(sums: list[Any], microbatch: Any) -> tuple[list[Any], list[Any]]:
         if padding is None:
-            more, rows = chunk(*piece)
+            more, rows = chunk(*microbatch)
         else:
-            more, rows = jax.lax.cond(jnp.all(piece[2]), skipped, chunk, *piece)
+            more, rows = jax.lax.cond(jnp.all(microbatch[2]), skipped, chunk, *microbatch)
         return [a + b for a, b in zip(sums, more, strict=True)], rows
 
     sums, rows = jax.lax.scan(step, [zeros_of_type(t) for t in sum_types], split)

@@ -1,4 +1,4 @@
-"""Norms per example, by rule where there is one and from kept gradients where not."""
+"""Per-example norms: by a norm rule where there is one, otherwise from materialised gradients."""
 
 from bevel.clipping.norms import convolution as convolution
 from bevel.clipping.norms import dense as dense
@@ -9,5 +9,4 @@ from bevel.clipping.norms.registry import MeasuredNorm as MeasuredNorm
 from bevel.clipping.norms.registry import Norm as Norm
 from bevel.clipping.norms.registry import NormRule as NormRule
 from bevel.clipping.norms.registry import register as register
-from bevel.clipping.norms.registry import registered as registered
 from bevel.clipping.norms.registry import rule_for as rule_for

@@ -1,10 +1,10 @@
 """Convolutions: the gradient of a kernel is a sum of outer products of patches and cotangents.
 
     product: one matrix product per kernel offset, squared and dropped (`convolution_products.py`)
-    gram:    inner products of patches, from those of pixels, and of cotangents
+    gram:    inner products of patches, computed from those of pixels, and of cotangents
 
-Patches are never formed unless that is cheaper. Rounding is bounded as in `outer_products.py`, with
-patches as the left vectors. The coefficient goes to the image, so a patch is scaled as a whole.
+Patches are formed only where that is cheaper. Rounding is bounded as in `outer_products.py`, with
+patches as the left vectors. The coefficient multiplies the image, so it scales whole patches.
 """
 
 import dataclasses
@@ -22,9 +22,15 @@ from bevel import precision
 from bevel.clipping.norms import convolution_products, gram
 from bevel.clipping.norms.convolution_geometry import ConvolutionGeometry, ImageLayout
 from bevel.clipping.norms.dense import wider
-from bevel.clipping.norms.gram import Sums
+from bevel.clipping.norms.gram import NormSums
 from bevel.clipping.norms.kernels import convolution_kernel
-from bevel.clipping.norms.outer_products import OuterProducts, Side, bounded, norm_from, numbers
+from bevel.clipping.norms.outer_products import (
+    OuterProducts,
+    Side,
+    entry_counts,
+    norm_from_sums,
+    norm_with_scaling,
+)
 from bevel.clipping.norms.registry import (
     SEPARATE,
     SHARED,
@@ -35,7 +41,7 @@ from bevel.clipping.norms.registry import (
     register,
 )
 from bevel.clipping.norms.scaling import root
-from bevel.clipping.norms.weighting import chosen, weighted
+from bevel.clipping.norms.weighting import mask_examples, weighted
 
 
 @functools.partial(
@@ -47,7 +53,7 @@ from bevel.clipping.norms.weighting import chosen, weighted
 class ConvolutionGradient:
     """The gradients of B examples with respect to a kernel, not formed.
 
-    x (B, separate..., *image) and g (B, separate..., *result).
+    x is (B, separate..., *image) and g is (B, separate..., *result).
     """
 
     x: jax.Array
@@ -58,40 +64,39 @@ class ConvolutionGradient:
     multiplier: precision.Multiplier
 
     def norm(self, way: str, scaled: bool = True) -> MeasuredNorm:
-        """Norms of the kernel's gradients, those of separate ones added."""
+        """Norms of the kernel's gradients, taken over all separate kernels together."""
 
         def measure(pairs: Sequence[OuterProducts]) -> MeasuredNorm:
             (pair,) = pairs
             scaled = dataclasses.replace(self, x=pair.left.values, g=pair.right.values)
-            return scaled.measured(way)
+            return scaled.unscaled_norm(way)
 
-        return norm_from([self.sides()], scaled, measure)
+        return norm_with_scaling([self.sides()], scaled, measure)
 
     def sides(self) -> OuterProducts:
-        """Image and cotangent as any two sides, for what does not ask how they are multiplied."""
+        """The image and the cotangent as two sides, for code that scales, rounds or counts them."""
         sides = Side(self.x, self.x.shape[1:]), Side(self.g, self.g.shape[1:])
         return OuterProducts(*sides, 0, 0, (), self.multiplier)
 
     @functools.partial(jax.jit, static_argnames="way")
-    def measured(self, way: str) -> MeasuredNorm:
-        """Norms without scaling."""
+    def unscaled_norm(self, way: str) -> MeasuredNorm:
         pair = self.sides().operands()
         x, g = (
             side.values.reshape(-1, *side.values.shape[1 + self.separate :])
             for side in (pair.left, pair.right)
         )
-        found = self.gram_sums(x, g) if way == "gram" else self.product_sums(x, g)
+        parts = self.gram_sums(x, g) if way == "gram" else self.product_sums(x, g)
         lead = self.x.shape[: 1 + self.separate]
-        moved = gram.length(found.moved.reshape(lead))
-        sums = Sums(*(gram.over(y.reshape(lead)) for y in found))._replace(moved=moved)
-        return bounded(sums, *numbers([pair]))
+        shift = gram.length(parts.shift.reshape(lead))
+        sums = NormSums(*(gram.sum_from(y.reshape(lead)) for y in parts))._replace(shift=shift)
+        return norm_from_sums(sums, *entry_counts([pair]))
 
-    def gram_sums(self, x: jax.Array, g: jax.Array) -> Sums:
+    def gram_sums(self, x: jax.Array, g: jax.Array) -> NormSums:
         geometry, full = self.geometry, self.multiplier.precision
         left = convolution_products.patch_gram(geometry, x, full)
         right = convolution_products.cotangent_gram(geometry, g, full)
         left, right = left[:, :, None], right[:, :, None]
-        pairs = gram.over_matrices(left, right, 2, 1)
+        pairs = gram.pair_sums(left, right, 2, 1)
         dtype = left.dtype
         patch = geometry.channels * math.prod(geometry.window)
         growth = gram.Sides(
@@ -103,13 +108,13 @@ class ConvolutionGradient:
         roundoff = self.multiplier.roundoff
         return gram.bound([pairs], jnp.zeros((), dtype), rounding, [roundoff], ("left",))
 
-    def product_sums(self, x: jax.Array, g: jax.Array) -> Sums:
+    def product_sums(self, x: jax.Array, g: jax.Array) -> NormSums:
         geometry, full = self.geometry, self.multiplier.precision
-        stack = convolution_products.cheapest_stack(geometry, x.dtype.itemsize)
+        stack = convolution_products.cheapest_stack(geometry)
         if self.goes_to_kernel:
             flat, tf32 = self.flat(x, g), self.multiplier.mantissa is not None
             square = convolution_kernel.shifted_product_squares(*flat, tf32=tf32)
-            square = gram.over(square.reshape(x.shape[0], -1))
+            square = gram.sum_from(square.reshape(x.shape[0], -1))
         else:
             square = convolution_products.squared_norm_by_products(geometry, x, g, stack, full)
         dtype = square.dtype
@@ -120,34 +125,34 @@ class ConvolutionGradient:
         inner = precision.rounding_growth(
             geometry.channels * sum(geometry.window) + geometry.positions + 16, dtype
         )
-        absolute = gram.over(root(patches) * root(cotangents)) * (1 + inner)
+        absolute = gram.sum_from(root(patches) * root(cotangents)) * (1 + inner)
         growth = precision.rounding_growth(
             convolution_products.square_roundings(geometry, stack) + 8, dtype
         )
-        moved = precision.rounding_growth(2 * geometry.positions + 4, dtype) * absolute
-        traces = gram.over(patches), gram.over(cotangents)
-        shift = absolute
+        shift = precision.rounding_growth(2 * geometry.positions + 4, dtype) * absolute
+        traces = gram.sum_from(patches), gram.sum_from(cotangents)
+        size = absolute
         if self.multiplier.roundoff > 1e-6:
-            shift = jnp.minimum(
+            size = jnp.minimum(
                 absolute, root(traces[0]) * root(self.size_of_cotangents(g) * (1 + inner))
             )
-        if not self.goes_to_kernel:  # which multiplies by the coefficient in full
-            moved += self.multiplier.roundoff * shift
-        return Sums(square, growth * square, moved, absolute, *traces)
+        if not self.goes_to_kernel:  # the kernel multiplies by the coefficient in float32
+            shift += self.multiplier.roundoff * size
+        return NormSums(square, growth * square, shift, absolute, *traces)
 
     def formed(self) -> jax.Array:
         """The gradients (B, separate..., *kernel), in the dtype of the operands."""
         lead = self.x.shape[: 1 + self.separate]
         x, g = (y.reshape(-1, *y.shape[1 + self.separate :]) for y in (self.x, self.g))
         x, g = self.multiplier.operand(x), self.multiplier.operand(g)
-        stack = convolution_products.cheapest_stack(self.geometry, x.dtype.itemsize)
+        stack = convolution_products.cheapest_stack(self.geometry)
         products = convolution_products.per_example_products(
             self.geometry, x, g, stack, self.multiplier.precision
         )
         return products.reshape(*lead, *self.geometry.kernel).astype(self.multiplier.dtype)
 
     def size_of_cotangents(self, g: jax.Array) -> jax.Array:
-        """The Frobenius norm of `sum_p g_p (x) g_p`: no less than the largest singular value^2."""
+        """The Frobenius norm of `sum_p g_p (x) g_p`, a bound on the squared spectral norm of g."""
         canonical = self.geometry.cotangent(g)
         rows = tuple(range(1, canonical.ndim - 2))
         batch = (0, canonical.ndim - 2)
@@ -158,17 +163,17 @@ class ConvolutionGradient:
             precision=self.multiplier.precision,
             preferred_element_type=precision.accumulation_dtype(g.dtype),
         )
-        return root(gram.over(jnp.square(entries)))
+        return root(gram.sum_from(jnp.square(entries)))
 
     @property
     def goes_to_kernel(self) -> bool:
-        """Whether products are formed on the chip."""
+        """Whether a kernel computes the products, which then never reach memory."""
         tf32 = self.multiplier.mantissa is not None
         types = [jax.ShapeDtypeStruct(y.shape, self.multiplier.dtype) for y in (self.x, self.g)]
         return not self.separate and convolution_kernel.available(*types, tf32=tf32)
 
     def flat(self, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
-        """Images and cotangents of (B G) in rows, and the rows at which each offset starts."""
+        """Images and cotangents, with groups in the batch, and the place of each offset."""
         layout = ImageLayout(self.geometry, 0)
         x = layout.image(self.geometry.image(x))
         g = layout.cotangent(self.geometry.cotangent(g))
@@ -177,7 +182,7 @@ class ConvolutionGradient:
 
     def sum_by_kernel(self, factor: jax.Array, keep: Any) -> jax.Array:
         geometry, tf32 = self.geometry, self.multiplier.mantissa is not None
-        x, g = (self.multiplier.operand(chosen(keep, y)) for y in (self.x, self.g))
+        x, g = (self.multiplier.operand(mask_examples(keep, y)) for y in (self.x, self.g))
         x, g, places = self.flat(x, g)
         groups = geometry.groups
         zero = jnp.zeros_like(factor)
@@ -201,7 +206,7 @@ class ConvolutionGradient:
 
     @functools.partial(jax.jit, static_argnames="way")
     def weighted_sum(self, factor: jax.Array, keep: Any = None, way: str = "gram") -> jax.Array:
-        """`sum_b factor[b] * gradient[b]`, behind the dimensions of loops."""
+        """`sum_b factor[b] * gradient[b]`, with loop dimensions in front."""
         if way == "product" and self.goes_to_kernel:
             return self.sum_by_kernel(factor, keep)
         x, g = (
@@ -221,7 +226,7 @@ class ConvolutionGradient:
 
 
 def _accepts(eqn: JaxprEqn, operand: int) -> bool:
-    """Kernels of convolutions of floating-point numbers, without batch groups."""
+    """Accepts kernels of floating-point convolutions without batch groups."""
     avals: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     floats = all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
     plain = eqn.params["batch_group_count"] == 1
@@ -229,7 +234,7 @@ def _accepts(eqn: JaxprEqn, operand: int) -> bool:
 
 
 def _geometry_of(eqn: JaxprEqn, steps: int = 1) -> ConvolutionGeometry:
-    """With the images of so many steps of loops that share the kernel."""
+    """The geometry, with the images of all `steps` of loops that share the kernel."""
     avals: list[Any] = [v.aval for v in (*eqn.invars, eqn.outvars[0])]
     lhs, rhs, out = (aval.shape for aval in avals)
     geometry = ConvolutionGeometry.of(eqn.params, lhs, rhs, out)
@@ -274,18 +279,18 @@ def _gradient(
 
 
 def _freeze(value: Any) -> Any:
-    """Lists as tuples, so that the options can be hashed."""
+    """Converts lists to tuples, so that the options can be hashed."""
     return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
 def _with_images(x: Any, loops: Loops, images: int) -> Any:
     """`x` (B, loops..., own) with the steps of shared loops as further images."""
-    apart = [i + 1 for i, (kind, _) in enumerate(loops) if kind == SEPARATE]
+    stacked = [i + 1 for i, (kind, _) in enumerate(loops) if kind == SEPARATE]
     shared = [i + 1 for i, (kind, _) in enumerate(loops) if kind == SHARED]
     own = list(range(1 + len(loops), x.ndim))
-    order = [0, *apart, *own[:images], *shared, *own[images:]]
+    order = [0, *stacked, *own[:images], *shared, *own[images:]]
     x = jnp.transpose(x, order)
-    first = 1 + len(apart) + images
+    first = 1 + len(stacked) + images
     count = int(np.prod(x.shape[first : first + len(shared) + 1]))
     return x.reshape(*x.shape[:first], count, *x.shape[first + len(shared) + 1 :])
 

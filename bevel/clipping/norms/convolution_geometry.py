@@ -1,10 +1,11 @@
-"""Where a convolution's kernel meets an example: its sizes, and images laid out for products.
+"""The sizes of a convolution of one example, and image layouts for its matrix products.
 
-A matrix product per kernel offset needs no patches in memory. The padded image is cut into `stride`
-phases, in which an offset is a shift, and laid out flat, with g on the same grid (zero where there
-is no output): an offset is then a slice of the flat image. With `stack`, the offsets along so many
-of the last spatial dimensions lie side by side in the channels instead: fewer and wider products,
-and fewer zeros in g, for a copy that is as many times larger than the image.
+One matrix product per kernel offset needs no patches in memory. The padded image is split into
+`stride` phases, within which an offset is a shift. Each phase is laid out flat, and g on the same
+grid, with zeros where there is no output. An offset is then a slice of the flat image. With
+`stack`, the offsets along the last `stack` spatial dimensions are concatenated in the channels
+instead. That makes fewer and wider products with fewer zeros in g, but copies the image once per
+concatenated offset.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-STILL = (0, 0, 0)  # for `lax.pad`: a dimension that stays as it is
+NO_PADDING = (0, 0, 0)  # for `lax.pad`
 
 
 class Dimension(NamedTuple):
@@ -28,29 +29,29 @@ class Dimension(NamedTuple):
     out: int
     stride: int
     dilation: int  # of the window
-    spread: int  # dilation of the image
-    low: int  # padding in front; `out` says what is behind
+    image_dilation: int
+    low: int  # padding before the image; the padding after it follows from `out`
 
     @property
     def depth(self) -> int:
-        """Length of one phase of the padded image: the outputs and the largest shift."""
+        """Length of one phase of the padded image: the outputs plus the largest shift."""
         return self.out + (self.window - 1) * self.dilation // self.stride
 
     @property
     def pad(self) -> tuple[int, int, int]:
-        """For `lax.pad`, to make the image `depth * stride` long."""
-        end = self.low + (self.size - 1) * self.spread + 1
-        return self.low, self.depth * self.stride - end, self.spread - 1
+        """The `lax.pad` configuration that makes the image `depth * stride` long."""
+        end = self.low + (self.size - 1) * self.image_dilation + 1
+        return self.low, self.depth * self.stride - end, self.image_dilation - 1
 
     @property
-    def steps(self) -> list[tuple[int, int]]:
+    def offsets(self) -> list[tuple[int, int]]:
         """(shift, phase) of every offset."""
         return [divmod(o * self.dilation, self.stride) for o in range(self.window)]
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionGeometry:
-    """`conv_general_dilated` of one example, the kernel as operand 1, without batch groups."""
+    """`conv_general_dilated` of one example, with the kernel as operand 1 and no batch groups."""
 
     specs: tuple[tuple[int, ...], ...]  # of image, kernel and result, as in `dimension_numbers`
     images: int  # N
@@ -66,8 +67,8 @@ class ConvolutionGeometry:
         """From the parameters of the equation and the shapes of its operands and result."""
         if (count := params["batch_group_count"]) != 1:
             raise ValueError(
-                f"A convolution with batch_group_count={count} spreads an example's images over "
-                "its groups, which no product per offset describes: keep its gradients."
+                f"A convolution with batch_group_count={count} spreads one example over several "
+                "groups, so it has no product per offset. Materialise its gradients instead."
             )
         groups = params["feature_group_count"]
         specs = tuple(tuple(spec) for spec in params["dimension_numbers"])
@@ -82,7 +83,7 @@ class ConvolutionGeometry:
 
     @property
     def positions(self) -> int:
-        """P: the outer products that one example's gradient sums."""
+        """P: how many outer products one example's gradient sums."""
         return self.images * math.prod(d.out for d in self.dims)
 
     @property
@@ -101,7 +102,7 @@ class ConvolutionGeometry:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to sum, or nothing to hold the sum. No layout is made of it."""
+        """Whether there is nothing to sum, or the kernel has no entries. Then it has no layout."""
         return 0 in (self.positions, self.pixels, *self.kernel)
 
     def image(self, x: jax.Array) -> jax.Array:
@@ -119,31 +120,31 @@ def _by_group(x: jax.Array, spec: Sequence[int], groups: int) -> jax.Array:
 
 
 class ImageLayout:
-    """The flat layout, with the last `stack` spatial dimensions in the channels."""
+    """The flat layout, with the offsets of the last `stack` dimensions in the channels."""
 
     def __init__(self, geometry: ConvolutionGeometry, stack: int):
         self.geometry, dims = geometry, geometry.dims
         self.flat, self.stacked = dims[: len(dims) - stack], dims[len(dims) - stack :]
         grid = [d.depth for d in self.flat] + [d.out for d in self.stacked]
         weights = [math.prod(grid[i + 1 :]) for i in range(len(self.flat))]
-        offsets = list(itertools.product(*(d.steps for d in self.flat)))
-        phases = [tuple(phase for _, phase in steps) for steps in offsets]
+        offsets = list(itertools.product(*(d.offsets for d in self.flat)))
+        phases = [tuple(phase for _, phase in offset) for offset in offsets]
         self.phases = sorted(set(phases))
-        # Of every product, in the order of the offsets: its phase, and its shift when flat.
+        # The place of each offset, in order: its phase, and its shift in the flat image.
         self.places = [
             (self.phases.index(phase), sum(s * w for (s, _), w in zip(steps, weights, strict=True)))
             for phase, steps in zip(phases, offsets, strict=True)
         ]
         self.width = math.prod(d.window for d in self.stacked)  # offsets in the channels
         self.size = geometry.images * math.prod(grid)
-        # The slices that are multiplied reach from the first output to the last.
+        # The slices that are multiplied extend from the first output to the last.
         self.length = self.size - max(shift for _, shift in self.places)
 
     def image(self, x: jax.Array) -> jax.Array:
         """x (B, N, sizes..., G, C) as (phases, B, G, size, width * C)."""
         x = padded(x, [d.pad for d in self.geometry.dims])[..., None, :]
         for axis in reversed(range(len(self.flat), len(self.geometry.dims))):
-            x = _side_by_side(x, axis + 2, self.geometry.dims[axis])
+            x = _concatenate_windows(x, axis + 2, self.geometry.dims[axis])
         shape = (x.shape[0], self.size, self.geometry.groups, self.width * self.geometry.channels)
         strides = [d.stride for d in self.flat]
         cuts = [
@@ -154,23 +155,23 @@ class ImageLayout:
 
     def cotangent(self, g: jax.Array) -> jax.Array:
         """g (B, N, outs..., G, K) as (B, G, length, K)."""
-        pads = [(0, d.depth - d.out, 0) for d in self.flat] + [STILL] * len(self.stacked)
+        pads = [(0, d.depth - d.out, 0) for d in self.flat] + [NO_PADDING] * len(self.stacked)
         if self.geometry.images == 1:
-            pads[:1] = [STILL]  # nothing follows the last row
+            pads[:1] = [NO_PADDING]  # no image follows
         g = padded(g, pads)
         g = g.reshape(g.shape[0], -1, *g.shape[-2:])
         return g[:, : self.length].swapaxes(1, 2)
 
 
 def padded(x: jax.Array, pads: Sequence[tuple[int, int, int]]) -> jax.Array:
-    """x with its dimensions from the third on padded."""
-    rest = [STILL] * (x.ndim - 2 - len(pads))
-    return lax.pad(x, jnp.zeros((), x.dtype), [STILL, STILL, *pads, *rest])
+    """Pads x, starting with its third dimension."""
+    rest = [NO_PADDING] * (x.ndim - 2 - len(pads))
+    return lax.pad(x, jnp.zeros((), x.dtype), [NO_PADDING, NO_PADDING, *pads, *rest])
 
 
-def _side_by_side(x: jax.Array, axis: int, dim: Dimension) -> jax.Array:
-    """The windows along one axis of x (..., E, C), in front of the E that are there."""
-    # Neighbours are cut `stride` at a time: windows that do not overlap are one reshape.
+def _concatenate_windows(x: jax.Array, axis: int, dim: Dimension) -> jax.Array:
+    """Concatenates the windows along one axis of x (..., E, C) in E, before its own index."""
+    # `stride` neighbours are taken at a time, so windows that do not overlap are one reshape.
     width = dim.stride if dim.dilation == 1 else 1
     pieces = []
     for start in range(0, dim.window * dim.dilation, width * dim.dilation):

@@ -1,4 +1,4 @@
-"""Convolutions: the gradient of the kernel for one example, its norm, and the sum over examples.
+"""Per-example gradients of a convolution's kernel, their norms, and their sum over examples.
 
 In one group, with output positions p (P of them, over N images) and kernel offsets o:
 
@@ -6,23 +6,26 @@ In one group, with output positions p (P of them, over N images) and kernel offs
     products:    |W|^2 = sum_o |W[o]|^2
     Gram:        |W|^2 = sum_{p,s} (g_p . g_s) sum_o x[p stride + o dilation] . x[s stride + ...]
 
-Products take 2 P C K FLOPs and C K numbers for each offset; the Gram form 2 P^2 (C + K) FLOPs and
-P^2 numbers in all, since every offset adds inner products of the same pixels.
+The product form needs 2 P C K FLOPs and C K numbers for each offset. The Gram form needs
+2 P^2 (C + K) FLOPs and P^2 numbers in all, because every offset adds inner products of the same
+pixels.
 
-Everywhere x is (B, *lhs shape) and g is (B, *out shape), in dtypes of their own: where the two
-agree they are multiplied as they are, and added up in float32 (float64 for such operands).
-Zeros of the padding meet values: one that is not finite makes a norm NaN, even where the gradient
-would not have read it. Squares are plain: bring x and g near 1 first (`scaling.py`).
+Everywhere x is (B, *lhs shape) and g is (B, *out shape). If their dtypes agree, they are multiplied
+in that dtype and summed in float32, or in float64 for float64 operands. Otherwise they are first
+cast to the dtype of the sum. Values are multiplied with the zeros of the padding, so a non-finite
+value makes a norm NaN, even where the gradient would not have read it. Nothing is scaled: bring x
+and g near 1 first (`scaling.py`).
 
-"Roundings" are those that a term goes through in a row, in the dtype of the sum: a bound relative
-to the sum of the absolute values of the terms. Zeros of the padding are added exactly.
+"Roundings" counts the roundings that a term goes through in a row, in the dtype of the sum. It
+bounds the error relative to the sum of the absolute values of the terms. Adding the zeros of the
+padding is exact.
 """
 
 import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +34,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from bevel.clipping.norms.convolution_geometry import (
-    STILL,
+    NO_PADDING,
     ConvolutionGeometry,
     ImageLayout,
     padded,
@@ -40,7 +43,7 @@ from bevel.clipping.norms.materialised import roundings, staged_sum
 from bevel.clipping.program.equations import bind, evaluate
 from bevel.precision import accumulation_dtype
 
-# More products than this become a loop in the compiled program.
+# More products than this are compiled as a loop.
 UNROLLED = 50
 FULL = lax.Precision.HIGHEST
 
@@ -53,7 +56,7 @@ def _multiply(x: jax.Array, g: jax.Array, axis: int, precision: lax.Precision) -
 
 
 def _of_one_dtype(x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array, np.dtype]:
-    """x and g in the dtype that they share or else the accumulation dtype, which comes third."""
+    """x and g in their common dtype, or else in the accumulation dtype, which is returned too."""
     dtype = accumulation_dtype(x.dtype, g.dtype)
     return (x, g, dtype) if x.dtype == g.dtype else (x.astype(dtype), g.astype(dtype), dtype)
 
@@ -65,7 +68,7 @@ def over_products(
     precision: lax.Precision,
     use: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """`use` of every product (B, G, width * C, K), one after the other, stacked in front."""
+    """Applies `use` to every product (B, G, width * C, K) in turn, and stacks the results."""
     image = layout.image(layout.geometry.image(x))
     g = layout.cotangent(layout.geometry.cotangent(g))
     sizes = (1, *g.shape[:3], image.shape[-1])
@@ -80,7 +83,7 @@ def over_products(
     results: list[jax.Array] = []
     for place in layout.places:
         if results:
-            # Else the compiler may take all slices first, which are the patches.
+            # Without the barrier, the compiler may form all slices first, which are the patches.
             image, results[-1] = lax.optimization_barrier((image, results[-1]))
         results.append(one(image, *place))
     return jnp.stack(results)
@@ -102,7 +105,7 @@ def per_example_products(
     layout = ImageLayout(geometry, stack)
     products = over_products(layout, x, g, precision, lambda product: product)
     sizes = (geometry.groups, layout.width, geometry.channels, geometry.features)
-    # (places, B, G, width, C, K) to (B, window..., C, G K), and to the kernel's own order.
+    # From (places, B, G, width, C, K) to (B, window..., C, G K), then to the kernel's own order.
     products = products.reshape(*products.shape[:2], *sizes).transpose(1, 0, 3, 4, 2, 5)
     products = products.reshape(x.shape[0], *geometry.window, geometry.channels, -1)
     out, inner, *spatial = geometry.specs[1]
@@ -116,10 +119,10 @@ def squared_norm_by_products(
     stack: int,
     precision: lax.Precision = FULL,
 ) -> jax.Array:
-    """|gradient|^2 (B,), with one product alive at a time.
+    """|gradient|^2 (B,), with one product in memory at a time.
 
-    Roundings: P + 1 of the entries, which move the gradient by at most their growth times
-    sum_p |patch_p| |g_p|; then `square_roundings`, relative to the square.
+    Roundings: P + 1 for the entries, which move the gradient by at most their growth times
+    sum_p |patch_p| |g_p|. Then `square_roundings`, relative to the square.
     """
     if geometry.empty:
         return jnp.zeros(x.shape[:1], accumulation_dtype(x.dtype, g.dtype))
@@ -129,24 +132,27 @@ def squared_norm_by_products(
 
 
 def square_roundings(geometry: ConvolutionGeometry, stack: int) -> int:
-    """Of the squares and their sum in `squared_norm_by_products`."""
+    """The roundings of the squares and their sum in `squared_norm_by_products`."""
     layout = ImageLayout(geometry, stack)
     shape = (geometry.groups, layout.width * geometry.channels, geometry.features)
     return 1 + roundings(shape) + roundings((len(layout.places),))
 
 
 def multiplies_pixels(geometry: ConvolutionGeometry) -> bool:
-    """Whether pixels have fewer inner products than patches, of which strides leave few."""
+    """Whether inner products of pixels are cheaper than those of patches.
+
+    Patches are cheaper where strides leave few of them.
+    """
     return geometry.pixels**2 < math.prod(geometry.window) * geometry.positions**2
 
 
 def patch_gram(
     geometry: ConvolutionGeometry, x: jax.Array, precision: lax.Precision = FULL
 ) -> jax.Array:
-    """The inner products of the patches (B, G, P, P): sums of those of pixels over the window.
+    """The inner products of the patches (B, G, P, P), summed from those of pixels over the window.
 
-    Roundings: C + 1 + sum(window), or C prod(window) + 1 where patches are fewer and are formed;
-    relative to |patch_p| |patch_s|.
+    Roundings: C + 1 + sum(window), or C prod(window) + 1 where patches are formed because there are
+    few of them. They are relative to |patch_p| |patch_s|.
     """
     x, dims = geometry.image(x), geometry.dims
     if not multiplies_pixels(geometry):
@@ -168,12 +174,13 @@ def patch_squares(geometry: ConvolutionGeometry, x: jax.Array) -> jax.Array:
 
 
 def _window_sum(geometry: ConvolutionGeometry, x: jax.Array, pairs: bool) -> jax.Array:
-    """Sums x (B, G, N, sizes...) over the window; with `pairs`, both halves of (B, G, ..., ...).
+    """Sums x (B, G, N, sizes...) over the window.
 
-    One dimension after the other, so that their lengths add up and do not multiply.
+    With `pairs`, x has N and the sizes twice, and both are summed. Dimensions are summed one after
+    the other, so the number of terms is the sum of the window sizes, not their product.
     """
     dims, sets = geometry.dims, 2 if pairs else 1
-    x = padded(x, [STILL, *(d.pad for d in dims)] * sets)
+    x = padded(x, [NO_PADDING, *(d.pad for d in dims)] * sets)
     for i, dim in enumerate(dims, 3):
         terms = []
         for start in range(0, dim.window * dim.dilation, dim.dilation):
@@ -194,26 +201,6 @@ def cotangent_gram(
     return _multiply(g, g, 3, precision)
 
 
-def squared_norm_by_gram(
-    geometry: ConvolutionGeometry, x: jax.Array, g: jax.Array, precision: lax.Precision = FULL
-) -> jax.Array:
-    """|gradient|^2 (B,), not below 0.
-
-    Roundings: `gram_roundings`, relative to (sum_p |patch_p| |g_p|)^2.
-    """
-    if geometry.empty:
-        return jnp.zeros(x.shape[:1], accumulation_dtype(x.dtype, g.dtype))
-    grams = patch_gram(geometry, x, precision), cotangent_gram(geometry, g, precision)
-    return jnp.maximum(staged_sum(grams[0] * grams[1])[0], 0)
-
-
-def gram_roundings(geometry: ConvolutionGeometry) -> int:
-    """Of everything in `squared_norm_by_gram`."""
-    c, window, p = geometry.channels, geometry.window, geometry.positions
-    inner = c + sum(window) if multiplies_pixels(geometry) else c * math.prod(window)
-    return inner + geometry.features + 3 + roundings((geometry.groups, p, p))
-
-
 def weighted_sum(
     geometry: ConvolutionGeometry,
     params: Mapping[str, Any],
@@ -221,10 +208,10 @@ def weighted_sum(
     g: jax.Array,
     precision: lax.Precision = FULL,
 ) -> jax.Array:
-    """The sum over B of the gradients, in the kernel's shape, for g that carries its coefficient.
+    """The sum of the gradients over B, in the kernel's shape. x or g carries the coefficients.
 
-    One convolution over all B N images, the transpose of the equation with `params`; the result
-    has the accumulation dtype whatever the operands have. Roundings: B P + 1.
+    This is one convolution over all B N images, the transpose of the equation with `params`. The
+    result always has the accumulation dtype. Roundings: B P + 1.
     """
     x, g, dtype = _of_one_dtype(x, g)
     x, g = _merged(x, geometry.specs[0][0]), _merged(g, geometry.specs[2][0])
@@ -242,7 +229,7 @@ def weighted_sum(
         on_cpu = jax.default_backend() == "cpu"
         return [_in_usual_order(convolve, *inputs) if on_cpu else convolve(*inputs)]
 
-    # Traced with wide operands, since a transpose asks for one dtype throughout; run with these.
+    # A transpose needs one dtype throughout, so trace it with wide operands and run it with these.
     program = jax.make_jaxpr(transposed)(*(jax.ShapeDtypeStruct(a.shape, dtype) for a in (x, g)))
     (total,) = evaluate(program.jaxpr, program.consts, [x, g], handle)
     return total
@@ -253,7 +240,7 @@ def _in_usual_order(
 ) -> jax.Array:
     """The convolution with its dimensions in the usual order.
 
-    Within a branch or a loop, XLA takes a hundred times as long for any other order on a CPU.
+    In a branch or a loop on a CPU, XLA takes a hundred times as long for any other order.
     """
     (b, c, *image), (k, d, *window), (n, f, *result) = convolve.keywords["dimension_numbers"]
     x = jnp.transpose(x, (b, *image, c))
@@ -266,62 +253,27 @@ def _in_usual_order(
 
 
 def _merged(x: jax.Array, axis: int) -> jax.Array:
-    """x (B, ...) with B and N (at `axis` of the rest) as one dimension."""
+    """x (B, ...) with B and N merged into one dimension. N is dimension `axis` of the rest."""
     x = jnp.moveaxis(x, 0, axis)
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
-class Cost(NamedTuple):
-    """Of one example: FLOPs, and bytes through memory if slices are read where they are."""
+def cheapest_stack(geometry: ConvolutionGeometry) -> int:
+    """The `stack` for which `squared_norm_by_products` moves the least memory.
 
-    flops: int
-    bytes: int
-
-
-def _amounts(geometry: ConvolutionGeometry) -> tuple[int, int, int]:
-    """Numbers in the image, the cotangent and the kernel."""
+    Measured on a CPU with 3x3 windows, it is within a fifth of the fastest. Stacking all offsets
+    halves the time with 3 channels, and stacking one dimension saves a seventh with 64.
+    """
     image = geometry.pixels * geometry.groups * geometry.channels
     cotangent = geometry.positions * geometry.groups * geometry.features
-    return image, cotangent, math.prod(geometry.kernel)
 
+    def entries_moved(stack: int) -> int:
+        layout = ImageLayout(geometry, stack)
+        row = layout.width * geometry.channels * geometry.groups
+        x_flat = len(layout.phases) * layout.size * row
+        g_flat = layout.length * geometry.groups * geometry.features
+        read = len(layout.places) * (layout.length * row + g_flat)
+        copied = (x_flat != image) * (image + x_flat) + (g_flat != cotangent) * (cotangent + g_flat)
+        return read + copied
 
-def products_cost(geometry: ConvolutionGeometry, stack: int, itemsize: int) -> Cost:
-    """Of `squared_norm_by_products`; `per_example_products` also moves what it puts in order."""
-    layout, (image, cotangent, kernel) = ImageLayout(geometry, stack), _amounts(geometry)
-    row = layout.width * geometry.channels * geometry.groups
-    flat = len(layout.phases) * layout.size * row
-    g_flat = layout.length * geometry.groups * geometry.features
-    numbers = len(layout.places) * (layout.length * row + g_flat)
-    numbers += (flat != image) * (image + flat) + (g_flat != cotangent) * (cotangent + g_flat)
-    return Cost(2 * (layout.length + 1) * kernel, itemsize * numbers + 8 * kernel)
-
-
-def cheapest_stack(geometry: ConvolutionGeometry, itemsize: int) -> int:
-    """The `stack` that moves the fewest bytes.
-
-    Measured on a CPU with 3x3 windows, its products are within a fifth of the fastest: all offsets
-    stacked take half the time of none with 3 channels, one dimension a seventh less with 64.
-    """
-    stacks = range(len(geometry.dims) + 1)
-    return min(stacks, key=lambda stack: products_cost(geometry, stack, itemsize).bytes)
-
-
-def gram_cost(geometry: ConvolutionGeometry, itemsize: int) -> Cost:
-    """Of `squared_norm_by_gram`."""
-    image, cotangent, _ = _amounts(geometry)
-    pairs = geometry.groups * geometry.positions**2
-    flops = 2 * pairs * (geometry.features + 1)
-    if multiplies_pixels(geometry):
-        inner = geometry.groups * geometry.pixels**2
-        flops += 2 * inner * geometry.channels + sum(geometry.window) * pairs
-        return Cost(flops, itemsize * (image + cotangent) + 8 * (inner + pairs))
-    row = math.prod(geometry.window) * geometry.channels
-    patches = geometry.positions * geometry.groups * row
-    numbers = image + cotangent + 2 * patches * (patches != image)
-    return Cost(flops + 2 * pairs * row, itemsize * numbers + 8 * 2 * pairs)
-
-
-def weighted_sum_cost(geometry: ConvolutionGeometry, itemsize: int) -> Cost:
-    """Of `weighted_sum`, without its result, which the whole batch shares."""
-    image, cotangent, kernel = _amounts(geometry)
-    return Cost(2 * geometry.positions * kernel, itemsize * (image + cotangent))
+    return min(range(len(geometry.dims) + 1), key=entries_moved)

@@ -4,8 +4,8 @@ With the dimensions of h and w named s (batch), d (contracted), t (free in h) an
 
     y[s,t,k] = sum_d h[s,t,d] w[s,d,k]      so      G[s,d,k] = sum_t h[s,t,d] g[s,t,k]
 
-One sum of outer products for each s, and s runs over heads or experts. The steps of a loop are
-further s where each has its own slice of w, and further t where they share it.
+There is one sum of outer products for each s, where s runs over heads or experts. The steps of a
+loop extend s if each step has its own slice of w, and extend t if all steps share w.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from bevel.clipping.norms.registry import SEPARATE, SHARED, GradientSizes, Loops
 
 
 class _Dimensions:
-    """The dimensions of `dot_general`, seen from the parameter's side."""
+    """The dimensions of `dot_general`, with the parameter as operand `weight`."""
 
     def __init__(self, eqn: JaxprEqn, weight: int):
         contracting, batch = eqn.params["dimension_numbers"]
@@ -35,7 +35,7 @@ class _Dimensions:
         self.h_contract = tuple(h for _, h in pairs)
         self.h_rows = self.free(h_aval.ndim, self.h_batch, self.h_contract)
         self.w_free = self.free(w_aval.ndim, self.w_batch, self.w_contract)
-        # The output has the batch dimensions, then the free ones of the left operand.
+        # The output has the batch dimensions first, then the free dimensions of the left operand.
         first = len(self.w_batch)
         counts = [len(self.h_rows), len(self.w_free)]
         left = range(first, first + counts[weight != 1])
@@ -49,7 +49,7 @@ class _Dimensions:
 
 
 def _accepts(eqn: JaxprEqn, weight: int) -> bool:
-    """Products of floating-point numbers, none of the dimensions empty."""
+    """Accepts floating-point products without empty dimensions."""
     avals: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     floats = all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
     return floats and all(0 not in aval.shape for aval in avals)
@@ -78,19 +78,19 @@ def _gradient(eqn: JaxprEqn, weight: int, loops: Loops, h: Sequence[Any], g: Any
     multiplier = precision.multiplier(dtype, eqn.params["precision"])
     left = in_order(other, loops, d.h_batch, d.h_rows, d.h_contract)
     right = in_order(g, loops, d.y_batch, d.y_rows, d.y_free)
-    apart = [None for kind, _ in loops if kind == SEPARATE]
+    loop_dims = [None for kind, _ in loops if kind == SEPARATE]
     return OuterProducts(
         Side(left.astype(dtype), tuple(d.w_shape[i] for i in d.w_contract)),
         Side(right.astype(dtype), tuple(d.w_shape[i] for i in d.w_free)),
-        separate=len(apart) + len(d.w_batch),
-        rows=len(loops) - len(apart) + len(d.h_rows),
-        places=(*apart, *d.w_batch, *d.w_contract, *d.w_free),
+        separate=len(loop_dims) + len(d.w_batch),
+        rows=len(loops) - len(loop_dims) + len(d.h_rows),
+        dims=(*loop_dims, *d.w_batch, *d.w_contract, *d.w_free),
         multiplier=multiplier,
     )
 
 
 def wider(one: Any, other: Any) -> np.dtype:
-    """The dtype that holds both exactly."""
+    """A dtype that holds the values of both exactly."""
     return np.dtype(one) if one == other else precision.accumulation_dtype(one, other)
 
 
@@ -103,10 +103,10 @@ def in_order(
 ) -> Any:
     """`x` (B, loops..., own) as (B, separate..., rows..., entries...)."""
     first = 1 + len(loops)
-    apart = [i + 1 for i, (kind, _) in enumerate(loops) if kind == SEPARATE]
+    stacked = [i + 1 for i, (kind, _) in enumerate(loops) if kind == SEPARATE]
     shared = [i + 1 for i, (kind, _) in enumerate(loops) if kind == SHARED]
     own = [[first + i for i in dims] for dims in (separate, rows, entries)]
-    return jnp.transpose(x, (0, *apart, *own[0], *shared, *own[1], *own[2]))
+    return jnp.transpose(x, (0, *stacked, *own[0], *shared, *own[1], *own[2]))
 
 
 def _others(eqn: JaxprEqn, weight: int) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
-"""The Gram form: the square of a norm from inner products of rows, and what bounds its rounding.
+"""The Gram form: squared norms from inner products of rows, and bounds on their rounding.
 
     |sum_t l_t (x) r_t|^2 = sum_{t,s} Gl[t,s] Gr[t,s],    Gl[t,s] = l_t . l_s,  Gr[t,s] = r_t . r_s
 
-A vector that a mesh has cut into pieces has a Gram matrix for each: their sums cross the mesh as
-one number per example, where the matrices themselves would cross it whole.
+If a mesh splits vectors into pieces, each piece has its own Gram matrix. Only sums over these
+matrices cross the mesh, as one number per example, and not the matrices themselves.
 """
 
 import functools
@@ -18,23 +18,24 @@ from bevel import precision
 from bevel.clipping.norms.kernels import gram_kernel
 from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scale_to_one
 
-# With fewer rows than this the kernel has too little to do.
+# With fewer rows than this, the kernel has too little work.
 KERNEL_ROWS = 64
-# What rounding may add to a norm: a form that may add more is not taken, if there is another.
+# The relative slack that a norm may have. A way with more is used only if there is no other.
 WORST_SLACK = 0.05
-# The cosine of two rows of values, as after a rectifier; rows of gradients are at random angles.
-LEANING = 0.2
+# The assumed cosine of two rows of activations, as after a ReLU. Rows of gradients are assumed to
+# be at random angles.
+VALUE_COSINE = 0.2
 
 
-class Sums(NamedTuple):
-    """What bounds a norm, all (B,)."""
+class NormSums(NamedTuple):
+    """The quantities that a norm and its bound are computed from, all (B,)."""
 
-    square: jax.Array  # of the norm
-    error: jax.Array  # of the square, at most
-    moved: jax.Array  # how far rounding moves what is summed, at most
+    square: jax.Array  # the squared norm
+    error: jax.Array  # bound on the error of the square
+    shift: jax.Array  # bound on how far rounding moves the contribution that is summed
     absolute: jax.Array  # A, the sum of the lengths of the terms
     left: jax.Array  # trace of the left Gram matrix
-    right: jax.Array  # and of the right one
+    right: jax.Array  # trace of the right Gram matrix
 
 
 class Sides(NamedTuple):
@@ -42,81 +43,85 @@ class Sides(NamedTuple):
     right: Any
 
 
-class _Pairs(NamedTuple):
-    """Sums over the pairs of rows of one use, (B, separate...) and further dimensions."""
+class _PairSums(NamedTuple):
+    """Sums over the pairs of rows of one use, (B, separate...) or (B, separate..., pieces)."""
 
     square: jax.Array  # of Gl Gr
     squares: Sides  # of Gl^2 and Gr^2, for each piece
     traces: Sides
     lengths: jax.Array  # sum_t |l_t| |r_t|
     sizes: Sides | None = None  # of |Gl| and |Gr|, for each piece
-    longest: Sides | None = None  # |l_t|^2 and |r_t|^2, at most
+    longest: Sides | None = None  # bounds on |l_t|^2 and |r_t|^2
 
 
-def over_products(left: jax.Array, right: jax.Array, apart: int, rows: int) -> jax.Array:
-    """`sum Gl Gr` from Gram matrices (B, separate..., pieces, rows...), of one use or of two."""
-    pairs = jnp.expand_dims(left, apart + 1) * jnp.expand_dims(right, apart)
-    return jnp.sum(over_rows(pairs, rows), axis=(apart, apart + 1))
+def sum_of_products(left: jax.Array, right: jax.Array, lead: int, rows: int) -> jax.Array:
+    """`sum Gl Gr` from Gram matrices (B, separate..., pieces, rows...) of one use or two.
+
+    `lead` is the number of dimensions (B, separate...).
+    """
+    pairs = jnp.expand_dims(left, lead + 1) * jnp.expand_dims(right, lead)
+    return jnp.sum(sum_last(pairs, rows), axis=(lead, lead + 1))
 
 
-@functools.partial(jax.jit, static_argnames=("apart", "rows"))  # the same for many parameters
-def over_matrices(left: jax.Array, right: jax.Array, apart: int, rows: int) -> _Pairs:
+@functools.partial(jax.jit, static_argnames=("lead", "rows"))  # traced once for many parameters
+def pair_sums(left: jax.Array, right: jax.Array, lead: int, rows: int) -> _PairSums:
     """From Gram matrices (B, separate..., pieces, rows..., rows...) of one use."""
     diagonals = [diagonal(gram, rows) for gram in (left, right)]
-    # Of a vector in pieces, the length is at most the sum of theirs.
-    lengths = [jnp.sum(root(d), axis=apart) for d in diagonals]
-    most = [jnp.max(d, axis=tuple(range(apart + 1, d.ndim))) for d in diagonals]
-    return _Pairs(
-        over_products(left, right, apart, 2 * rows),
-        Sides(*(over_rows(gram * gram, 2 * rows) for gram in (left, right))),
-        Sides(*(over(d, apart) for d in diagonals)),
-        over(lengths[0] * lengths[1], apart),
-        Sides(*(over_rows(jnp.abs(gram), 2 * rows) for gram in (left, right))),
-        Sides(*(jnp.sum(m, axis=apart) for m in most)),
+    # The length of a vector in pieces is at most the sum of the pieces' lengths.
+    lengths = [jnp.sum(root(d), axis=lead) for d in diagonals]
+    largest = [jnp.max(d, axis=tuple(range(lead + 1, d.ndim))) for d in diagonals]
+    return _PairSums(
+        sum_of_products(left, right, lead, 2 * rows),
+        Sides(*(sum_last(gram * gram, 2 * rows) for gram in (left, right))),
+        Sides(*(sum_from(d, lead) for d in diagonals)),
+        sum_from(lengths[0] * lengths[1], lead),
+        Sides(*(sum_last(jnp.abs(gram), 2 * rows) for gram in (left, right))),
+        Sides(*(jnp.sum(x, axis=lead) for x in largest)),
     )
 
 
-def by_kernel(left: jax.Array, right: jax.Array, apart: int, rows: int, tf32: bool) -> _Pairs:
+def pair_sums_by_kernel(
+    left: jax.Array, right: jax.Array, lead: int, rows: int, tf32: bool
+) -> _PairSums:
     """From vectors (B, separate..., rows..., entries...), without the matrices."""
-    lead = left.shape[:apart]
-    count = math.prod(left.shape[apart : apart + rows])
-    h, g = (x.reshape(math.prod(lead), count, -1) for x in (left, right))
-    sums = gram_kernel.gram_sums(h, g, tf32=tf32)
-    found = [x.reshape(lead) for x in sums]
-    square, left_square, right_square, left_trace, right_trace, lengths = found
+    lead_shape = left.shape[:lead]
+    count = math.prod(left.shape[lead : lead + rows])
+    h, g = (x.reshape(math.prod(lead_shape), count, -1) for x in (left, right))
+    sums = [x.reshape(lead_shape) for x in gram_kernel.gram_sums(h, g, tf32=tf32)]
+    square, left_square, right_square, left_trace, right_trace, lengths = sums
     squares = Sides(left_square[..., None], right_square[..., None])
-    return _Pairs(square, squares, Sides(left_trace, right_trace), lengths)
+    return _PairSums(square, squares, Sides(left_trace, right_trace), lengths)
 
 
 class Rounding(NamedTuple):
-    """Of Gram matrices: how far each entry may be off, relative to the lengths of its rows."""
+    """Relative rounding errors of Gram matrices and of sums over them."""
 
-    growth: Sides
+    growth: Sides  # of an entry, relative to the product of its rows' lengths
     summed: float  # of a sum over all pairs
-    rows: float
+    rows: float  # the number of rows
 
 
-@functools.partial(jax.jit, static_argnames="sides")  # the same for many parameters
+@functools.partial(jax.jit, static_argnames="sides")  # traced once for many parameters
 def bound(
-    uses: Sequence[_Pairs],
+    uses: Sequence[_PairSums],
     across: jax.Array,
     rounding: Rounding,
     roundoffs: Sequence[float],
     sides: tuple[str, ...],
-) -> Sums:
-    """What bounds the norm, from the pairs of rows of each use, and their sum across uses.
+) -> NormSums:
+    """The `NormSums` of a parameter, from the pairs of rows within each use and across uses.
 
-    With U and V the rows of two uses, |U V^T|^2 <= |U U^T| |V V^T|: the Gram matrix of all rows
-    has no larger Frobenius norm than those of the uses together.
+    With U and V the rows of two uses, |U V^T|^2 <= |U U^T| |V V^T|. So the Frobenius norm of the
+    Gram matrix of all rows is at most the sum of those of the uses.
 
-    `roundoffs`, `sides`: of each use's operands, and the side that takes the coefficient.
+    `roundoffs` are those of each use's operands, and `sides` the side that the coefficient scales.
     """
-    apart = uses[0].square.ndim
+    lead = uses[0].square.ndim
     trace = Sides(*(sum(p.traces[i] for p in uses) for i in range(2)))
     summed = rounding.summed
-    least = rounding.rows**2 * SMALLEST_SQUARE  # what may have been lost of the squares
+    lost = rounding.rows**2 * SMALLEST_SQUARE  # what the squares may have lost to underflow
     frobenius = [
-        sum(jnp.sum(root(p.squares[i] + least), axis=apart) for p in uses) * (1 + summed)
+        sum(jnp.sum(root(p.squares[i] + lost), axis=lead) for p in uses) * (1 + summed)
         + rounding.growth[i] * trace[i]
         for i in range(2)
     ]
@@ -125,83 +130,77 @@ def bound(
         off = trace[i] * frobenius[1 - i]
         (only, *more) = uses
         if not more and only.sizes is not None and only.longest is not None:
-            size = jnp.sum(only.sizes[1 - i], axis=apart) * (1 + summed)
+            size = jnp.sum(only.sizes[1 - i], axis=lead) * (1 + summed)
             size += rounding.growth[1 - i] * rounding.rows * trace[1 - i]
             off = jnp.minimum(off, only.longest[i] * size)
         error += rounding.growth[i] * off
-    moved: Any = 0.0
+    shift: Any = 0.0
     for roundoff, side in zip(roundoffs, sides, strict=True):
         i = Sides._fields.index(side)
-        moved += roundoff * length(root(trace[i]) * root(frobenius[1 - i]))
-    # Gradients of separate places are orthogonal; of vectors in pieces the lengths are too large.
+        shift += roundoff * length(root(trace[i]) * root(frobenius[1 - i]))
+    # Separate gradients are orthogonal. The lengths of vectors in pieces are too large.
     absolute = sum((p.lengths for p in uses[1:]), uses[0].lengths)
     absolute = jnp.minimum(absolute, root(trace[0]) * root(trace[1]))
-    return Sums(
-        over(sum((p.square for p in uses), across)),
-        over(error) * (1 + summed),
-        moved * (1 + summed),
+    return NormSums(
+        sum_from(sum((p.square for p in uses), across)),
+        sum_from(error) * (1 + summed),
+        shift * (1 + summed),
         length(absolute) * (1 + summed),
-        *(over(t) for t in trace),
+        *(sum_from(t) for t in trace),
     )
 
 
-def spread(rows: int, entries: int, leaning: float = 0.0) -> float:
-    """The Frobenius norm of the Gram matrix of unit rows, which lean to one side or do not."""
-    return math.sqrt(rows + rows * rows * (1 / entries + leaning**2))
+def spread(rows: int, entries: int, cosine: float = 0.0) -> float:
+    """The expected Frobenius norm of the Gram matrix of unit rows with this mean cosine."""
+    return math.sqrt(rows + rows * rows * (1 / entries + cosine**2))
 
 
 def values_are_scaled(rows: int, values: int, gradients: int, roundoff: float) -> bool:
-    """Whether a coefficient goes to the values or to their gradients, by numbers in a row.
+    """Whether the coefficient multiplies the values and not their gradients.
 
-    To the shorter ones. But its rounding may move a sum by as much as the Gram matrix of the others
-    is large, so gradients do not take it where values that lean to one side would make that too
-    much.
+    It multiplies whichever has fewer entries per row. But rounding the scaled side moves the sum in
+    proportion to the Gram matrix of the other side. The values are scaled, even if they are longer,
+    where their Gram matrix would make that shift too large.
     """
-    moved = roundoff * math.sqrt(spread(rows, values, LEANING))
-    return values <= gradients or moved > WORST_SLACK
+    shift = roundoff * math.sqrt(spread(rows, values, VALUE_COSINE))
+    return values <= gradients or shift > WORST_SLACK
 
 
 def kernel_chunk() -> int:
-    """How many numbers the kernel adds up in a row."""
+    """How many numbers the kernel adds in a row."""
     return gram_kernel.CHUNK
 
 
 def kernel_takes(rows: int, multiplier: precision.Multiplier) -> bool:
-    """Whether there are rows enough for the kernel, and a device that has it."""
+    """Whether there are enough rows for the kernel, and the device supports it."""
     tf32 = multiplier.mantissa is not None
     fits = gram_kernel.available(multiplier.dtype, multiplier.dtype, tf32=tf32)
     return rows >= KERNEL_ROWS and fits
 
 
 def inner_products(one: Any, two: Any, name: str) -> jax.Array:
-    """(B, separate..., pieces, rows of one..., rows of two...): the Gram matrix of one side."""
+    """The Gram matrix of one side: (B, separate..., pieces, rows of one..., rows of two...)."""
     x, y = getattr(one, name), getattr(two, name)
-    apart = 1 + one.separate
-    if x.unit and y.unit:
-        ours, theirs = (
-            (x.values, range(apart + one.rows, apart + one.rows + two.rows)),
-            (
-                y.values,
-                range(apart, apart + one.rows),
-            ),
+    lead = 1 + one.separate
+    if x.one_hot and y.one_hot:
+        ours = jnp.expand_dims(x.values, range(lead + one.rows, lead + one.rows + two.rows))
+        theirs = jnp.expand_dims(y.values, range(lead, lead + one.rows))
+        return jnp.expand_dims((ours == theirs).astype(one.dtype), lead)
+    if x.one_hot:
+        return jnp.expand_dims(_entries_at(x, y, lead, two.rows), lead)
+    if y.one_hot:
+        entries = _entries_at(y, x, lead, one.rows)
+        order = (
+            *range(lead),
+            *range(lead + two.rows, entries.ndim),
+            *range(lead, lead + two.rows),
         )
-        same = jnp.expand_dims(*ours) == jnp.expand_dims(*theirs)
-        return jnp.expand_dims(same.astype(one.dtype), apart)
-    if x.unit:
-        return jnp.expand_dims(_picked(x, y, apart, one.rows, two.rows), apart)
-    if y.unit:
-        found = _picked(y, x, apart, two.rows, one.rows)
-        back = (
-            *range(apart),
-            *range(apart + two.rows, found.ndim),
-            *range(apart, apart + two.rows),
-        )
-        return jnp.expand_dims(jnp.transpose(found, back), apart)
-    a, at = _cut(x.values, apart + one.rows, one.pieces)
-    b, _ = _cut(y.values, apart + two.rows, one.pieces)
+        return jnp.expand_dims(jnp.transpose(entries, order), lead)
+    a, at = _split_entries(x.values, lead + one.rows, one.pieces)
+    b, _ = _split_entries(y.values, lead + two.rows, one.pieces)
     shift = two.rows - one.rows
-    batch = (*range(apart), at), (*range(apart), at + shift)
-    contract = tuple(i for i in range(apart + one.rows, a.ndim) if i != at)
+    batch = (*range(lead), at), (*range(lead), at + shift)
+    contract = tuple(i for i in range(lead + one.rows, a.ndim) if i != at)
     return jax.lax.dot_general(
         a,
         b,
@@ -211,18 +210,18 @@ def inner_products(one: Any, two: Any, name: str) -> jax.Array:
     )
 
 
-def _picked(unit: Any, other: Any, apart: int, unit_rows: int, other_rows: int) -> jax.Array:
-    """Inner products of unit vectors with others: the entries at the places of the ones."""
-    lead, rows = other.values.shape[:apart], other.values.shape[apart : apart + other_rows]
-    flat = other.values.reshape(*lead, math.prod(rows), -1)
-    index = unit.values.reshape(*lead, -1)
-    found = jnp.take_along_axis(flat, index[..., None, :], axis=-1, mode="promise_in_bounds")
-    found = jnp.swapaxes(found, -1, -2).astype(precision.accumulation_dtype(flat.dtype))
-    return found.reshape(*lead, *unit.values.shape[apart:], *rows)
+def _entries_at(one_hot: Any, other: Any, lead: int, other_rows: int) -> jax.Array:
+    """Inner products of one-hot vectors with others: the entries at their indices."""
+    lead_shape, row_shape = other.values.shape[:lead], other.values.shape[lead : lead + other_rows]
+    flat = other.values.reshape(*lead_shape, math.prod(row_shape), -1)
+    index = one_hot.values.reshape(*lead_shape, -1)
+    entries = jnp.take_along_axis(flat, index[..., None, :], axis=-1, mode="promise_in_bounds")
+    entries = jnp.swapaxes(entries, -1, -2).astype(precision.accumulation_dtype(flat.dtype))
+    return entries.reshape(*lead_shape, *one_hot.values.shape[lead:], *row_shape)
 
 
-def _cut(x: jax.Array, first: int, pieces: int) -> tuple[jax.Array, int]:
-    """`x` with an entry dimension cut as a mesh may have cut it, and where the pieces are."""
+def _split_entries(x: jax.Array, first: int, pieces: int) -> tuple[jax.Array, int]:
+    """`x` with an entry dimension split as a mesh may have split it, and the axis of the pieces."""
     for axis in range(first, x.ndim):
         if pieces > 1 and x.shape[axis] % pieces == 0:
             shape = (*x.shape[:axis], pieces, x.shape[axis] // pieces, *x.shape[axis + 1 :])
@@ -238,19 +237,19 @@ def diagonal(gram: jax.Array, rows: int) -> jax.Array:
     return gram
 
 
-def over_rows(x: jax.Array, rows: int) -> jax.Array:
-    """Sums the last `rows` dimensions, the last one first, so that no sum is long."""
-    for _ in range(rows):
+def sum_last(x: jax.Array, count: int) -> jax.Array:
+    """Sums the last `count` dimensions one after the other, so that no sum is long."""
+    for _ in range(count):
         x = jnp.sum(x, axis=-1)
     return x
 
 
 def length(x: jax.Array) -> jax.Array:
-    """The length of each x[i], whose squares may be too small for a float."""
+    """The L2 norm of each x[i], whose squares may underflow."""
     scaled, e = scale_to_one(x.reshape(x.shape[0], -1))
-    return scale_back(root(over(scaled * scaled)), e)
+    return scale_back(root(sum_from(scaled * scaled)), e)
 
 
-def over(x: jax.Array, first: int = 1) -> jax.Array:
+def sum_from(x: jax.Array, first: int = 1) -> jax.Array:
     """Sums the dimensions from `first` on."""
     return jnp.sum(x, axis=tuple(range(first, x.ndim)))

@@ -1,7 +1,8 @@
-"""Rows of a table, picked by index: y[t] = w[i[t]].
+"""Lookups of rows of a table by index: y[t] = w[i[t]].
 
-The gradient is sum_t e[i[t]] (x) g[t] with unit vectors e, so its left vectors are the indices: two
-are equal or orthogonal, and nothing is as long as the table until the sum over the batch is taken.
+The gradient is sum_t e[i[t]] (x) g[t] with unit vectors e, so the left vectors are stored as the
+indices. Two of them are equal or orthogonal, and nothing has the size of the table until the sum
+over the batch.
 """
 
 import functools
@@ -22,15 +23,15 @@ from bevel.clipping.norms.registry import SEPARATE, SHARED, GradientSizes, Loops
 
 
 def _whole_rows(eqn: JaxprEqn, picked: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether single places of some dimensions are picked, and the whole of the others."""
+    """Whether a lookup picks one index in the dimensions `picked`, and all of the others."""
     table: Any = eqn.invars[0].aval
     out: Any = eqn.outvars[0].aval
     floats = jnp.issubdtype(table.dtype, jnp.floating)
     fits = all(size == (1 if i in picked else table.shape[i]) for i, size in enumerate(sizes))
     indices: list[Any] = [v.aval for v in eqn.invars[1:]]
-    # In an integer that cannot hold the length of the table, what is clipped is JAX's to know.
-    reach = all(jnp.iinfo(x.dtype).max >= max(table.shape, default=0) for x in indices)
-    return bool(floats and fits and reach and 0 not in (*table.shape, *out.shape))
+    # If the index dtype cannot hold the length of the table, clipping is left to JAX.
+    wide = all(jnp.iinfo(x.dtype).max >= max(table.shape, default=0) for x in indices)
+    return bool(floats and fits and wide and 0 not in (*table.shape, *out.shape))
 
 
 def _accepts_gather(eqn: JaxprEqn, operand: int) -> bool:
@@ -58,9 +59,9 @@ def _table_sizes(
     table: Any = eqn.invars[0].aval
     entries = math.prod(table.shape[i] for i in picked)
     steps = {k: math.prod(n for kind, n in loops if kind == k) for k in (SEPARATE, SHARED)}
-    whole = math.prod(table.shape) // entries
+    others = math.prod(table.shape) // entries
     return GradientSizes(
-        steps[SEPARATE], steps[SHARED] * math.prod(rows), entries, whole, looked_up=True
+        steps[SEPARATE], steps[SHARED] * math.prod(rows), entries, others, looked_up=True
     )
 
 
@@ -72,39 +73,39 @@ def _gather(eqn: JaxprEqn, operand: int, loops: Loops, h: Sequence[Any], g: Any)
     offsets = tuple(numbers.offset_dims)
     rows = tuple(i for i in range(g.ndim - 1 - len(loops)) if i not in offsets)
     g = in_order(g, loops, (), rows, offsets)
-    places = [indices[..., i] for i in range(indices.shape[-1])]
-    places = [in_order(x, loops, (), range(x.ndim - 1 - len(loops)), ()) for x in places]
+    columns = [indices[..., i] for i in range(indices.shape[-1])]
+    columns = [in_order(x, loops, (), range(x.ndim - 1 - len(loops)), ()) for x in columns]
     table: Any = eqn.invars[0].aval
     dims = tuple(numbers.start_index_map)
-    pairs = zip(places, dims, strict=True)
+    pairs = zip(columns, dims, strict=True)
     inside = functools.reduce(
         operator.and_, [(x >= 0) & (x < table.shape[dim]) for x, dim in pairs]
     )
     if mode != jax.lax.GatherScatterMode.CLIP:
-        # JAX gives what is read outside of the table no gradient.
-        shown = jnp.expand_dims(inside, tuple(range(inside.ndim, g.ndim)))
-        g = jnp.where(shown, g, jnp.zeros_like(g))
-    return _at_places(eqn, dims, places, g, loops)
+        # JAX gives reads outside of the table no gradient.
+        inside = jnp.expand_dims(inside, tuple(range(inside.ndim, g.ndim)))
+        g = jnp.where(inside, g, jnp.zeros_like(g))
+    return _rows_at(eqn, dims, columns, g, loops)
 
 
-def _at_places(
-    eqn: JaxprEqn, dims: Sequence[int], places: Sequence[Any], g: Any, loops: Loops
+def _rows_at(
+    eqn: JaxprEqn, dims: Sequence[int], indices: Sequence[Any], g: Any, loops: Loops
 ) -> OuterProducts:
-    """Rows at `places` (B, separate..., rows...), one array per dimension in `dims`."""
+    """Rows at `indices` (B, separate..., rows...), one array per dimension in `dims`."""
     table: Any = eqn.invars[0].aval
     index: Any = 0
-    for place, dim in sorted(zip(places, dims, strict=True), key=lambda pair: pair[1]):
-        inside = jnp.clip(place, 0, table.shape[dim] - 1).astype(np.int32)
+    for own, dim in sorted(zip(indices, dims, strict=True), key=lambda pair: pair[1]):
+        inside = jnp.clip(own, 0, table.shape[dim] - 1).astype(np.int32)
         index = index * table.shape[dim] + inside
-    apart = [None for kind, _ in loops if kind == SEPARATE]
+    loop_dims = [None for kind, _ in loops if kind == SEPARATE]
     picked = tuple(sorted(dims))
-    whole = tuple(i for i in range(len(table.shape)) if i not in dims)
+    others = tuple(i for i in range(len(table.shape)) if i not in dims)
     return OuterProducts(
-        Side(index, tuple(table.shape[i] for i in picked), unit=True),
-        Side(g, tuple(table.shape[i] for i in whole)),
-        separate=len(apart),
-        rows=index.ndim - 1 - len(apart),
-        places=(*apart, *picked, *whole),
+        Side(index, tuple(table.shape[i] for i in picked), one_hot=True),
+        Side(g, tuple(table.shape[i] for i in others)),
+        separate=len(loop_dims),
+        rows=index.ndim - 1 - len(loop_dims),
+        dims=(*loop_dims, *picked, *others),
         multiplier=precision.multiplier(g.dtype),
     )
 
@@ -115,7 +116,7 @@ def _accepts_dynamic_slice(eqn: JaxprEqn, operand: int) -> bool:
 
 
 def _sliced(eqn: JaxprEqn) -> tuple[int, ...]:
-    """The dimensions in which one place is picked."""
+    """The dimensions in which one index is picked."""
     table: Any = eqn.invars[0].aval
     slices = zip(eqn.params["slice_sizes"], table.shape, strict=True)
     return tuple(i for i, (size, full) in enumerate(slices) if size == 1 and full > 1)
@@ -135,7 +136,7 @@ def _dynamic_slice(
     own = [i for i in range(len(eqn.params["slice_sizes"])) if i not in dims]
     first = 1 + len(loops)
     g = in_order(jnp.squeeze(g, tuple(first + i for i in dims)), loops, (), (), range(len(own)))
-    return _at_places(eqn, dims, starts, g, loops)
+    return _rows_at(eqn, dims, starts, g, loops)
 
 
 def _indices(eqn: JaxprEqn, operand: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Norms of gradients that are kept, one per example: right for any program."""
+"""Norms of materialised gradients, one per example. They are correct for any program."""
 
 import math
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from bevel.clipping.norms.registry import MeasuredNorm, Norm
 from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scale_to_one
 from bevel.sharding.types import on_one_device
 
-# A sum of up to this many squares in one go has a rounding error that is not worth splitting.
+# Sums of up to this many squares are not split: their rounding error is small enough.
 ONE_STAGE = 4096
-# In longer sums, no more than this many numbers are added in a row.
+# In longer sums, at most this many numbers are added in a row.
 CHUNK = 512
-# Sums of squares within these bounds lose nothing to the range of float32.
-SOUND = (2.0**-80, 2.0**100)
+# Sums of squares within these bounds neither overflow nor underflow in float32.
+SAFE_SQUARES = (2.0**-80, 2.0**100)
 
 
 @jax.jit  # traced once for all gradients of one shape
 def materialised_norm(gradient: jax.Array) -> Norm:
     """L2 norms of `gradient[i]` for a stack of gradients (B, ...).
 
-    Neither overflow nor underflow of a square can change the norm. Squares are summed in stages,
-    because one long float32 sum can stall: 2**25 ones summed in a row give 2**24.
+    Squares are computed after scaling, so they neither overflow nor underflow. They are summed in
+    stages, because one long float32 sum can stall: 2**25 ones summed in a row give 2**24.
     """
     if gradient.size == 0:
         zeros = jnp.zeros(gradient.shape[:1], precision.accumulation_dtype(gradient.dtype))
@@ -37,37 +37,38 @@ def materialised_norm(gradient: jax.Array) -> Norm:
 
 @jax.jit
 def quick_norm(gradient: jax.Array) -> MeasuredNorm:
-    """The same without scaling: one pass, in which squares may leave the range of a float."""
+    """As `materialised_norm` without scaling: one pass, in which squares may leave the range."""
     wide = gradient.astype(precision.accumulation_dtype(gradient.dtype))
     square, terms = staged_sum(wide * wide)
     lost = math.prod(gradient.shape[1:]) * SMALLEST_SQUARE
     slack = precision.rounding_growth(terms + 8, square.dtype)
     norm = Norm(root(square), root(square + lost) * (1 + slack))
-    return MeasuredNorm(norm, in_range(square, SOUND))
+    return MeasuredNorm(norm, in_range(square, SAFE_SQUARES))
 
 
 def in_range(square: jax.Array, bounds: tuple[float, float]) -> jax.Array:
-    """Whether squares were neither too small nor too large: zeros, or within the bounds."""
+    """Whether squares are zero or within the bounds."""
     low, high = bounds
     return (square == 0) | ((square >= low) & (square <= high))
 
 
 def scaled_square(x: jax.Array) -> tuple[jax.Array, jax.Array, int]:
-    """The square of the norm of each x[i] as `square * 4**exponent`, and the roundings in a row."""
+    """`(square, exponent, roundings)`: the squared norm of each x[i] is `square * 4**exponent`."""
     scaled, exponent = scale_to_one(x)
     square, terms = staged_sum(scaled * scaled)
     return square, exponent, terms
 
 
 def staged_sum(x: jax.Array) -> tuple[jax.Array, int]:
-    """Sums `x` (B, ...) to (B,) in short stages; also the number of roundings in a row.
+    """Sums `x` (B, ...) to (B,) in short stages. Also returns the number of roundings in a row.
 
-    On one device, as many dimensions at a time as make a short sum, from the last one on.
+    On one device, each stage sums as many dimensions as make a short sum, the last ones first.
 
-    Elsewhere each dimension is cut into (outer, inner). The inner parts are summed first and lie
-    within one shard, since a mesh cuts dimensions into few, power-of-two pieces; the outer parts
-    are summed last, together, so that B numbers cross the mesh and not a row or a column of each
-    gradient. Barriers keep the compiler from merging the stages back into one long sum.
+    On several devices, each dimension is split into (outer, inner). The inner parts are summed
+    first. They lie within one shard, because a mesh splits dimensions into few, power-of-two
+    pieces. The outer parts are summed last and together, so only B numbers cross the mesh, not a
+    row or column of each gradient. Barriers keep the compiler from merging the stages back into one
+    long sum.
     """
     shape = x.shape[1:]
     if on_one_device():
@@ -86,7 +87,7 @@ def staged_sum(x: jax.Array) -> tuple[jax.Array, int]:
 
 
 def _runs(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """The dimensions that are summed together, last ones first. A long one is alone."""
+    """The dimensions that are summed together, last ones first. A long one is summed alone."""
     found = list[tuple[int, ...]]()
     for size in reversed(shape):
         if found and size * math.prod(found[-1]) <= ONE_STAGE:
@@ -97,7 +98,7 @@ def _runs(shape: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _stages(shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """How each dimension is cut: (outer, inner). A small array is summed in one stage."""
+    """How each dimension is split: (outer, inner). A small array is summed in one stage."""
     if np.prod(shape) <= ONE_STAGE:
         return list(shape), [1] * len(shape)
     most = 2 ** min(6, 12 // len(shape))
@@ -120,7 +121,7 @@ def _sum_in_chunks(x: jax.Array, axis: int) -> jax.Array:
 
 
 def roundings(shape: tuple[int, ...]) -> int:
-    """The most additions that one term goes through in `staged_sum`."""
+    """The largest number of additions that one term goes through in `staged_sum`."""
     if on_one_device():
         return sum(
             math.prod(dims) if math.prod(dims) <= ONE_STAGE else _additions_in_chunks(dims[0]) + 1
@@ -131,7 +132,7 @@ def roundings(shape: tuple[int, ...]) -> int:
 
 
 def _additions_in_chunks(length: int) -> int:
-    """The most that one term goes through in `_sum_in_chunks`."""
+    """The largest number of additions that one term goes through in `_sum_in_chunks`."""
     terms = 0
     while length > 1:
         width = min(CHUNK, length)

@@ -1,24 +1,26 @@
-"""Gradients that are sums of outer products: G = sum_t l_t (x) r_t, of which only l and r are held.
+"""Gradients that are sums of outer products, G = sum_t l_t (x) r_t. Only l and r are stored.
 
     one row:  |l (x) r|              = |l| |r|
     Gram:     |sum_t l_t (x) r_t|^2  = sum_{t,s} (l_t . l_s) (r_t . r_s)
-    product:  G itself, formed, squared and dropped
+    product:  G itself is formed, squared and dropped
 
-With T rows of D and K entries the Gram form costs T^2 (D + K) multiplications and T^2 numbers, the
-product T D K and D K (`choose.py` takes the cheaper one). A parameter that is used several times
-has the rows of all its uses, so cross terms are pairs of rows like others. The rows of a lookup are
-unit vectors: their inner products are equalities of indices, and none is as long as the table.
+For T rows with D and K entries, the Gram form needs T^2 (D + K) multiplications and T^2 numbers,
+and the product form T D K and D K. `choose.py` picks the cheaper one. A parameter with several uses
+has the rows of all of them, so its cross terms are pairs of rows like any others. The left rows of
+a lookup are unit vectors: their inner products compare indices, and no row is as long as the table.
 
-Rounding. Products of operands are exact in float32, and a sum of n of them is off by gamma_n times
-the sum of their sizes. Let Gl, Gr be the Gram matrices, |.| the Frobenius norm, tr the trace.
+Rounding. Products of operands are exact in float32, and a sum of n of them has an error of at most
+gamma_n times the sum of their absolute values. Let Gl and Gr be the Gram matrices, |.| the
+Frobenius norm and tr the trace.
 
     error of Gl[t,s]           <= gamma_D |l_t| |l_s|
-    error of sum Gl Gr         <= gamma_D min(tr Gl |Gr|, max_t |l_t|^2 sum |Gr|) + turned
+    error of sum Gl Gr         <= gamma_D min(tr Gl |Gr|, max_t |l_t|^2 sum |Gr|)
+                                  + the same with l and r exchanged
     |sum_t d_t (x) r_t|        <= sqrt(sum |d_t|^2) |r|_2 <= u sqrt(tr Gl |Gr|), |d_t| <= u |l_t|
 
-The last line bounds what rounding `coefficient * l` to the operands' dtype moves a contribution by.
-With A = sum_t |l_t| |r_t|, the bound is never below A / MAX_CANCELLATION, which caps how much
-larger than their sum the terms of one contribution are.
+The last line bounds how far rounding `coefficient * l` to the operands' dtype moves a contribution.
+With A = sum_t |l_t| |r_t|, the bound on the norm is never below A / MAX_CANCELLATION. This limits
+how much larger the terms of one contribution can be than their sum.
 """
 
 import dataclasses
@@ -34,7 +36,7 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.bounded import MAX_CANCELLATION
 from bevel.clipping.norms import gram, outer_product_norms
-from bevel.clipping.norms.gram import Sums
+from bevel.clipping.norms.gram import NormSums
 from bevel.clipping.norms.materialised import in_range
 from bevel.clipping.norms.registry import MeasuredNorm, Norm
 from bevel.clipping.norms.scaling import (
@@ -46,31 +48,30 @@ from bevel.clipping.norms.scaling import (
 )
 from bevel.clipping.norms.weighting import weighted
 
-# Traces within these bounds have entries, fourth powers included, that float32 holds.
-SOUND = (2.0**-50, 2.0**60)
-# Squares below this are lost, relative to 1 or to the smallest number.
+# If both traces are within these bounds, entries up to fourth powers are in the range of float32.
+SAFE_TRACES = (2.0**-50, 2.0**60)
+# What underflow may have removed from a squared norm, relative to the product of the traces.
 LOST = 2.0**-80
+# Vectors of at least SHORTEST_PADDED entries are padded to a multiple of PADDED_MULTIPLE, as matrix
+# units need.
+PADDED_MULTIPLE, SHORTEST_PADDED = 8, 1024
 
 
-# Matrix units take vectors whose length is a multiple of this; shorter ones than LONG are let be.
-UNIT, LONG = 8, 1024
-
-
-def is_odd(size: int) -> bool:
+def is_padded(size: int) -> bool:
     """Whether vectors of this length are padded."""
-    return size >= LONG and size % UNIT != 0
+    return size >= SHORTEST_PADDED and size % PADDED_MULTIPLE != 0
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["entries", "unit"]
+    jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["entries", "one_hot"]
 )
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """Vectors (B, separate..., rows..., entries...); of unit vectors the places of the ones."""
+    """Vectors (B, separate..., rows..., entries...), or the indices of one-hot vectors."""
 
     values: jax.Array
     entries: tuple[int, ...]
-    unit: bool = False
+    one_hot: bool = False
 
     @property
     def size(self) -> int:
@@ -80,32 +81,32 @@ class Side:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["left", "right"],
-    meta_fields=["separate", "rows", "places", "multiplier", "pieces", "exchanged"],
+    meta_fields=["separate", "rows", "dims", "multiplier", "pieces", "swapped"],
 )
 @dataclasses.dataclass(frozen=True)
 class OuterProducts:
     """The gradients of B examples, each a stack of sums of outer products.
 
-    Their dimensions are those of `places`: which dimension of the operand each separate one, each
-    entry of the left side and each of the right side is; None for a loop around the equation.
+    `dims` gives the operand's dimension for each separate dimension, each entry dimension of the
+    left side and each of the right side. A loop around the equation has None.
     """
 
     left: Side
     right: Side
     separate: int  # number of dimensions
     rows: int  # number of dimensions
-    places: tuple[int | None, ...]
+    dims: tuple[int | None, ...]
     multiplier: precision.Multiplier
-    pieces: int = 1  # in which vectors are cut, as a mesh may have cut them
-    exchanged: bool = False
+    pieces: int = 1  # how many pieces a mesh may have split vectors into
+    swapped: bool = False  # the cotangent is the left side
 
     def norm(self, way: str, scaled: bool = True) -> MeasuredNorm:
         return norm_of([self], way, scaled)
 
-    # Traced once for all uses of one shape, as `norm_of` is.
+    # With `jit`, this is traced once for all uses of one shape, like `norm_of`.
     @functools.partial(jax.jit, static_argnames="way")
     def weighted_sum(self, factor: jax.Array, keep: Any = None, way: str = "gram") -> jax.Array:
-        """`sum_b factor[b] * G_b` in the operand's layout, behind the dimensions of loops."""
+        """`sum_b factor[b] * G_b` in the operand's layout, with loop dimensions in front."""
         left, right = self.left.values, self.right.values
         if self.scales_left(way):
             left, right = weighted(self.multiplier, left, right, factor, keep)
@@ -113,16 +114,17 @@ class OuterProducts:
             right, left = weighted(self.multiplier, right, left, factor, keep)
         batch = tuple(range(1, 1 + self.separate))
         rows = (0, *range(1 + self.separate, 1 + self.separate + self.rows))
-        places, entries = self.places, (*self.left.entries, *self.right.entries)
-        if self.left.unit:
+        dims, entries = self.dims, (*self.left.entries, *self.right.entries)
+        if self.left.one_hot:
             total = self.scattered(left, right)
         else:
-            if self.right_places[:1] < self.left_places[:1]:  # as the operand has them
+            if self.right_dims[:1] < self.left_dims[:1]:  # in the operand's order
                 left, right = right, left
-                places, entries = self.turned().places, (*self.right.entries, *self.left.entries)
+                dims = self.with_sides_swapped().dims
+                entries = (*self.right.entries, *self.left.entries)
             left, right = self.multiplier.operand(left), self.multiplier.operand(right)
             if jax.default_backend() == "cpu":
-                # Which has no such product of bfloat16 whose result is turned, as by `w.T`.
+                # On a CPU, XLA lacks bfloat16 products with a transposed result, as for `w.T`.
                 left, right = left.astype(self.dtype), right.astype(self.dtype)
             total = jax.lax.dot_general(
                 left,
@@ -131,39 +133,42 @@ class OuterProducts:
                 precision=self.multiplier.precision,
                 preferred_element_type=self.dtype,
             )
-        # Entries may have been padded to what matrix units like.
+        # Remove the padding for matrix units.
         total = total[(..., *(slice(size) for size in entries))]
-        loops = sum(place is None for place in places)
-        target = [i if p is None else loops + p for i, p in enumerate(places)]
+        loops = sum(dim is None for dim in dims)
+        target = [i if dim is None else loops + dim for i, dim in enumerate(dims)]
         return jnp.transpose(total, tuple(np.argsort(target)))
 
     def scattered(self, index: jax.Array, values: jax.Array) -> jax.Array:
-        """Rows added up at the places of their unit vectors: (separate..., left..., right...)."""
+        """Rows summed by index: (separate..., left..., right...)."""
         wide = values.astype(precision.accumulation_dtype(values.dtype))
-        apart = wide.shape[1 : 1 + self.separate]
-        index = jnp.moveaxis(index, 0, self.separate).reshape(*apart, -1)
+        separate = wide.shape[1 : 1 + self.separate]
+        index = jnp.moveaxis(index, 0, self.separate).reshape(*separate, -1)
         entries = wide.shape[1 + self.separate + self.rows :]
-        wide = jnp.moveaxis(wide, 0, self.separate).reshape(*apart, -1, *entries)
+        wide = jnp.moveaxis(wide, 0, self.separate).reshape(*separate, -1, *entries)
 
         def add(index: jax.Array, wide: jax.Array) -> jax.Array:
             table = jnp.zeros((self.left.size, *wide.shape[1:]), wide.dtype)
-            # Indices out of range were moved to where the model reads, or their rows to zero.
+            # Indices are in range: the lookup rule clipped them.
             return table.at[index].add(wide, mode="promise_in_bounds")
 
         for _ in range(self.separate):
             add = jax.vmap(add)
-        return add(index, wide).reshape(*apart, *self.left.entries, *entries)
+        return add(index, wide).reshape(*separate, *self.left.entries, *entries)
 
     def scales_left(self, way: str) -> bool:
-        """Which side takes the coefficient: see `gram.values_are_scaled` and `product_moves`."""
-        if self.left.unit or self.right.unit:
-            return self.right.unit
-        values, gradients = (self.right, self.left) if self.exchanged else (self.left, self.right)
+        """Whether the coefficient multiplies the left side.
+
+        See `gram.values_are_scaled` and `outer_product_norms.product_shift`.
+        """
+        if self.left.one_hot or self.right.one_hot:
+            return self.right.one_hot
+        values, gradients = (self.right, self.left) if self.swapped else (self.left, self.right)
         if way == "product":
             shorter = values.size <= gradients.size
-            return (shorter == (self.multiplier.roundoff < 1e-6)) != self.exchanged
+            return (shorter == (self.multiplier.roundoff < 1e-6)) != self.swapped
         sizes = self.row_count, values.size, gradients.size
-        return gram.values_are_scaled(*sizes, self.multiplier.roundoff) != self.exchanged
+        return gram.values_are_scaled(*sizes, self.multiplier.roundoff) != self.swapped
 
     @property
     def row_count(self) -> int:
@@ -174,101 +179,99 @@ class OuterProducts:
         return precision.accumulation_dtype(self.multiplier.dtype)
 
     def padded(self) -> "OuterProducts":
-        """With zeros after vectors whose odd length would keep matrix units idle."""
+        """With zeros after vectors whose length would leave matrix units idle."""
 
-        def even(side: Side) -> Side:
-            if side.unit or len(side.entries) != 1 or not is_odd(side.size):
+        def pad(side: Side) -> Side:
+            if side.one_hot or len(side.entries) != 1 or not is_padded(side.size):
                 return side
-            room = [(0, 0, 0)] * (side.values.ndim - 1) + [(0, -side.size % UNIT, 0)]
-            values = jax.lax.pad(side.values, jnp.zeros((), side.values.dtype), room)
+            padding = [(0, 0, 0)] * (side.values.ndim - 1) + [(0, -side.size % PADDED_MULTIPLE, 0)]
+            values = jax.lax.pad(side.values, jnp.zeros((), side.values.dtype), padding)
             return dataclasses.replace(side, values=values)
 
-        return dataclasses.replace(self, left=even(self.left), right=even(self.right))
+        return dataclasses.replace(self, left=pad(self.left), right=pad(self.right))
 
     def operands(self) -> "OuterProducts":
-        """The same with both sides as the multiplier takes them."""
+        """The same gradients with both sides rounded as the multiplier does."""
         left, right = (
-            s if s.unit else dataclasses.replace(s, values=self.multiplier.operand(s.values))
+            s if s.one_hot else dataclasses.replace(s, values=self.multiplier.operand(s.values))
             for s in (self.left, self.right)
         )
         return dataclasses.replace(self, left=left, right=right)
 
     @property
-    def left_places(self) -> tuple[int | None, ...]:
+    def left_dims(self) -> tuple[int | None, ...]:
         """The dimensions of the operand that the left vectors run over."""
-        return self.places[self.separate : self.separate + len(self.left.entries)]
+        return self.dims[self.separate : self.separate + len(self.left.entries)]
 
     @property
-    def right_places(self) -> tuple[int | None, ...]:
-        return self.places[self.separate + len(self.left.entries) :]
+    def right_dims(self) -> tuple[int | None, ...]:
+        return self.dims[self.separate + len(self.left.entries) :]
 
-    def relabelled(self, dimensions: Sequence[int | None]) -> "OuterProducts":
-        """With other names for the operand's dimensions, each side's entries in their order."""
+    def with_dims(self, new_dims: Sequence[int | None]) -> "OuterProducts":
+        """Renumbers the operand's dimensions, and sorts each side's entries by the new numbers."""
 
-        def named(places: Sequence[int | None]) -> list[int]:
-            found = [None if p is None else dimensions[p] for p in places]
-            return [-1 if name is None else name for name in found]
+        def renumbered(dims: Sequence[int | None]) -> list[int]:
+            new = [None if dim is None else new_dims[dim] for dim in dims]
+            return [-1 if dim is None else dim for dim in new]
 
         first = 1 + self.separate + self.rows
-        sides, places = [], named(self.places[: self.separate])
-        for side, own in ((self.left, self.left_places), (self.right, self.right_places)):
-            names = named(own)
-            order = np.argsort(names, kind="stable")
+        sides, dims = [], renumbered(self.dims[: self.separate])
+        for side, old in ((self.left, self.left_dims), (self.right, self.right_dims)):
+            new = renumbered(old)
+            order = np.argsort(new, kind="stable")
             values = side.values
-            if not side.unit:
+            if not side.one_hot:
                 values = jnp.transpose(values, (*range(first), *(first + i for i in order)))
             elif list(order) != list(range(len(order))):
-                raise ValueError("places of a lookup are in the order of the table")
-            sides.append(Side(values, tuple(side.entries[i] for i in order), side.unit))
-            places += [names[i] for i in order]
-        return dataclasses.replace(self, left=sides[0], right=sides[1], places=tuple(places))
+                raise ValueError("the indices of a lookup must stay in the order of the table")
+            sides.append(Side(values, tuple(side.entries[i] for i in order), side.one_hot))
+            dims += [new[i] for i in order]
+        return dataclasses.replace(self, left=sides[0], right=sides[1], dims=tuple(dims))
 
     @property
     def goes_to_kernel(self) -> bool:
-        """Whether its pairs of rows are summed by a kernel: on one device, or one shard."""
-        if self.left.unit or self.right.unit or self.pieces != 1:
+        """Whether a kernel sums the pairs of rows, which it does on one device or one shard."""
+        if self.left.one_hot or self.right.one_hot or self.pieces != 1:
             return False
         return gram.kernel_takes(self.row_count, self.multiplier)
 
-    def turned(self) -> "OuterProducts":
-        """The sides exchanged."""
-        places = (*self.places[: self.separate], *self.right_places, *self.left_places)
+    def with_sides_swapped(self) -> "OuterProducts":
+        dims = (*self.dims[: self.separate], *self.right_dims, *self.left_dims)
         return dataclasses.replace(
-            self, left=self.right, right=self.left, places=places, exchanged=not self.exchanged
+            self, left=self.right, right=self.left, dims=dims, swapped=not self.swapped
         )
 
 
 def norm_of(uses: Sequence[OuterProducts], way: str, scaled: bool = True) -> MeasuredNorm:
     """Norms of `sum_u G_u` for the uses of one parameter, whose sides have the same entries.
 
-    `scaled`: by powers of two, so that nothing overflows or vanishes. Else `sound` says where the
-    numbers were in a range in which that cannot happen.
+    With `scaled`, the sides are scaled by powers of two, so that nothing overflows or underflows.
+    Otherwise `sound` in the result says for which examples that could not happen.
     """
     if way == "outer":
         (use,) = uses
         return outer_norm(use, scaled)
-    return norm_from(uses, scaled, functools.partial(_measured, way=way))
+    return norm_with_scaling(uses, scaled, functools.partial(_unscaled_norm, way=way))
 
 
 outer_norm = functools.partial(jax.jit, static_argnames="scaled")(outer_product_norms.outer_norm)
 
 
 @functools.partial(jax.jit, static_argnames="way")
-def _measured(uses: Sequence[OuterProducts], way: str) -> MeasuredNorm:
-    """Norms without scaling."""
+def _unscaled_norm(uses: Sequence[OuterProducts], way: str) -> MeasuredNorm:
     uses = [use.operands() for use in uses]
     sums = (outer_product_norms.gram_sums if way == "gram" else outer_product_norms.product_sums)(
         uses
     )
-    return bounded(sums, *numbers(uses))
+    return norm_from_sums(sums, *entry_counts(uses))
 
 
-def norm_from(
+def norm_with_scaling(
     uses: Sequence[OuterProducts],
     scaled: bool,
     measure: Callable[[Sequence[OuterProducts]], MeasuredNorm],
 ) -> MeasuredNorm:
-    """Norms by `measure`, which may turn out unsound, or of sides that are scaled first."""
+    """Norms by `measure`, with the sides scaled first if `scaled`."""
     if not scaled:
         return measure(uses)
     uses, exponent = _scale(uses)
@@ -277,24 +280,25 @@ def norm_from(
 
 
 @jax.jit
-def bounded(sums: Sums, many: float, others: float) -> MeasuredNorm:
-    """The norms that follow from the sums of a form over so many numbers on either side."""
-    # Squares that are too small for a float count as the smallest one, and what they could have
-    # added to a much larger sum as a tiny part of it.
-    left, right = sums.left + many * SMALLEST_SQUARE, sums.right + others * SMALLEST_SQUARE
+def norm_from_sums(sums: NormSums, left_count: float, right_count: float) -> MeasuredNorm:
+    """Norms and bounds from sums over `left_count` and `right_count` entries on the two sides."""
+    # Every entry may have lost a square of up to SMALLEST_SQUARE to underflow.
+    left = sums.left + left_count * SMALLEST_SQUARE
+    right = sums.right + right_count * SMALLEST_SQUARE
     square = jnp.maximum(sums.square, 0)
-    lost = (sums.right * many + sums.left * others + many * others) * SMALLEST_SQUARE
-    upper = root(square + sums.error + lost + LOST * left * right) + sums.moved
+    lost = sums.right * left_count + sums.left * right_count + left_count * right_count
+    lost = lost * SMALLEST_SQUARE
+    upper = root(square + sums.error + lost + LOST * left * right) + sums.shift
     upper = jnp.maximum(upper, sums.absolute / MAX_CANCELLATION)
     vanished = (sums.left == 0) | (sums.right == 0)
     upper = jnp.where(vanished, jnp.maximum(upper, root(left) * root(right)), upper)
     upper = upper * (1 + 32 * precision.unit_roundoff(upper.dtype))
-    fits = in_range(sums.left, SOUND) & in_range(sums.right, SOUND)
+    fits = in_range(sums.left, SAFE_TRACES) & in_range(sums.right, SAFE_TRACES)
     return MeasuredNorm(Norm(root(square), upper), fits & jnp.isfinite(upper))
 
 
-def numbers(uses: Sequence[OuterProducts]) -> tuple[float, float]:
-    """How many numbers one example has on either side."""
+def entry_counts(uses: Sequence[OuterProducts]) -> tuple[float, float]:
+    """How many entries one example has on the left and on the right side."""
     left, right = (
         float(sum(math.prod(side.values.shape[1:]) for side in sides))
         for sides in zip(*((u.left, u.right) for u in uses), strict=True)
@@ -304,16 +308,19 @@ def numbers(uses: Sequence[OuterProducts]) -> tuple[float, float]:
 
 @jax.jit
 def _scale(uses: Sequence[OuterProducts]) -> tuple[list[OuterProducts], jax.Array]:
-    """Sides with largest entries near 1 or below, and the exponents (B,) that were taken out."""
+    """Scales the sides so that their largest entries are at most near 1.
+
+    Returns them with the exponents (B,) that undo the scaling.
+    """
     uses = [use.operands() for use in uses]
 
     def top(side: Side) -> jax.Array:
-        if side.unit:
+        if side.one_hot:
             return jnp.zeros(side.values.shape[:1], np.int32)
         return top_exponent(side.values)
 
-    def times(side: Side, exponent: jax.Array, shift: jax.Array) -> Side:
-        if side.unit:
+    def scale(side: Side, exponent: jax.Array, shift: jax.Array) -> Side:
+        if side.one_hot:
             return side
         wide = side.values.astype(precision.accumulation_dtype(side.values.dtype))
         shape = (-1, *(1,) * (wide.ndim - 1))
@@ -328,7 +335,7 @@ def _scale(uses: Sequence[OuterProducts]) -> tuple[list[OuterProducts], jax.Arra
         least = jnp.finfo(use.dtype).minexp
         shift = jnp.maximum(left + right - largest, least)
         none = jnp.zeros_like(shift)
-        shifts = (none, shift) if use.left.unit else (shift, none)
-        sides = times(use.left, left, shifts[0]), times(use.right, right, shifts[1])
+        shifts = (none, shift) if use.left.one_hot else (shift, none)
+        sides = scale(use.left, left, shifts[0]), scale(use.right, right, shifts[1])
         result.append(dataclasses.replace(use, left=sides[0], right=sides[1]))
     return result, largest

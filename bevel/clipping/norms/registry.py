@@ -1,9 +1,10 @@
-"""The registry: for an equation in which a parameter meets an example, the shape of its gradient.
+"""The registry of norm rules: how an equation that uses a parameter makes its gradient.
 
-A rule says how the gradient of one example follows from the other operands `h` and the cotangent
-`g`: as a sum of outer products (`outer_products.py`), or as that of a convolution (`convolution.py`).
-Norm and weighted sum follow from that shape without forming one gradient per example. Parameters
-whose uses have no rule are differentiated by JAX, one gradient per example (`materialised.py`).
+A rule builds the gradient of one example from the other operands `h` and the cotangent `g`, as a
+sum of outer products (`outer_products.py`) or as the gradient of a convolution (`convolution.py`).
+Its norm and weighted sum are computed from that structure without forming per-example gradients.
+Parameters with a use that has no rule are differentiated by JAX, and their per-example gradients
+are materialised (`materialised.py`).
 """
 
 import dataclasses
@@ -13,21 +14,21 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from jax.extend.core import JaxprEqn
 
-# Of one loop around an equation, as the parameter sees it: each step has its own slice of it, whose
-# gradients lie side by side, or all steps share it, and their gradients add.
+# Kinds of loop around an equation. SEPARATE: each step reads its own slice of the parameter, and
+# the gradients of the slices are stacked. SHARED: all steps read all of it; their gradients add.
 SEPARATE, SHARED = "separate", "shared"
-Loops = tuple[tuple[str, int], ...]  # (kind, length) of each loop, the outermost first
+Loops = tuple[tuple[str, int], ...]  # (kind, length) of each loop, outermost first
 
 
 class Norm(NamedTuple):
-    """Norms of B gradients: the estimate, and a bound that rounding cannot make too small."""
+    """Norms of B gradients: an estimate, and an upper bound that holds despite rounding."""
 
     estimate: jax.Array  # (B,)
     upper: jax.Array  # (B,)
 
 
 class MeasuredNorm(NamedTuple):
-    """Norms taken without scaling, and whether each was within the range where that is sound."""
+    """Norms computed without scaling, and whether each stayed in the range where that is valid."""
 
     norm: Norm
     sound: jax.Array  # (B,)
@@ -38,10 +39,10 @@ class GradientSizes(NamedTuple):
 
     separate: int
     rows: int
-    left: int  # entries, those that the other operand gives
-    right: int  # entries, those that the cotangent gives
-    looked_up: bool = False  # the left vectors are unit vectors
-    pixels: int = 0  # of a convolution: numbers from which the left vectors are cut
+    left: int  # entries of a left vector, which comes from the other operand
+    right: int  # entries of a right vector, which comes from the cotangent
+    looked_up: bool = False  # the left vectors are one-hot
+    pixels: int = 0  # for a convolution: entries of the image whose patches are the left vectors
 
 
 class _Gradient(Protocol):
@@ -50,22 +51,23 @@ class _Gradient(Protocol):
     def norm(self, way: str, scaled: bool) -> MeasuredNorm: ...
 
     def weighted_sum(self, factor: jax.Array, keep: jax.Array | None, way: str) -> jax.Array:
-        """`sum_b factor[b] * gradient[b]`; loops with separate slices are its first dimensions."""
+        """`sum_b factor[b] * gradient[b]`. Its first dimensions are the SEPARATE loops."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class NormRule:
-    """How one family of equations makes a gradient."""
+    """How one family of equations makes the gradient of a parameter."""
 
     family: str
     accepts: Callable[[JaxprEqn, int], bool]  # (equation, operand that is the parameter)
     others: Callable[[JaxprEqn, int], tuple[int, ...]]  # the operands that make up h
     sizes: Callable[[JaxprEqn, int, Loops], GradientSizes]
-    # (..., h, g), arrays with dimensions (example, loops..., own)
+    # (equation, operand, loops, h, g); arrays have dimensions (example, loops..., own)
     gradient: Callable[[JaxprEqn, int, Loops, Sequence[Any], Any], Any]
-    # Dimensions of the operand: those taken apart, and the two sets whose vectors are multiplied;
-    # None for gradients that are not made of outer products.
+    # The operand's dimensions as (separate, left, right): there is one sum of outer products for
+    # each index in `separate`, and left and right vectors run over the others. None for gradients
+    # that are not made of outer products.
     sides: Callable[[JaxprEqn, int], tuple[Sequence[int], Sequence[int], Sequence[int]]] | None
 
 
@@ -73,17 +75,12 @@ _rules: dict[str, NormRule] = {}
 
 
 def register(primitive: str, rule: NormRule) -> None:
-    """Adds the rule for a primitive; a second rule for one primitive is an error."""
+    """Adds the rule for a primitive. A second rule for the same primitive is an error."""
     if primitive in _rules:
-        raise ValueError(f"{primitive} has a norm rule already ({_rules[primitive].family}).")
+        raise ValueError(f"{primitive} already has a norm rule ({_rules[primitive].family}).")
     _rules[primitive] = rule
 
 
 def rule_for(primitive: str) -> NormRule | None:
     """The rule of a primitive, or None."""
     return _rules.get(primitive)
-
-
-def registered() -> dict[str, NormRule]:
-    """All rules, by primitive."""
-    return dict(_rules)

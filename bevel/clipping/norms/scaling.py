@@ -1,6 +1,6 @@
 """Exact scaling by powers of two, so that no square overflows or underflows.
 
-Functions of a number per example are traced once for all parameters: hence `jit`.
+Functions of one number per example use `jit`, so they are traced once for all parameters.
 """
 
 import functools
@@ -12,15 +12,15 @@ import numpy as np
 
 from bevel import precision
 
-# A square below this is lost.
+# Smaller squares underflow.
 SMALLEST_SQUARE = 2.0**-126
 
 
 def scale_to_one(x: jax.Array, axes: Sequence[int] | None = None) -> tuple[jax.Array, jax.Array]:
-    """`x` times powers of two that bring its largest entry over `axes` near 1, and their exponents.
+    """Scales `x` by powers of two so that its largest entry over `axes` is near 1.
 
-    `axes` is all but the first by default. The exponents e keep the other axes: x is the first
-    result times 2**e. Zeros have the least exponent that a float has.
+    Returns the scaled values and the exponents e, which have the other axes: x is the first result
+    times 2**e. By default, `axes` is all axes but the first. Zeros get the smallest exponent.
     """
     x = x.astype(precision.accumulation_dtype(x.dtype))
     axes = tuple(range(1, x.ndim)) if axes is None else tuple(axes)
@@ -36,7 +36,7 @@ def top_exponent(x: jax.Array) -> jax.Array:
 
 @jax.jit
 def exponent(x: jax.Array) -> jax.Array:
-    """e with |x| in [2^e, 2^(e+1)), within the range in which 2^e and 2^-e are normal numbers."""
+    """e with |x| in [2^e, 2^(e+1)), clipped so that 2^e and 2^-e are normal numbers."""
     info = jnp.finfo(x.dtype)
     bits = jax.lax.bitcast_convert_type(jnp.abs(x), np.dtype(f"int{info.bits}"))
     limit = -info.minexp
@@ -45,7 +45,7 @@ def exponent(x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def power_of_two(e: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """2^e, exactly, for an e that `exponent` may give."""
+    """2^e, exactly, for an e in the range of `exponent`."""
     info = jnp.finfo(dtype)
     bits = (e + info.maxexp - 1).astype(np.dtype(f"int{info.bits}")) << info.nmant
     return jax.lax.bitcast_convert_type(bits, np.dtype(dtype))
@@ -58,7 +58,7 @@ def _smooth_root(x: jax.Array) -> jax.Array:
 
 @jax.jit
 def root(x: jax.Array) -> jax.Array:
-    """The square root, with derivative 0 at 0, for whoever differentiates through the clipping."""
+    """The square root with derivative 0 at 0, so that clipping can be differentiated."""
     return _smooth_root(x)
 
 
@@ -70,6 +70,6 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
 
 @jax.jit
 def scale_back(x: jax.Array, e: jax.Array) -> jax.Array:
-    """`x` times 2^e, for e up to twice what one float holds."""
+    """`x` times 2^e, for e up to twice the largest exponent of a float."""
     half = e // 2
     return x * power_of_two(half, x.dtype) * power_of_two(e - half, x.dtype)

@@ -1,1 +1,1 @@
-"""The loss of one example as a program: trace it, walk its equations, batch it, on any mesh."""
+"""Traces the loss of one example, rewrites its equations and batches it, on any mesh."""

@@ -1,10 +1,10 @@
-"""Run the program of one example over a batch, with its sharding constraints moved.
+"""Runs the program of one example over a batch, with its sharding constraints rewritten.
 
-A constraint that the user wrote for the batch names the axes that carry the batch on some
-dimension of the value. For one example that dimension holds no batch; the example axis that `vmap`
-adds does. So each constraint becomes a marker whose batching rule moves those axes there, and
-leaves the example axis to the compiler where the constraint names none of them. This happens after
-differentiation, so constraints in backward passes and custom rules are moved as well.
+A sharding constraint written for a batch names the batch axes on some dimension of the value. In
+the program of one example, that dimension no longer holds the batch: the example axis that `vmap`
+adds does. Each constraint therefore becomes a marker whose batching rule moves the batch axes to
+the example axis. If the constraint names no batch axis, the example axis is left to the compiler.
+This happens after differentiation, so it covers constraints in backward passes and custom rules.
 """
 
 import math
@@ -20,13 +20,13 @@ from bevel.clipping.program.meshes import SILENT, named_axes
 from bevel.sharding.axes import (
     SHARDING_PARAMS,
     MeshLayout,
-    asked_sharding,
     constraints,
+    requested_sharding,
     subprograms,
 )
 from bevel.sharding.types import spec_axes
 
-# Equations whose bodies are rewritten; others with a body keep JAX's own batching.
+# Equations whose bodies are rewritten. Others with a body keep JAX's own batching.
 BODIES = {"scan", "while", "cond", "remat2", "checkpoint", "custom_linear_solve"}
 CUSTOM_CALLS = {"custom_jvp_call", "custom_vjp_call"}
 
@@ -34,15 +34,16 @@ CUSTOM_CALLS = {"custom_jvp_call", "custom_vjp_call"}
 def over_examples(
     program: ClosedJaxpr, layout: MeshLayout, summed: bool = False
 ) -> Callable[..., list[Any]]:
-    """`f(consts, params, examples, constants)`: the program for every row of `examples`.
+    """Returns `f(consts, params, examples, constants)`, which runs every row of `examples`.
 
-    `summed`: its outputs are sums over the examples (`accumulate/low_memory.py`), not one for each.
+    With `summed`, the outputs are sums over the examples (`accumulate/low_memory.py`), not one row
+    per example.
     """
 
     def one(consts: Any, params: Any, examples: Any, constants: Any) -> list[Any]:
         inputs = (*params, *examples, *constants)
         if layout.manual:
-            # Constraints here can only name other axes than the manual ones: JAX's rule is right.
+            # Constraints cannot name manual axes here, so JAX's own rule is correct.
             return jax.core.eval_jaxpr(program.jaxpr, consts, *inputs)
         first, last = len(params), len(params) + len(examples)
         batched = depends_on(program.jaxpr, program.jaxpr.invars[first:last])
@@ -57,8 +58,9 @@ def over_examples(
 def split_by_inner_shard_maps(program: ClosedJaxpr, layout: MeshLayout) -> bool:
     """Whether every inner shard_map runs over the batch axes without using them.
 
-    The example axis must then enter it split over them: otherwise each place computes all examples.
-    Where one communicates over them, each place must: else it would mix the examples of places.
+    The example axis must then enter it split over the batch axes: otherwise each device computes
+    all examples. If one communicates over the batch axes, every device must compute all examples:
+    otherwise it would mix the examples of different devices.
     """
     specs: list[tuple[Any, set[str]]] = []
     pending = [program.jaxpr]
@@ -68,8 +70,8 @@ def split_by_inner_shard_maps(program: ClosedJaxpr, layout: MeshLayout) -> bool:
             if eqn.primitive.name not in SILENT and named_axes(eqn) & set(layout.batch_axes):
                 return False
             if eqn.primitive.name == "shard_map":
-                given = (eqn.params["in_specs"], eqn.params["out_specs"])
-                flat = jax.tree.leaves(given, is_leaf=lambda s: isinstance(s, PartitionSpec))
+                own = (eqn.params["in_specs"], eqn.params["out_specs"])
+                flat = jax.tree.leaves(own, is_leaf=lambda s: isinstance(s, PartitionSpec))
                 named = {a for spec in flat for entry in spec.partitions for a in spec_axes(entry)}
                 specs.append((eqn.params["newly_manual_axes"], named))
     axes = set(layout.batch_axes)
@@ -83,31 +85,31 @@ def _replay(
     layout: MeshLayout,
     batched: Collection[Any] | None = None,
 ) -> list[Any]:
-    """Evaluates a program with its sharding requests turned into markers.
+    """Evaluates a program with its sharding requests replaced by markers.
 
-    `batched`: the variables that depend on the example, where that is known; the others need no
-    marker, which could not be differentiated.
+    `batched` are the variables that depend on the example, if known. The others need no marker,
+    because they get no example axis. A marker cannot be differentiated.
     """
     explicit = layout.explicit_mesh is not None
 
     def handle(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         name = eqn.primitive.name
-        asked = asked_sharding(eqn)
-        if name in ("sharding_constraint", "reshard") and asked is not None:
+        requested = requested_sharding(eqn)
+        if name in ("sharding_constraint", "reshard") and requested is not None:
             operand = eqn.invars[0]
             depends = batched is None or (not isinstance(operand, Literal) and operand in batched)
-            return [_marked(inputs[0], asked, layout, shared=not depends)]
+            return [_marked(inputs[0], requested, layout, shared=not depends)]
         if name in ("reshard", "mesh_cast"):
             return inputs
         body = body_of_call(eqn)
         inner = subprograms(eqn.params)
-        # A custom rule is kept where it can be, for whoever differentiates through the clipping.
+        # Keep custom rules where possible, so that the clipping itself can be differentiated.
         if name in CUSTOM_CALLS and (explicit or any(map(constraints, inner))):
             body = eqn.params["call_jaxpr"]
         if body is not None:
             return _replay(body.jaxpr, body.consts, inputs, layout)
         changed: dict[str, Any] = {}
-        if asked is not None or explicit:
+        if requested is not None or explicit:
             changed = {p: None for p in SHARDING_PARAMS if p in eqn.params}
         if name in BODIES and (explicit or any(map(constraints, inner))):
             changed |= {
@@ -118,15 +120,15 @@ def _replay(
         if name == "shard_map" and explicit:
             return _inner_shard_map(eqn, inputs, layout)
         outputs = bind(eqn, inputs, in_its_context=not explicit, **changed)
-        if asked is not None:
-            outputs = [_marked(x, asked, layout) for x in outputs]
+        if requested is not None:
+            outputs = [_marked(x, requested, layout) for x in outputs]
         return outputs
 
     return evaluate(jaxpr, consts, args, handle)
 
 
 def _inner_shard_map(eqn: JaxprEqn, inputs: Sequence[Any], layout: MeshLayout) -> Sequence[Any]:
-    """An inner shard_map made anew on the mesh at hand, whose Explicit axes are Auto now."""
+    """Rebuilds an inner shard_map on the current mesh, whose Explicit axes are now Auto."""
     return jax.shard_map(
         lambda *args: tuple(_replay(eqn.params["jaxpr"], (), args, layout)),
         in_specs=tuple(eqn.params["in_specs"]),
@@ -137,7 +139,7 @@ def _inner_shard_map(eqn: JaxprEqn, inputs: Sequence[Any], layout: MeshLayout) -
 
 
 def _rewritten(body: Any, layout: MeshLayout) -> Any:
-    """A loop body, branch or tuple of branches, traced anew with markers."""
+    """Retraces a loop body, a branch or a tuple of branches with markers."""
     if isinstance(body, tuple | list):
         branches = [_rewritten(branch, layout) for branch in body]
         return type(body)(*branches) if hasattr(body, "_fields") else type(body)(branches)
@@ -153,14 +155,14 @@ def _rewritten(body: Any, layout: MeshLayout) -> Any:
 
 
 def _marked(x: Any, sharding: NamedSharding, layout: MeshLayout, shared: bool = False) -> Any:
-    """`x`, constrained as asked, batch axes on the example axis once there is one.
+    """`x` with the requested sharding. Under `vmap`, its batch axes move to the example axis.
 
-    `shared`: no example axis will come.
+    `shared`: `x` does not depend on the example, so it gets no example axis.
     """
     free = PartitionSpec.UNCONSTRAINED
-    # On a mesh of Explicit and Auto axes, a type says nothing about the Auto ones.
-    half_known = layout.explicit_mesh is not None and not sharding.mesh.are_all_axes_explicit
-    unnamed = free if half_known else None
+    # On a mesh of Explicit and Auto axes, a type says nothing about the Auto axes.
+    partly_auto = layout.explicit_mesh is not None and not sharding.mesh.are_all_axes_explicit
+    unnamed = free if partly_auto else None
     partitions = tuple(sharding.spec.partitions)
     spec = (*partitions, *(None,) * (x.ndim - len(partitions)))
     entries = [unnamed if entry is None else entry for entry in spec]
@@ -180,7 +182,7 @@ def _marked(x: Any, sharding: NamedSharding, layout: MeshLayout, shared: bool = 
         return free if entry is free else (left or unnamed)
 
     def unbatched(y: jax.Array) -> jax.Array:
-        # A parameter or a constant keeps what the user asked, where that divides.
+        # A parameter or a constant keeps the requested sharding where it divides the dimension.
         sizes = (layout.explicit_mesh or sharding.mesh).shape
         spec = [
             entry

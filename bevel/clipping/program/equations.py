@@ -1,4 +1,4 @@
-"""Evaluate the equations of a traced program one by one."""
+"""Evaluates the equations of a traced program one by one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,14 +17,14 @@ CALLS = {
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
-    "eval_jaxpr": "call_jaxpr",  # from jax 0.11 on, what the two before are
+    "eval_jaxpr": "call_jaxpr",  # replaces the two above from jax 0.11 on
 }
 
 
 def evaluate(
     jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], handle: Handler
 ) -> list[Any]:
-    """Runs `jaxpr` with `handle(equation, inputs) -> outputs` in charge of every equation."""
+    """Runs `jaxpr`, evaluating every equation by `handle(equation, inputs) -> outputs`."""
     env: dict[Any, Any] = dict(
         zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
     )
@@ -40,9 +40,9 @@ def evaluate(
 
 
 def bind(eqn: JaxprEqn, inputs: Sequence[Any], in_its_context: bool = True, **changed: Any) -> list:
-    """Applies one equation to new inputs, some parameters `changed`.
+    """Applies one equation to new inputs, with the parameters in `changed` replaced.
 
-    `in_its_context` restores the mesh and the compute placement that the equation was traced under.
+    `in_its_context` restores the mesh and compute placement that the equation was traced under.
     """
     params = eqn.primitive.get_bind_params(eqn.params | changed)
     if in_its_context:
@@ -54,19 +54,19 @@ def bind(eqn: JaxprEqn, inputs: Sequence[Any], in_its_context: bool = True, **ch
 
 
 def depends_on(jaxpr: Jaxpr, inputs: Sequence[Any]) -> set[Any]:
-    """The variables of a program whose value may depend on `inputs`, those included."""
-    found = set(inputs)
+    """The variables of a program whose value may depend on `inputs`, including `inputs`."""
+    dependent = set(inputs)
     for eqn in jaxpr.eqns:
-        if any(not isinstance(v, Literal) and v in found for v in eqn.invars):
-            found.update(eqn.outvars)
-    return found
+        if any(not isinstance(v, Literal) and v in dependent for v in eqn.invars):
+            dependent.update(eqn.outvars)
+    return dependent
 
 
 def body_of_call(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The body of a nested jit, or None for other equations."""
     name = CALLS.get(eqn.primitive.name)
     body = eqn.params.get(name) if name else None
-    # In newer JAX, Jaxpr and ClosedJaxpr are one class, which holds its constants.
+    # In newer JAX, Jaxpr and ClosedJaxpr are one class that holds its constants.
     if body is None or isinstance(body, ClosedJaxpr):
         return body
     return ClosedJaxpr(body, [])
@@ -81,7 +81,7 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def inline_calls(program: ClosedJaxpr, args: Sequence[Any]) -> ClosedJaxpr:
-    """The same program without nested jits; their in- and out-shardings become constraints."""
+    """The same program without nested jits. Their in_ and out_shardings become constraints."""
 
     def constrain(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
         pairs = zip(values, shardings or (None,) * len(values), strict=True)

@@ -1,20 +1,20 @@
-"""The memory that a program needs at its peak, estimated from its shapes; nothing is compiled.
+"""Estimates the peak memory of a program from its shapes, without compiling it.
 
-The traced program is followed as a compiler would run it, one value after the other: each takes its
-bytes from where it is computed to where it is last read. What every compiler does with such a
-program decides which values exist at all, and when:
+The estimate follows the traced program as a compiler would run it. Each value takes up its bytes
+from where it is computed to where it is last read. The usual compiler optimisations decide which
+values exist and when:
 
-- views (reshapes, transposes, sums over a single term) are their operand, since products and
-  elementwise work read any layout;
-- elementwise work is fused into what reads it. Its result exists only where more than one step
-  reads it, or one that reads from memory: a product, a loop, a scatter. What a broadcast makes is
-  made again by each reader;
-- it is done in place, in the buffer of an operand that is read there for the last time;
-- a step runs as soon as its operands exist: what needs values of the forward pass alone is held
-  through the backward pass, wherever the program has it;
-- a loop holds its stacked inputs and outputs in full, into which it writes, and one turn's values.
+- Views (reshapes, transposes, sums over a single term) share the memory of their operand, because
+  products and elementwise operations read any layout.
+- Elementwise operations are fused into the steps that read them. Their result exists only if more
+  than one step reads it, or a step that reads from memory: a product, a loop or a scatter. Each
+  reader recomputes a broadcast.
+- Elementwise operations run in place, in the buffer of an operand that is read for the last time.
+- A step runs as soon as its operands exist. A value that needs only the forward pass is therefore
+  held through the backward pass, wherever the program computes it.
+- A loop holds its stacked inputs and outputs in full, and the values of one iteration.
 
-The last digit is the compiler's own: padding, copies for a layout, scratch memory of kernels.
+The estimate leaves out padding, copies that change a layout, and scratch memory of kernels.
 """
 
 import dataclasses
@@ -28,43 +28,43 @@ from bevel.sharding.axes import subprograms
 
 VIEWS = {"reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient"}
 VIEWS |= {"optimization_barrier", "sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"}
-# Views where they change no number of elements: a new axis of length 1, the sum over one.
+# Views if the number of elements stays the same: a new axis of length 1, or the sum over one.
 PERHAPS_VIEWS = {"broadcast_in_dim", "reduce_sum", "reduce_max", "reduce_min"}
-SPREADS = {"broadcast_in_dim", "iota"}
-# Fused like elementwise work, though operands and result differ in shape.
-MOVES = SPREADS | {"slice", "dynamic_slice", "pad", "rev", "select_n", "clamp"}
-# Not elementwise, though operands and result may agree in shape.
+BROADCASTS = {"broadcast_in_dim", "iota"}
+# Fused like elementwise operations, although operands and result differ in shape.
+FUSED = BROADCASTS | {"slice", "dynamic_slice", "pad", "rev", "select_n", "clamp"}
+# Not elementwise, although operands and result may have the same shape.
 NOT_ELEMENTWISE = {"dot_general", "ragged_dot", "conv_general_dilated", "gather", "sort", "fft"}
 NOT_ELEMENTWISE |= {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "concatenate"}
 NOT_ELEMENTWISE |= {"stack", "cholesky", "triangular_solve"}
 UPDATES = {"scatter", "scatter-add", "scatter_add", "dynamic_update_slice"}
-HAVE_TURNS = {"scan", "while", "cond", "shard_map"}
+HAVE_BODIES = {"scan", "while", "cond", "shard_map"}
 
 
 def estimate_memory(program: ClosedJaxpr) -> int:
     """Bytes of arguments, results and temporaries at the peak, as the compiler counts them.
 
-    Within 30% of the compiler's number on the programs of `benchmarks/clipping.py`. Shapes are
-    those of the program: on a mesh, of all devices together.
+    This is within 30% of the compiler's figure for the programs of `benchmarks/clipping.py`. The
+    shapes are those of the program, so on a mesh the estimate is for all devices together.
     """
     held = [*program.in_avals, *program.out_avals, *(v.aval for v in program.jaxpr.constvars)]
     return sum(map(_bytes_of, held)) + ProgramSteps(program.jaxpr).temporaries()
 
 
 def _bytes_of(aval: Any) -> int:
-    # Keys have no item size in every version: two words.
+    # Keys have no itemsize in some versions: assume two words.
     return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ProgramStep:
-    """One equation. Values are numbers."""
+    """One equation. Values are numbered."""
 
     name: str
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     elementwise: bool
-    inside: int = 0  # bytes of a loop's own values, of one turn
+    inside: int = 0  # bytes of temporaries in the body of a loop or branch
 
     @property
     def reads_memory(self) -> bool:
@@ -76,26 +76,27 @@ class _ProgramStep:
 
 
 class ProgramSteps:
-    """A program as one list of steps, calls opened and views left out."""
+    """A program as one list of steps, with calls inlined and views left out."""
 
     def __init__(self, jaxpr: Jaxpr):
         self.sizes: list[int] = []
         self.steps: list[_ProgramStep] = []
-        self.given = [self.value(v) for v in jaxpr.invars]
-        self.results = {r for r in self.walk(jaxpr, self.given) if r is not None}
+        inputs = [self.value(v) for v in jaxpr.invars]
+        self.results = {r for r in self.walk(jaxpr, inputs) if r is not None}
         self.steps = _as_soon_as_possible(self.needed())
 
     def value(self, variable: Any) -> int:
+        """Numbers a new value."""
         self.sizes.append(_bytes_of(variable.aval))
         return len(self.sizes) - 1
 
-    def walk(self, jaxpr: Jaxpr, given: Sequence[int | None]) -> list[int | None]:
-        """Notes the steps of a program; gives its results. None is a number known in advance."""
-        known: dict[Any, int | None] = dict(zip(jaxpr.invars, given, strict=True))
-        known |= {v: self.value(v) for v in jaxpr.constvars}
+    def walk(self, jaxpr: Jaxpr, inputs: Sequence[int | None]) -> list[int | None]:
+        """Records the steps of a program and returns its results. A literal is None."""
+        numbers: dict[Any, int | None] = dict(zip(jaxpr.invars, inputs, strict=True))
+        numbers |= {v: self.value(v) for v in jaxpr.constvars}
 
         def number(atom: Any) -> int | None:
-            return None if isinstance(atom, Literal) else known[atom]
+            return None if isinstance(atom, Literal) else numbers[atom]
 
         for eqn in jaxpr.eqns:
             name, inner = eqn.primitive.name, subprograms(eqn.params)
@@ -106,28 +107,28 @@ class ProgramSteps:
             elif _is_call(eqn, inner):
                 writes = self.walk(inner[0], reads)
             else:
-                made = [self.value(v) for v in eqn.outvars]
-                bodies = inner if name in HAVE_TURNS else []
-                turn = max((ProgramSteps(body).temporaries() for body in bodies), default=0)
-                from_steps = tuple(r for r in reads if r is not None)
+                outputs = tuple(self.value(v) for v in eqn.outvars)
+                bodies = inner if name in HAVE_BODIES else []
+                inside = max((ProgramSteps(body).temporaries() for body in bodies), default=0)
+                operands = tuple(r for r in reads if r is not None)
                 self.steps.append(
-                    _ProgramStep(name, from_steps, tuple(made), _is_elementwise(eqn), turn)
+                    _ProgramStep(name, operands, outputs, _is_elementwise(eqn), inside)
                 )
-                writes = [*made]
-            known.update(zip(eqn.outvars, writes, strict=True))
+                writes = [*outputs]
+            numbers.update(zip(eqn.outvars, writes, strict=True))
         return [number(x) for x in jaxpr.outvars]
 
     def needed(self) -> list[_ProgramStep]:
-        """The steps that results depend on."""
-        wanted, found = set(self.results), list[_ProgramStep]()
+        """The steps that the results depend on."""
+        needed, steps = set(self.results), list[_ProgramStep]()
         for step in reversed(self.steps):
-            if wanted.intersection(step.writes):
-                wanted.update(step.reads)
-                found.append(step)
-        return found[::-1]
+            if needed.intersection(step.writes):
+                needed.update(step.reads)
+                steps.append(step)
+        return steps[::-1]
 
     def temporaries(self) -> int:
-        """Bytes at the peak beside arguments and results."""
+        """Bytes at the peak, without arguments and results."""
         run = self.after_fusion()
         last = {value: at for at, (_, read) in enumerate(run) for value in read}
         buffers = self.buffers(run, last)
@@ -159,7 +160,7 @@ class ProgramSteps:
             by = [reader for value in step.writes for reader in readers.get(value, [])]
             exists = not step.elementwise or not self.results.isdisjoint(step.writes)
             exists |= any(reader.reads_memory for reader in by)
-            exists |= len(by) > 1 and bool(read) and step.name not in SPREADS
+            exists |= len(by) > 1 and bool(read) and step.name not in BROADCASTS
             if exists:
                 run.append((step, read))
             for value in step.writes:
@@ -169,17 +170,17 @@ class ProgramSteps:
     def buffers(
         self, run: list[tuple[_ProgramStep, frozenset[int]]], last: dict[int, int]
     ) -> dict[int, int]:
-        """Whose place each value takes: its own, or that of what is later computed in place."""
-        found = {value: value for step, _ in run for value in step.writes}
+        """The buffer of each value: its own, or that of a later value computed in place."""
+        buffer_of = {value: value for step, _ in run for value in step.writes}
         for at, (step, read) in reversed([*enumerate(run)]):
             if not step.in_place:
                 continue
-            (made,) = step.writes
-            for value in sorted(read & found.keys() - self.results):
-                if last[value] == at and self.sizes[value] == self.sizes[made]:
-                    found[value] = found[made]
+            (output,) = step.writes
+            for value in sorted(read & buffer_of.keys() - self.results):
+                if last[value] == at and self.sizes[value] == self.sizes[output]:
+                    buffer_of[value] = buffer_of[output]
                     break
-        return found
+        return buffer_of
 
 
 def _is_view(eqn: JaxprEqn) -> bool:
@@ -193,8 +194,8 @@ def _is_view(eqn: JaxprEqn) -> bool:
 
 
 def _is_call(eqn: JaxprEqn, inner: list[Jaxpr]) -> bool:
-    """Whether an equation is its one subprogram: jit, remat, custom rules."""
-    if len(inner) != 1 or eqn.primitive.name in HAVE_TURNS:
+    """Whether an equation only calls one subprogram, such as jit, remat and custom rules."""
+    if len(inner) != 1 or eqn.primitive.name in HAVE_BODIES:
         return False
     sides = (eqn.invars, inner[0].invars), (eqn.outvars, inner[0].outvars)
     return all(
@@ -205,7 +206,7 @@ def _is_call(eqn: JaxprEqn, inner: list[Jaxpr]) -> bool:
 
 def _is_elementwise(eqn: JaxprEqn) -> bool:
     name = eqn.primitive.name
-    if name in MOVES:
+    if name in FUSED:
         return True
     if len(eqn.outvars) != 1 or name in NOT_ELEMENTWISE or name in UPDATES:
         return False
@@ -216,11 +217,11 @@ def _is_elementwise(eqn: JaxprEqn) -> bool:
 
 
 def _as_soon_as_possible(steps: Sequence[_ProgramStep]) -> list[_ProgramStep]:
-    """Steps in the order in which their operands exist; else as the program has them."""
+    """Orders steps by when their operands exist, and otherwise as in the program."""
     order, ready = list[tuple[int, int]](), dict[int, int]()
     for at, step in enumerate(steps):
         can_run = max((ready.get(r, -1) for r in step.reads), default=at)
         order.append((can_run, at))
-        # Elementwise work takes no turn of its own.
+        # Elementwise operations are fused, so their result is ready with their operands.
         ready |= dict.fromkeys(step.writes, can_run if step.elementwise else at)
     return [steps[at] for _, at in sorted(order)]

@@ -1,4 +1,7 @@
-"""The program of one example: traced, nested jits opened, errors that name the user's line."""
+"""Traces the program of one example, with nested jits inlined.
+
+Errors name the line of the user's code.
+"""
 
 import contextlib
 import dataclasses
@@ -15,16 +18,16 @@ from jax.sharding import AbstractMesh
 from bevel import errors
 from bevel.clipping.arguments import Call, Leaves, example_key_type
 from bevel.clipping.program.equations import inline_calls
-from bevel.clipping.program.isolation import one_at_a_time, refuse_side_effects
+from bevel.clipping.program.isolation import isolate_examples, refuse_side_effects
 from bevel.errors import BevelError, FixLossError
 from bevel.sharding import types
 from bevel.sharding.axes import MeshLayout, axes_of_inner_shard_maps
-from bevel.sharding.divisibility import one_example_may_be_smaller_than_the_mesh
+from bevel.sharding.divisibility import allow_uneven_shardings
 
 
 @dataclasses.dataclass(frozen=True)
 class ExampleFunction:
-    """How one example is cut from the batch and handed to the user's function."""
+    """The user's function, as a function of the leaves of one example."""
 
     fun: Callable[..., Any]
     call: Call
@@ -39,15 +42,15 @@ class ExampleFunction:
             return result, None
         if not (isinstance(result, tuple) and len(result) == 2):
             raise FixLossError(
-                "has_aux=True, but the function returned "
-                f"{type(result).__name__}: return (value, aux)."
+                f"has_aux=True, but the function returned {type(result).__name__}. "
+                "Return (value, aux)."
             )
         return result
 
     def types(self, leaves: Leaves, mesh: AbstractMesh | None, times: int = 1) -> Leaves:
-        """The types of one example's arguments; `times` lengthens the batch dimension it sees.
+        """The types of one example's arguments, with Explicit shardings on `mesh`.
 
-        Explicit shardings are moved to `mesh`.
+        `times` multiplies the length of the batch dimension, or of the first one without it.
         """
 
         def one(leaf: Any) -> Any:
@@ -56,24 +59,24 @@ class ExampleFunction:
                 return types.retyped(leaf, (times, *shape), mesh)
             return types.retyped(leaf, (*(times * n for n in shape[:1]), *shape[1:]), mesh, 1)
 
-        def whole(leaf: Any) -> Any:
+        def shared(leaf: Any) -> Any:
             return leaf if mesh is None else types.retyped(leaf, leaf.shape, mesh)
 
         return Leaves(
-            [whole(x) for x in leaves.params],
+            [shared(x) for x in leaves.params],
             [one(x) for x in leaves.batch],
             [example_key_type(key) for key in leaves.keys],
-            [whole(x) for x in leaves.constants],
+            [shared(x) for x in leaves.constants],
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class TracedExample:
-    """A traced function of one example: flat inputs in the order of `Leaves`, flat outputs."""
+    """A traced function of one example. Its flat inputs are in the order of `Leaves`."""
 
     jaxpr: ClosedJaxpr
     out_tree: Any
-    mesh: AbstractMesh | None  # with Explicit axes: the mesh that it was traced under
+    mesh: AbstractMesh | None  # the mesh with Explicit axes that it was traced under, if any
 
 
 def trace(
@@ -82,10 +85,10 @@ def trace(
     mesh: AbstractMesh | None = None,
     to_batch: bool = False,
 ) -> TracedExample:
-    """Traces `function` at one example. Nothing is run, so no dimension has to divide the mesh.
+    """Traces `function` for one example. Nothing runs, so dimensions need not divide the mesh.
 
-    `to_batch`: the program is complete and will be batched, so its equations are made to see one
-    example each.
+    With `to_batch`, the program is complete and will be batched, so its equations are rewritten to
+    isolate the examples of a batch from each other.
     """
     flat, in_tree = jax.tree.flatten(arguments)
     trees = []
@@ -96,14 +99,14 @@ def trace(
         return outputs
 
     with contextlib.ExitStack() as context:
-        context.enter_context(one_example_may_be_smaller_than_the_mesh())
+        context.enter_context(allow_uneven_shardings())
         if mesh is not None:
-            # By way of no mesh at all: JAX does not let one context change the size of another.
+            # Enter the empty mesh first: JAX does not let a context change the size of a mesh.
             for step in (AbstractMesh((), ()), mesh):
                 context.enter_context(jax.sharding.use_abstract_mesh(step))
             context.enter_context(jax.remove_size_one_mesh_axis_from_type(True))
         jaxpr = jax.make_jaxpr(flat_function)(*flat)
-        jaxpr = one_at_a_time(jaxpr) if to_batch else jaxpr
+        jaxpr = isolate_examples(jaxpr) if to_batch else jaxpr
         refuse_side_effects(jaxpr)
         jaxpr = inline_calls(jaxpr, flat)
     return TracedExample(jaxpr, trees[0], mesh)
@@ -112,12 +115,12 @@ def trace(
 def _trace_where_it_fits(
     example: ExampleFunction, leaves: Leaves, layout: MeshLayout
 ) -> tuple[TracedExample, Leaves]:
-    """Traces the function; on Explicit axes, failing that, where the batch axes have one place.
+    """Traces the function. If that fails on Explicit axes, retries with batch axes of size 1.
 
-    JAX's sharding types treat a batch dimension of size 1 unlike a batch: a reshape drops it. Axes
-    of one place are kept out of the types, so there a reshape is as free as it is for a batch,
-    while what the function asks for stays on record. A program that communicates over a batch
-    axis in a shard_map of its own would be another one there, and is not taken.
+    JAX's sharding types treat a batch dimension of size 1 differently from a batch: a reshape drops
+    its sharding. Mesh axes of size 1 are kept out of the types, so reshapes then work as they do
+    for a batch, while the program still records the shardings that the function requests. A program
+    with an inner shard_map over a batch axis would change on such a mesh, so it is rejected.
     """
     mesh = layout.explicit_mesh
     arguments = example.types(leaves, mesh)
@@ -140,7 +143,7 @@ def _trace_where_it_fits(
 def trace_loss(
     example: ExampleFunction, leaves: Leaves, layout: MeshLayout
 ) -> tuple[TracedExample, Leaves]:
-    """Traces the user's function, and says what to change where that is not possible.
+    """Traces the user's function, and raises an error with advice if it cannot be traced.
 
     Also returns the types of the arguments that it was traced with.
     """
@@ -153,14 +156,14 @@ def trace_loss(
         raise FixLossError(
             f"the function cannot be traced for one example {size}, which per-example clipping "
             f"needs{_user_line(error)}. JAX says: {_first_paragraph(error)}\n"
-            "Write the function so that it accepts one example; keep_batch_dim says whether the "
-            "example has a batch dimension of size 1. Python values that steer the function are "
-            "best bound with functools.partial."
+            "Write the function so that it accepts one example. keep_batch_dim sets whether the "
+            "example has a batch dimension of size 1. Bind Python values that control the function "
+            "with functools.partial."
         ) from error
     ordered = [e for e in program.jaxpr.effects if type(e).__name__.startswith("Ordered")]
     if ordered:
         raise FixLossError(
-            "the function has an ordered side effect (such as debug.print(..., ordered=True)), and "
+            "the function has an ordered side effect, such as debug.print(..., ordered=True), but "
             "examples have no order. Pass ordered=False, or move the effect out of the loss."
         )
     return program, arguments
@@ -170,21 +173,21 @@ def check_scalar_loss(value: Any) -> None:
     """Raises unless the loss of one example is a real scalar."""
     if not hasattr(value, "shape"):
         raise FixLossError(
-            f"the loss returned a {type(value).__name__}, but a gradient needs a scalar: return "
+            f"the loss returned a {type(value).__name__}, but a gradient needs a scalar. Return "
             "one number, or (number, aux) with has_aux=True."
         )
     shape, dtype = tuple(value.shape), value.dtype
     if shape != ():
         raise FixLossError(
-            f"the loss of one example has shape {shape}, but a gradient needs a scalar: reduce it, "
-            "for instance with jnp.mean, inside the loss."
+            f"the loss of one example has shape {shape}, but a gradient needs a scalar. Reduce it "
+            "inside the loss, for instance with jnp.mean."
         )
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise FixLossError(f"the loss has dtype {dtype}: return a real floating-point number.")
+        raise FixLossError(f"the loss has dtype {dtype}. Return a real floating-point number.")
 
 
 def _user_line(error: Exception) -> str:
-    """Where in the user's code an error arose, as ', at file:line: code'."""
+    """The line of the user's code that raised an error, as ', at file:line: code'."""
     libraries = tuple(os.path.dirname(m.__file__) for m in (jax, errors) if m.__file__)
     frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if not f.filename.startswith((*libraries, "<"))]
@@ -198,7 +201,7 @@ def _first_paragraph(error: Exception) -> str:
 def trace_gradient(
     one: Callable[[Leaves], Any], arguments: Leaves, loss: TracedExample, call: Call
 ) -> TracedExample:
-    """Traces the differentiated program of one example, to be batched."""
+    """Traces the differentiated program of one example, which will be batched."""
     try:
         return trace(one, arguments, loss.mesh, to_batch=True)
     except BevelError:
@@ -207,14 +210,14 @@ def trace_gradient(
         raise FixLossError(
             f"the gradient of one example cannot be computed{_blocked_path(loss, call)}"
             f"{_user_line(error)}. JAX says: {_first_paragraph(error)}\n"
-            "Give that operation a gradient with jax.custom_vjp, or stop the gradient before it "
-            "with jax.lax.stop_gradient if it should have none."
+            "Give that operation a gradient with jax.custom_vjp, or apply jax.lax.stop_gradient to "
+            "its input if it should have none."
         ) from error
 
 
 @contextlib.contextmanager
 def explained_batching() -> Iterator[None]:
-    """Says what to do where JAX cannot run an operation for many examples at once."""
+    """Turns JAX's error for an operation that cannot be batched into one with advice."""
     try:
         yield
     except BevelError:
@@ -223,17 +226,17 @@ def explained_batching() -> Iterator[None]:
         raise FixLossError(
             f"the function cannot be run for all examples of a batch at once{_user_line(error)}. "
             f"JAX says: {_first_paragraph(error)}\n"
-            "Every operation in it must work under jax.vmap: callbacks need a vmap_method, and "
-            "jax.custom_batching.sequential_vmap runs any other operation in a loop."
+            "Every operation in it must work under jax.vmap. Give callbacks a vmap_method. Wrap "
+            "other operations in jax.custom_batching.sequential_vmap, which runs them in a loop."
         ) from error
 
 
-# Operations that JAX cannot differentiate backwards.
+# Operations that JAX cannot differentiate in reverse mode.
 NO_GRADIENT = {"while", "pure_callback", "io_callback", "infeed", "outfeed"}
 
 
 def _blocked_path(loss: TracedExample, call: Call) -> str:
-    """Which parameters reach which operation without a gradient, as text."""
+    """Names the parameters that reach an operation without a gradient, and that operation."""
     jaxpr = loss.jaxpr.jaxpr
     reached = {var: {i} for i, var in enumerate(jaxpr.invars[: len(call.param_paths)])}
     for eqn in jaxpr.eqns:

@@ -1,1 +1,1 @@
-"""Where parameters meet examples, and the taps that read their gradients there."""
+"""Finds where parameters meet examples, and taps those equations to read the gradients there."""

@@ -1,12 +1,12 @@
-"""Turns: what joins parameters with each other before an example is met, and the way back.
+"""Combinations: parameters combined with each other before they meet an example.
 
-    concatenated:  W = [A | B]    the gradient of A is a part of that of W; stacked as well
-    multiplied:    W = A B        sum_t l_t (x) r_t   is   sum_t l_t (x) (B r_t)   for A
+    concatenated:  W = [A | B]    the gradient of A is a part of that of W (likewise for a stack)
+    multiplied:    W = A B        sum_t l_t (x) r_t   becomes   sum_t l_t (x) (B r_t)   for A
     scaled:        W = s A
 
-A sum of outer products stays one, so nothing of the size of W is formed for an example: a low-rank
-pair that is merged into its matrix costs what it costs beside it. Norm and sum see the same
-vectors, so a rounding here cannot come between them.
+The gradient remains a sum of outer products, so nothing of the size of W is formed per example: a
+low-rank pair costs the same whether the model merges it into its matrix or applies it separately.
+The norm and the sum are computed from the same vectors, so they see the same rounding.
 """
 
 import dataclasses
@@ -26,30 +26,30 @@ from bevel.clipping.uses.views import (
     Combination,
     LoopEntry,
     View,
-    followed,
+    covers,
     loops_of,
     shape_of,
-    whole,
+    track_dimensions,
 )
 
-# Equations that lay their operands side by side, and the parameter that says where.
-JOINS = {"concatenate": "dimension", "stack": "axis"}
+# Equations that concatenate their operands, and the parameter that holds the axis.
+CONCATENATIONS = {"concatenate": "dimension", "stack": "axis"}
 SCALINGS = {"mul", "div", "neg"}
-PLACINGS = {"sharding_constraint", "reshard"}
-UNKNOWN = 1000  # dimensions of size 1 are numbered from here
+SHARDING_REQUESTS = {"sharding_constraint", "reshard"}
+UNKNOWN = 1000  # dimensions of size 1 are numbered from here on
 
 
 class NotUnderstoodError(Exception):
-    """The gradient behind a turn is no sum of outer products."""
+    """The gradient before a combination cannot be written as a sum of outer products."""
 
 
 def combination_at(eqn: JaxprEqn, operand: int, other: Any) -> Combination | None:
-    """How a parameter passes an equation whose inputs are all parameters, or None.
+    """The combination that an equation of parameters makes with one operand, or None.
 
-    `other`: the parameter at the other operand, (number, route), if it is one alone.
+    `other` is `(number, view)` of the parameter at the other operand, if that is a single one.
     """
     name = eqn.primitive.name
-    if name in JOINS:
+    if name in CONCATENATIONS:
         return Combination(eqn, operand)
     if name in SCALINGS and operand == 0 and all(map(_is_number, eqn.invars[1:])):
         return Combination(eqn, operand)
@@ -65,7 +65,7 @@ def combination_at(eqn: JaxprEqn, operand: int, other: Any) -> Combination | Non
 
 
 def adds(eqn: JaxprEqn, operand: int) -> bool:
-    """Whether an equation adds the operand to others: its gradient is that of the sum."""
+    """Whether an equation adds the operand to others, so its gradient is that of the sum."""
     shapes = {shape_of(v) for v in (*eqn.invars, *eqn.outvars)}
     name = eqn.primitive.name
     return len(shapes) == 1 and (name in ("add", "add_any") or (name == "sub" and operand == 0))
@@ -76,93 +76,94 @@ def _is_number(var: Any) -> bool:
 
 
 def pull_back_combinations(
-    route: View,
-    turns: Sequence[tuple[Combination, View]],
+    view: View,
+    combinations: Sequence[tuple[Combination, View]],
     gradient: OuterProducts,
     params: Sequence[Any],
 ) -> OuterProducts:
-    """The gradient with respect to what the first turn takes, from that of the last operand."""
-    loops = loops_of(route)
-    for turn, behind in reversed(turns):
-        gradient = _labelled(gradient, behind, shape_of(turn.eqn.outvars[0]))
-        name = turn.eqn.primitive.name
-        if name in JOINS:
-            gradient = _narrowed(turn, gradient)
+    """The gradient of the first combination's operand, from that of the last operand."""
+    loops = loops_of(view)
+    for combination, following in reversed(combinations):
+        gradient = _with_result_dims(gradient, following, shape_of(combination.eqn.outvars[0]))
+        name = combination.eqn.primitive.name
+        loops = loops[: len(loops) - len(loops_of(following))]
+        if name in CONCATENATIONS:
+            gradient = _part_of_concatenation(combination, gradient)
         elif name == "dot_general":
-            outer = loops[: len(loops) - len(loops_of(behind))]
-            gradient = _multiplied(turn, gradient, outer, params)
+            gradient = _multiplied(combination, gradient, loops, params)
         else:
-            gradient = _scaled(turn, gradient)
-        loops = loops[: len(loops) - len(loops_of(behind))]
+            gradient = _scaled(combination, gradient)
     return gradient
 
 
-def _labelled(gradient: OuterProducts, behind: View, shape: Sequence[int]) -> OuterProducts:
-    """With the dimensions of a turn's result in the places of those of the operand."""
-    places, box, entered = followed(behind, shape)
-    if places is None or not whole(box, shape):
+def _with_result_dims(
+    gradient: OuterProducts, following: View, shape: Sequence[int]
+) -> OuterProducts:
+    """Numbers the gradient's dimensions by those of a combination's result, not of the operand."""
+    result_dims, region, loop_dims = track_dimensions(following, shape)
+    if result_dims is None or not covers(region, shape):
         raise NotUnderstoodError
-    loops = [i for i, place in enumerate(gradient.places) if place is None]
-    taken = dict(zip(loops[len(loops) - len(entered) :], entered, strict=True))
+    loops = [i for i, dim in enumerate(gradient.dims) if dim is None]
+    sliced = dict(zip(loops[len(loops) - len(loop_dims) :], loop_dims, strict=True))
 
-    def label(i: int, place: int | None) -> int | None:
-        if place is None:
-            return taken.get(i)
-        found = places[place] if place < UNKNOWN else None
-        return UNKNOWN + i if found is None else found
+    def renumbered(i: int, dim: int | None) -> int | None:
+        if dim is None:
+            return sliced.get(i)
+        result = result_dims[dim] if dim < UNKNOWN else None
+        return UNKNOWN + i if result is None else result
 
-    labels = tuple(label(i, place) for i, place in enumerate(gradient.places))
-    return dataclasses.replace(gradient, places=labels)
+    dims = tuple(renumbered(i, dim) for i, dim in enumerate(gradient.dims))
+    return dataclasses.replace(gradient, dims=dims)
 
 
-def _narrowed(turn: Combination, gradient: OuterProducts) -> OuterProducts:
-    """The part of a concatenation, or of a stack, that its operand is."""
-    name = turn.eqn.primitive.name
-    axis = turn.eqn.params[JOINS[name]]
+def _part_of_concatenation(combination: Combination, gradient: OuterProducts) -> OuterProducts:
+    """The part of the gradient of a concatenation or stack that belongs to one operand."""
+    eqn, operand = combination.eqn, combination.operand
+    name = eqn.primitive.name
+    axis = eqn.params[CONCATENATIONS[name]]
     if name == "stack":
-        found = _part_of(gradient, axis, turn.operand, turn.operand + 1)
-        at = found.places.index(axis)
-        # The operand does not have that dimension.
-        below = [p if p is None or not axis < p < UNKNOWN else p - 1 for p in found.places]
-        places = (*below[:at], UNKNOWN, *below[at + 1 :])
-        return dataclasses.replace(found, places=places)
-    sizes = [shape_of(v)[axis] for v in turn.eqn.invars]
-    start = sum(sizes[: turn.operand])
-    return _part_of(gradient, axis, start, start + sizes[turn.operand])
+        part = _slice(gradient, axis, operand, operand + 1)
+        at = part.dims.index(axis)
+        # The operand does not have the stacked dimension.
+        lowered = [d if d is None or not axis < d < UNKNOWN else d - 1 for d in part.dims]
+        return dataclasses.replace(part, dims=(*lowered[:at], UNKNOWN, *lowered[at + 1 :]))
+    sizes = [shape_of(v)[axis] for v in eqn.invars]
+    start = sum(sizes[:operand])
+    return _slice(gradient, axis, start, start + sizes[operand])
 
 
-def _part_of(gradient: OuterProducts, axis: int, start: int, stop: int) -> OuterProducts:
+def _slice(gradient: OuterProducts, axis: int, start: int, stop: int) -> OuterProducts:
     """From `start` to `stop` along one dimension of the gradient."""
-    if axis not in gradient.places:
+    if axis not in gradient.dims:
         raise NotUnderstoodError
-    place, first = gradient.places.index(axis), 1 + gradient.separate + gradient.rows
+    at, first = gradient.dims.index(axis), 1 + gradient.separate + gradient.rows
     left, right = gradient.left, gradient.right
 
-    def part(side: Side, at: int) -> jax.Array:
-        return jax.lax.slice_in_dim(side.values, start, stop, axis=at)
+    def part(side: Side, axis: int) -> jax.Array:
+        return jax.lax.slice_in_dim(side.values, start, stop, axis=axis)
 
-    if place < gradient.separate:
+    if at < gradient.separate:
         left, right = (
-            dataclasses.replace(side, values=part(side, 1 + place)) for side in (left, right)
+            dataclasses.replace(side, values=part(side, 1 + at)) for side in (left, right)
         )
         return dataclasses.replace(gradient, left=left, right=right)
-    place -= gradient.separate
-    on_left = place < len(left.entries)
-    side, place = (left, place) if on_left else (right, place - len(left.entries))
-    if side.unit:
+    at -= gradient.separate
+    on_left = at < len(left.entries)
+    side, at = (left, at) if on_left else (right, at - len(left.entries))
+    if side.one_hot:
         raise NotUnderstoodError
-    entries = (*side.entries[:place], stop - start, *side.entries[place + 1 :])
-    side = Side(part(side, first + place), entries)
+    entries = (*side.entries[:at], stop - start, *side.entries[at + 1 :])
+    side = Side(part(side, first + at), entries)
     if on_left:
         return dataclasses.replace(gradient, left=side)
     return dataclasses.replace(gradient, right=side)
 
 
-def _scaled(turn: Combination, gradient: OuterProducts) -> OuterProducts:
-    name = turn.eqn.primitive.name
-    factor = -1.0  # of neg, and of what is subtracted
+def _scaled(combination: Combination, gradient: OuterProducts) -> OuterProducts:
+    name = combination.eqn.primitive.name
+    factor = -1.0  # for neg, and for the second operand of sub
     if name in ("mul", "div"):
-        (number,) = (float(v.val) for v in turn.eqn.invars if isinstance(v, Literal))
+        (number,) = (float(v.val) for v in combination.eqn.invars if isinstance(v, Literal))
         factor = number if name == "mul" else 1 / number
     side = gradient.right
     values = side.values * jnp.asarray(factor, side.values.dtype)
@@ -170,81 +171,84 @@ def _scaled(turn: Combination, gradient: OuterProducts) -> OuterProducts:
 
 
 def _multiplied(
-    turn: Combination, gradient: OuterProducts, loops: Loops, params: Sequence[Any]
+    combination: Combination, gradient: OuterProducts, loops: Loops, params: Sequence[Any]
 ) -> OuterProducts:
-    """The vectors of one side times the other factor, whose free dimensions they run over."""
-    eqn, own, theirs = turn.eqn, turn.operand, 1 - turn.operand
+    """Multiplies the side that runs over the other factor's free dimensions by that factor."""
+    eqn, own, theirs = combination.eqn, combination.operand, 1 - combination.operand
     contracting = eqn.params["dimension_numbers"][0]
     free = [
         [d for d in range(len(shape_of(v))) if d not in over]
         for v, over in zip(eqn.invars, contracting, strict=True)
     ]
     first = [0, len(free[0])]
-    # From dimensions of the product to those of its factors.
+    # Maps dimensions of the product to those of its factors.
     of_own = {first[own] + i: d for i, d in enumerate(free[own])}
     of_theirs = {first[theirs] + i: d for i, d in enumerate(free[theirs])}
-    name, labels = _side_over(gradient, set(of_theirs))
+    name, dims = _side_over(gradient, set(of_theirs))
     side: Side = getattr(gradient, name)
 
-    number, route = turn.other
-    entries = [step for step in route if isinstance(step, LoopEntry)]
+    number, view = combination.other
+    entries = [step for step in view if isinstance(step, LoopEntry)]
     if len(entries) != len(loops):
         raise NotUnderstoodError
-    # Named dimensions: those of the vectors, 100 + those of the product, 200 + those contracted.
-    axes = [*range(side.values.ndim - len(labels)), *(100 + label for label in labels)]
+    # Axis names for einsum: the leading dimensions of the vectors, 100 + a dimension of the
+    # product, 200 + a contracted dimension.
+    axes = [*range(side.values.ndim - len(dims)), *(100 + dim for dim in dims)]
     at = {SEPARATE: 1, "shared": 1 + gradient.separate}
     factor_axes = []
     for (kind, _), entry in zip(loops, entries, strict=True):
         if entry.kind == SEPARATE:
             factor_axes.append(at[kind])
         at[kind] += 1
-    back = {d: 100 + label for label, d in of_theirs.items()}
+    free_axes = {d: 100 + dim for dim, d in of_theirs.items()}
     pairs = dict(zip(contracting[theirs], contracting[own], strict=True))
-    dims = range(len(shape_of(eqn.invars[theirs])))
-    factor_axes += [back[d] if d in back else 200 + pairs[d] for d in dims]
+    factor_axes += [
+        free_axes[d] if d in free_axes else 200 + pairs[d]
+        for d in range(len(shape_of(eqn.invars[theirs])))
+    ]
     result = sorted(contracting[own])
     values = jnp.einsum(
         side.values,
         axes,
-        value(route, params[number]).astype(side.values.dtype),
+        apply_view(view, params[number]).astype(side.values.dtype),
         factor_axes,
-        [*axes[: len(axes) - len(labels)], *(200 + d for d in result)],
+        [*axes[: len(axes) - len(dims)], *(200 + d for d in result)],
         precision=gradient.multiplier.precision,
         preferred_element_type=precision.accumulation_dtype(side.values.dtype),
     )
     sizes = tuple(shape_of(eqn.invars[own])[d] for d in result)
-    turned = Side(values.astype(side.values.dtype), sizes)
+    product = Side(values.astype(side.values.dtype), sizes)
 
-    def places(labels: Sequence[int | None]) -> list[int | None]:
-        return [label if label is None or label >= UNKNOWN else of_own[label] for label in labels]
+    def of_factor(dims: Sequence[int | None]) -> list[int | None]:
+        return [dim if dim is None or dim >= UNKNOWN else of_own[dim] for dim in dims]
 
-    apart = places(gradient.places[: gradient.separate])
+    separate = of_factor(gradient.dims[: gradient.separate])
     if name == "left":
-        sides = [*result, *places(gradient.right_places)]
+        sides = [*result, *of_factor(gradient.right_dims)]
     else:
-        sides = [*places(gradient.left_places), *result]
-    changed: dict[str, Any] = {name: turned, "places": (*apart, *sides)}
+        sides = [*of_factor(gradient.left_dims), *result]
+    changed: dict[str, Any] = {name: product, "dims": (*separate, *sides)}
     return dataclasses.replace(gradient, **changed)
 
 
 def _side_over(gradient: OuterProducts, wanted: set[int]) -> tuple[str, Sequence[int]]:
-    """The side whose vectors run over just these dimensions."""
-    for name, labels in (("left", gradient.left_places), ("right", gradient.right_places)):
-        known = [label for label in labels if label is not None]
-        if set(known) == wanted and len(known) == len(labels) and not getattr(gradient, name).unit:
-            elsewhere = set(gradient.places[: gradient.separate]) & wanted
-            if not elsewhere:
-                return name, known
+    """The side whose vectors run over exactly these dimensions."""
+    if set(gradient.dims[: gradient.separate]) & wanted:
+        raise NotUnderstoodError
+    for name, dims in (("left", gradient.left_dims), ("right", gradient.right_dims)):
+        known = [dim for dim in dims if dim is not None]
+        if set(known) == wanted and len(known) == len(dims) and not getattr(gradient, name).one_hot:
+            return name, known
     raise NotUnderstoodError
 
 
-def value(route: View, param: Any) -> jax.Array:
-    """What a parameter is at the end of a route of rearrangements, behind dimensions of loops."""
+def apply_view(view: View, param: Any) -> jax.Array:
+    """The parameter as a view without combinations shows it, with loop dimensions in front."""
     lead = 0
-    for step in route:
+    for step in view:
         if isinstance(step, LoopEntry):
             lead += step.kind == SEPARATE
-        elif not isinstance(step, Combination) and step.primitive.name not in PLACINGS:
+        elif not isinstance(step, Combination) and step.primitive.name not in SHARDING_REQUESTS:
 
             def rearranged(x: Any, step: JaxprEqn = step) -> Any:
                 return bind(step, [x], in_its_context=False)[0]
@@ -256,7 +260,7 @@ def value(route: View, param: Any) -> jax.Array:
 
 
 def sizes_of(gradient: OuterProducts) -> GradientSizes:
-    """Of one example, from the shapes of a gradient that is not formed."""
+    """The sizes of one example's gradient."""
     shape = gradient.right.values.shape
     middle = 1 + gradient.separate
     return GradientSizes(
@@ -264,5 +268,5 @@ def sizes_of(gradient: OuterProducts) -> GradientSizes:
         math.prod(shape[middle : middle + gradient.rows]),
         gradient.left.size,
         gradient.right.size,
-        gradient.left.unit,
+        gradient.left.one_hot,
     )

@@ -1,10 +1,10 @@
-"""Uses: every place where a parameter meets an example, through calls, loops and branches.
+"""Finds every use of a parameter: an equation where it meets an example.
 
-The program is walked once. A use is an equation with a norm rule that takes a parameter, or a
-rearranged part of it (`views.py`), beside values of the example; the operand may be made of
-several parameters (`combinations.py`), and is then a use of each. A parameter is understood if each
-of its uses is; every other parameter is differentiated by JAX itself, through any program and by
-every custom rule, so there is nothing to support or to miss.
+The program is walked once, through calls, loops and branches. A use is an equation with a norm rule
+that takes a view of the parameter (`views.py`) together with values of the example. Where the
+operand combines several parameters (`combinations.py`), it is a use of each. A parameter is
+understood if all its uses are. JAX itself differentiates every other parameter, which works for any
+program and respects custom rules, so no use can be missed.
 """
 
 import dataclasses
@@ -29,53 +29,62 @@ from bevel.clipping.uses.combinations import (
     sizes_of,
 )
 from bevel.clipping.uses.shared_terms import SharedTerm
-from bevel.clipping.uses.views import Combination, LoopEntry, View, loops_of, passes_on, split
+from bevel.clipping.uses.views import (
+    Combination,
+    LoopEntry,
+    View,
+    loops_of,
+    rearranges,
+    split_at_combinations,
+)
 
 REMATS = {"remat2", "checkpoint", "remat"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """Parameter number `param`, by `route`, as operand `operand` of `eqn`.
+    """A view of parameter number `param` as operand `operand` of `eqn`.
 
-    `path` names the equation: itself and those whose bodies it stands in, the outermost first.
+    `path` identifies the equation: the ids of the equations whose bodies contain it, outermost
+    first, then its own.
     """
 
     param: int
-    route: View
+    view: View
     eqn: JaxprEqn
     operand: int
     rule: NormRule
     path: tuple[int, ...]
-    recomputed: bool  # within a remat: values kept from here would undo it
-    branched: bool  # within a branch
-    behind_turns: GradientSizes | None = None  # of its gradient, if there are turns
+    in_remat: bool  # holding values from here would undo the remat
+    in_branch: bool
+    combined_sizes: GradientSizes | None = None  # of its gradient, if the view has combinations
 
     @property
     def loops(self) -> Loops:
-        return loops_of(self.route)
+        return loops_of(self.view)
 
     @property
-    def start(self) -> View:
-        """The route up to the first turn."""
-        return split(self.route)[0]
+    def leading_view(self) -> View:
+        """The view up to the first combination."""
+        return split_at_combinations(self.view)[0]
 
     @property
-    def turns(self) -> list[tuple[Combination, View]]:
-        return split(self.route)[1]
+    def combinations(self) -> list[tuple[Combination, View]]:
+        """Each combination with the view that follows it."""
+        return split_at_combinations(self.view)[1]
 
     @property
     def sizes(self) -> GradientSizes:
-        return self.behind_turns or self.rule.sizes(self.eqn, self.operand, self.loops)
+        return self.combined_sizes or self.rule.sizes(self.eqn, self.operand, self.loops)
 
     def gradient(self, h: Sequence[Any], g: Any, params: Sequence[Any]) -> Any:
-        """With respect to what the route has before its first turn, not formed."""
-        found = self.rule.gradient(self.eqn, self.operand, self.loops, h, g)
-        if not self.turns:
-            return found
-        if not isinstance(found, OuterProducts):
+        """The gradient at the end of the leading view, not formed."""
+        gradient = self.rule.gradient(self.eqn, self.operand, self.loops, h, g)
+        if not self.combinations:
+            return gradient
+        if not isinstance(gradient, OuterProducts):
             raise NotUnderstoodError
-        return pull_back_combinations(self.route, self.turns, found, params)
+        return pull_back_combinations(self.view, self.combinations, gradient, params)
 
 
 @dataclasses.dataclass
@@ -83,234 +92,235 @@ class _WalkContext:
     """Where the walk is."""
 
     path: tuple[int, ...] = ()
-    recomputed: bool = False
-    branched: bool = False
-    looped: bool = False
+    in_remat: bool = False
+    in_branch: bool = False
+    in_loop: bool = False
 
-    def of(self, eqn: JaxprEqn, branch: int | None = None, **changes: bool) -> "_WalkContext":
-        """Within the body of an equation; branches may share one."""
-        place = (id(eqn),) if branch is None else (id(eqn), branch)
-        return dataclasses.replace(self, path=(*self.path, *place), **changes)
+    def inside(self, eqn: JaxprEqn, branch: int | None = None, **changes: bool) -> "_WalkContext":
+        """The context of an equation's body. Branches may share a body, so they are numbered."""
+        step = (id(eqn),) if branch is None else (id(eqn), branch)
+        return dataclasses.replace(self, path=(*self.path, *step), **changes)
 
 
-ReachingViews = tuple[tuple[int, View], ...]  # parameters, and how they came here
-Reached = dict[Any, ReachingViews]
+ReachingViews = tuple[tuple[int, View], ...]  # the parameters that reach a value, and their views
+ViewsByVariable = dict[Any, ReachingViews]
 UsesByParameter = dict[int, list[Use | SharedTerm] | None]
 
 
 class _DerivedValue(NamedTuple):
-    """A value that parameters alone make up, in some other way than by a route."""
+    """A value computed from parameters alone that is not a view of them."""
 
     params: frozenset[int]
-    common: SharedTerm | None  # where it comes from, unless that is within a loop or a branch
+    term: SharedTerm | None  # None inside a loop, branch or remat
 
 
 def find_uses(program: ClosedJaxpr, params: int, constants: int = 0) -> UsesByParameter:
-    """The uses of each of the first `params` inputs; None where one is not understood.
+    """The uses of each of the first `params` inputs, or None where a use is not understood.
 
-    `constants`: so many inputs, the last ones, are the same for all examples.
+    The last `constants` inputs are the same for all examples.
     """
     jaxpr = program.jaxpr
-    reached: Reached = {var: ((i, ()),) for i, var in enumerate(jaxpr.invars[:params])}
-    found: UsesByParameter = {i: [] for i in range(params)}
+    views: ViewsByVariable = {var: ((i, ()),) for i, var in enumerate(jaxpr.invars[:params])}
+    uses: UsesByParameter = {i: [] for i in range(params)}
     examples = len(jaxpr.invars) - constants
-    batched = _Dependence(
+    dependence = _Dependence(
         depends_on(jaxpr, jaxpr.invars[params:]), depends_on(jaxpr, jaxpr.invars[params:examples])
     )
-    derived = _walk(jaxpr, reached, batched, _WalkContext(), found)
-    _opaque(found, reached, derived, jaxpr.outvars)
+    derived = _walk(jaxpr, views, dependence, _WalkContext(), uses)
+    _mark_not_understood(uses, views, derived, jaxpr.outvars)
     types = [v.aval for v in jaxpr.invars[:params]]
-    return {i: uses if uses is None else _understood(uses, types) for i, uses in found.items()}
+    return {i: own if own is None else _with_sizes(own, types) for i, own in uses.items()}
 
 
-def _understood(
+def _with_sizes(
     uses: list[Use | SharedTerm], params: Sequence[Any]
 ) -> list[Use | SharedTerm] | None:
     """The uses with the sizes of their gradients, or None if one is not made of outer products."""
     result: list[Use | SharedTerm] = []
     for use in uses:
-        if isinstance(use, Use) and use.turns:
+        if isinstance(use, Use) and use.combinations:
             steps = tuple(length for _, length in use.loops)
 
             def one(var: Any, lead: tuple[int, ...] = (1, *steps)) -> Any:
                 return jax.ShapeDtypeStruct((*lead, *var.aval.shape), var.aval.dtype)
 
             h = [one(use.eqn.invars[i]) for i in use.rule.others(use.eqn, use.operand)]
-            plain = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in params]
+            types = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in params]
             try:
-                found = jax.eval_shape(use.gradient, h, one(use.eqn.outvars[0]), plain)
+                gradient = jax.eval_shape(use.gradient, h, one(use.eqn.outvars[0]), types)
             except NotUnderstoodError:
                 return None
-            use = dataclasses.replace(use, behind_turns=sizes_of(found))
+            use = dataclasses.replace(use, combined_sizes=sizes_of(gradient))
         result.append(use)
     return result
 
 
-def without_common(found: UsesByParameter) -> UsesByParameter:
-    """The same, parameters in common terms left to JAX, whose types say where each of them lies."""
+def without_shared_terms(uses: UsesByParameter) -> UsesByParameter:
+    """Leaves parameters in shared terms to JAX, whose types track how each is sharded."""
 
-    def plain(uses: list[Use | SharedTerm] | None) -> list[Use | SharedTerm] | None:
-        return None if any(isinstance(use, SharedTerm) for use in uses or ()) else uses
+    def plain(own: list[Use | SharedTerm] | None) -> list[Use | SharedTerm] | None:
+        return None if any(isinstance(use, SharedTerm) for use in own or ()) else own
 
-    return {param: plain(uses) for param, uses in found.items()}
+    return {param: plain(own) for param, own in uses.items()}
 
 
 class _Dependence(NamedTuple):
-    """Variables that depend on other inputs than parameters, and those that do on the example."""
+    """The variables that depend on inputs other than parameters, and on the example."""
 
-    given: Collection[Any]
+    inputs: Collection[Any]
     example: Collection[Any]
 
 
 def _walk(
     jaxpr: Jaxpr,
-    reached: Reached,
-    batched: _Dependence,
-    inside: _WalkContext,
-    found: UsesByParameter,
+    views: ViewsByVariable,
+    dependence: _Dependence,
+    context: _WalkContext,
+    uses: UsesByParameter,
 ) -> dict[Any, _DerivedValue]:
-    """Adds the uses in a program to `found`; `reached` grows by what parameters are passed to.
+    """Adds the uses in a program to `uses`, and the variables that are views to `views`.
 
-    Gives what parameters alone make up.
+    Returns the other values that are computed from parameters alone.
     """
     derived: dict[Any, _DerivedValue] = {}
     for eqn in jaxpr.eqns:
-        here = {i: reached[v] for i, v in enumerate(eqn.invars) if _is_in(v, reached)}
+        here = {i: views[v] for i, v in enumerate(eqn.invars) if _is_in(v, views)}
         computed = [v for v in eqn.invars if _is_in(v, derived)]
         if not here and not computed:
             continue
-        free = not any(_is_in(v, batched.example) for v in eqn.invars)
-        if not computed and passes_on(eqn):
-            reached[eqn.outvars[0]] = tuple((param, (*route, eqn)) for param, route in here[0])
+        no_example = not any(_is_in(v, dependence.example) for v in eqn.invars)
+        if not computed and rearranges(eqn):
+            views[eqn.outvars[0]] = tuple((param, (*view, eqn)) for param, view in here[0])
             continue
-        joined = _join(eqn, here) if free and not computed else None
-        if joined is not None:
-            reached[eqn.outvars[0]] = joined
+        combined = _combine(eqn, here) if no_example and not computed else None
+        if combined is not None:
+            views[eqn.outvars[0]] = combined
             continue
-        own = {p for places in here.values() for p, _ in places}
-        own |= {p for v in computed for p in derived[v].params}
-        alone = not any(_is_in(v, batched.given) for v in eqn.invars)
-        if alone and (computed or not _opens(eqn)):
+        params = {param for reaching in here.values() for param, _ in reaching}
+        params |= {param for v in computed for param in derived[v].params}
+        params_only = not any(_is_in(v, dependence.inputs) for v in eqn.invars)
+        if params_only and (computed or not _has_open_body(eqn)):
             for i, var in enumerate(eqn.outvars):
-                known = not (inside.looped or inside.branched or inside.recomputed)
+                known = not (context.in_loop or context.in_branch or context.in_remat)
                 aval: Any = var.aval
-                place = (*inside.path, id(eqn)), i
-                source = SharedTerm(*place, tuple(aval.shape), aval.dtype) if known else None
-                derived[var] = _DerivedValue(frozenset(own), source)
+                output = (*context.path, id(eqn)), i
+                term = SharedTerm(*output, tuple(aval.shape), aval.dtype) if known else None
+                derived[var] = _DerivedValue(frozenset(params), term)
             continue
         for value in computed:
-            _meet(value, derived[value], found)
-        if not here or _enter(eqn, here, reached, derived, batched, inside, found):
+            _add_shared_term(value, derived[value], uses)
+        if not here or _enter(eqn, here, views, derived, dependence, context, uses):
             continue
         rule = rule_for(eqn.primitive.name)
-        for position, places in here.items():
+        for position, reaching in here.items():
             others = [v for i, v in enumerate(eqn.invars) if i != position]
-            meets = len(here) == 1 and any(_is_in(v, batched.given) for v in others)
-            for param, route in places:
+            meets = len(here) == 1 and any(_is_in(v, dependence.inputs) for v in others)
+            for param, view in reaching:
                 if rule is None or not meets or not rule.accepts(eqn, position):
-                    found[param] = None
-                elif (uses := found[param]) is not None:
-                    path = (*inside.path, id(eqn))
-                    flags = inside.recomputed, inside.branched
-                    uses.append(Use(param, route, eqn, position, rule, path, *flags))
+                    uses[param] = None
+                elif (own := uses[param]) is not None:
+                    path = (*context.path, id(eqn))
+                    flags = context.in_remat, context.in_branch
+                    own.append(Use(param, view, eqn, position, rule, path, *flags))
     return derived
 
 
-def _opens(eqn: JaxprEqn) -> bool:
-    """Whether the walk may go into an equation."""
+def _has_open_body(eqn: JaxprEqn) -> bool:
+    """Whether the walk may enter the body of an equation."""
     name = eqn.primitive.name
     return body_of_call(eqn) is not None or name in REMATS or name in ("cond", "scan")
 
 
-def _meet(var: Any, derived: _DerivedValue, found: UsesByParameter) -> None:
-    """An example meets a value that parameters alone make up: a number is a common term."""
+def _add_shared_term(var: Any, derived: _DerivedValue, uses: UsesByParameter) -> None:
+    """Where an example meets a value derived from parameters alone: a scalar is a shared term."""
     for param in derived.params:
-        uses = found[param]
-        if derived.common is None or not _single(var):
-            found[param] = None
-        elif uses is not None and derived.common not in uses:
-            uses.append(derived.common)
+        own = uses[param]
+        if derived.term is None or not _is_scalar(var):
+            uses[param] = None
+        elif own is not None and derived.term not in own:
+            own.append(derived.term)
 
 
-def _join(eqn: JaxprEqn, here: dict[int, ReachingViews]) -> ReachingViews | None:
-    """Where an equation takes the parameters at its inputs, if none of them is lost there."""
+def _combine(eqn: JaxprEqn, here: dict[int, ReachingViews]) -> ReachingViews | None:
+    """The views of an equation's output, or None if the equation is not a combination."""
     result: list[tuple[int, View]] = []
-    if _single(eqn.outvars[0]):
-        return None  # a common term
-    for position, places in here.items():
+    if _is_scalar(eqn.outvars[0]):
+        return None  # a shared term
+    for position, reaching in here.items():
         if adds(eqn, position):
-            result += places
+            result += reaching
             continue
         others = [own for i, own in here.items() if i != position]
-        alone = others[0][0] if len(others) == 1 and len(others[0]) == 1 else None
-        turn = combination_at(eqn, position, alone)
-        if turn is None:
+        other = others[0][0] if len(others) == 1 and len(others[0]) == 1 else None
+        combination = combination_at(eqn, position, other)
+        if combination is None:
             return None
-        result += [(param, (*route, turn)) for param, route in places]
+        result += [(param, (*view, combination)) for param, view in reaching]
     return tuple(result)
 
 
 def _enter(
     eqn: JaxprEqn,
     here: dict[int, ReachingViews],
-    reached: Reached,
+    views: ViewsByVariable,
     derived: dict[Any, _DerivedValue],
-    batched: _Dependence,
-    inside: _WalkContext,
-    found: UsesByParameter,
+    dependence: _Dependence,
+    context: _WalkContext,
+    uses: UsesByParameter,
 ) -> bool:
-    """Walks the body of an equation that has one. False if it has none that can be opened."""
+    """Walks the body of an equation. Returns False if it has no body that can be entered."""
     name = eqn.primitive.name
-    at_batch = [{i for i, v in enumerate(eqn.invars) if _is_in(v, own)} for own in batched]
+    dependent = [{i for i, v in enumerate(eqn.invars) if _is_in(v, own)} for own in dependence]
 
-    def into(
+    def walk_body(
         body: Jaxpr,
         inputs: dict[int, ReachingViews],
         dependent: Sequence[Iterable[int]],
         branch: int | None = None,
-    ) -> tuple[Reached, dict[Any, _DerivedValue]]:
-        inner = {body.invars[i]: places for i, places in inputs.items()}
+    ) -> tuple[ViewsByVariable, dict[Any, _DerivedValue]]:
+        inner = {body.invars[i]: reaching for i, reaching in inputs.items()}
         varying = _Dependence(
             *(depends_on(body, [body.invars[i] for i in own]) for own in dependent)
         )
-        return inner, _walk(body, inner, varying, inside.of(eqn, branch, **flags), found)
+        return inner, _walk(body, inner, varying, context.inside(eqn, branch, **flags), uses)
 
     flags: dict[str, bool] = {}
     call = body_of_call(eqn)
-    if call is not None and not _asks_for_places(eqn):
-        inner, made = into(call.jaxpr, here, at_batch)
+    if call is not None and not _has_shardings(eqn):
+        inner, computed = walk_body(call.jaxpr, here, dependent)
         for outer, var in zip(eqn.outvars, call.jaxpr.outvars, strict=True):
             if _is_in(var, inner):
-                reached[outer] = inner[var]
-            elif _is_in(var, made):
-                derived[outer] = made[var]
+                views[outer] = inner[var]
+            elif _is_in(var, computed):
+                derived[outer] = computed[var]
         return True
     if name in REMATS:
-        flags["recomputed"] = True
+        flags["in_remat"] = True
         body = eqn.params["jaxpr"]
-        _opaque(found, *into(body, here, at_batch), body.outvars)
+        _mark_not_understood(uses, *walk_body(body, here, dependent), body.outvars)
         return True
     if name == "cond":
-        flags["branched"] = True
-        inputs = {i - 1: places for i, places in here.items()}
-        dependent = [{i - 1 for i in own if i > 0} for own in at_batch]
+        flags["in_branch"] = True
+        inputs = {i - 1: reaching for i, reaching in here.items()}
+        dependent = [{i - 1 for i in own if i > 0} for own in dependent]
         for k, branch in enumerate(eqn.params["branches"]):
-            _opaque(found, *into(branch.jaxpr, inputs, dependent, k), branch.jaxpr.outvars)
+            inside = walk_body(branch.jaxpr, inputs, dependent, k)
+            _mark_not_understood(uses, *inside, branch.jaxpr.outvars)
         return True
     if name == "scan" and eqn.params["length"] > 0:
         consts, carry = scan_counts(eqn)
         body, length = _scan_body(eqn), eqn.params["length"]
-        _opaque(found, reached, derived, eqn.invars[consts : consts + carry])
+        _mark_not_understood(uses, views, derived, eqn.invars[consts : consts + carry])
         entries = {i: LoopEntry(SHARED if i < consts else SEPARATE, length) for i in here}
         inputs = {
-            i: tuple((param, (*route, entries[i])) for param, route in places)
-            for i, places in here.items()
+            i: tuple((param, (*view, entries[i])) for param, view in reaching)
+            for i, reaching in here.items()
             if not consts <= i < consts + carry
         }
         carried = set(range(consts, consts + carry))
-        dependent = [own | carried if own else own for own in at_batch]
-        flags["looped"] = True
-        _opaque(found, *into(body, inputs, dependent), body.outvars)
+        dependent = [own | carried if own else own for own in dependent]
+        flags["in_loop"] = True
+        _mark_not_understood(uses, *walk_body(body, inputs, dependent), body.outvars)
         return True
     return False
 
@@ -320,28 +330,28 @@ def _scan_body(eqn: JaxprEqn) -> Jaxpr:
     return body.jaxpr if isinstance(body, ClosedJaxpr) else body
 
 
-def _asks_for_places(eqn: JaxprEqn) -> bool:
-    """Whether a nested jit says where its arguments or results lie."""
-    given = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    return any(isinstance(s, Sharding) for s in given)
+def _has_shardings(eqn: JaxprEqn) -> bool:
+    """Whether a nested jit has in_shardings or out_shardings."""
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return any(isinstance(s, Sharding) for s in shardings)
 
 
-def _opaque(
-    found: UsesByParameter,
-    reached: Reached,
+def _mark_not_understood(
+    uses: UsesByParameter,
+    views: ViewsByVariable,
     derived: dict[Any, _DerivedValue],
     variables: Sequence[Any],
 ) -> None:
-    """Parameters that reach one of `variables` have a use that is not understood."""
+    """Marks the parameters that reach one of `variables`: they have a use without a rule."""
     for var in variables:
         for param in derived[var].params if _is_in(var, derived) else ():
-            found[param] = None
-        for param, _ in reached[var] if _is_in(var, reached) else ():
-            found[param] = None
+            uses[param] = None
+        for param, _ in views[var] if _is_in(var, views) else ():
+            uses[param] = None
 
 
-def _single(var: Any) -> bool:
-    """Whether a variable is one number."""
+def _is_scalar(var: Any) -> bool:
+    """Whether a variable is one floating-point number."""
     return math.prod(var.aval.shape) == 1 and bool(jnp.issubdtype(var.aval.dtype, jnp.floating))
 
 

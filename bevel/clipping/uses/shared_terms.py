@@ -1,13 +1,13 @@
 """Terms of the loss that are the same for every example, such as weight decay.
 
-A number s that depends on parameters alone meets the example where it is added to its loss, say.
-With s_i the derivative of example i's loss by that number and R = ds/dp, the gradient of a
-parameter that is used elsewhere as well is
+Such a term is a scalar s that depends on parameters alone and meets the example, for instance where
+it is added to the loss. Let s_i be the derivative of example i's loss with respect to s, and let
+R = ds/dp. The gradient of a parameter p that has other uses too is
 
     G_i = T_i + s_i R,    |G_i|^2 = |T_i|^2 + 2 s_i <T_i, R> + s_i^2 |R|^2,
 
-with T_i from its other uses. R is computed once. An equation y = f(h, w) of a use is linear in w,
-so <T_i, R> = <f(h_i, R), g_i>, and no gradient of an example is formed.
+where T_i comes from the other uses. R is computed once. The equation y = f(h, w) of a use is linear
+in w, so <T_i, R> = <f(h_i, R), g_i>, and no per-example gradient is formed.
 """
 
 import dataclasses
@@ -25,16 +25,16 @@ from bevel import precision
 from bevel.clipping.norms.materialised import staged_sum
 from bevel.clipping.norms.registry import SEPARATE, Norm
 from bevel.clipping.norms.scaling import exponent, power_of_two, root, scale_back
-from bevel.clipping.norms.weighting import chosen
+from bevel.clipping.norms.weighting import mask_examples
 from bevel.clipping.program.equations import bind, body_of_call
-from bevel.clipping.uses.combinations import value
+from bevel.clipping.uses.combinations import apply_view
 from bevel.clipping.uses.views import shape_of
 
 Path = tuple[int, ...]
 
 
 class SharedTerm(NamedTuple):
-    """One output, a single number, of the equation at `path`, which parameters alone make up."""
+    """A scalar output, of the equation at `path`, that depends on parameters alone."""
 
     path: Path
     output: int
@@ -43,43 +43,43 @@ class SharedTerm(NamedTuple):
 
 
 def derivative(
-    program: ClosedJaxpr, common: SharedTerm, param: int, params: Sequence[Any]
+    program: ClosedJaxpr, term: SharedTerm, param: int, params: Sequence[Any]
 ) -> jax.Array:
-    """R, the derivative of the number by one of the parameters, which come first in a program."""
+    """R, the derivative of a term with respect to one parameter.
 
-    def number(own: Any) -> jax.Array:
-        inputs = dict(enumerate(params)) | {param: own}
-        return jnp.sum(_number_at(program, common, inputs))
-
-    return jax.grad(number)(params[param])
-
-
-def _number_at(program: ClosedJaxpr, common: SharedTerm, inputs: dict[int, Any]) -> jax.Array:
-    """The number itself, from those inputs of the program that it depends on.
-
-    No equation is evaluated that it does not need.
+    The parameters are the first inputs of the program.
     """
-    jaxpr, consts, path = program.jaxpr, program.consts, common.path
+
+    def value(own: Any) -> jax.Array:
+        inputs = dict(enumerate(params)) | {param: own}
+        return jnp.sum(_evaluate_term(program, term, inputs))
+
+    return jax.grad(value)(params[param])
+
+
+def _evaluate_term(program: ClosedJaxpr, term: SharedTerm, inputs: dict[int, Any]) -> jax.Array:
+    """The value of a term, evaluating only the equations and inputs that it depends on."""
+    jaxpr, consts, path = program.jaxpr, program.consts, term.path
     while True:
         env = dict(zip(jaxpr.constvars, consts, strict=True))
         env |= {jaxpr.invars[i]: x for i, x in inputs.items()}
         at, eqn = _find(jaxpr, path[0])
         call = body_of_call(eqn) if path[1:] else None
         if call is None:
-            return _fetch(jaxpr.eqns[: at + 1], env, [eqn.outvars[common.output]])[0]
+            return _evaluate_slice(jaxpr.eqns[: at + 1], env, [eqn.outvars[term.output]])[0]
         path = path[1:]
         wanted = _inputs_needed(call.jaxpr, path)
-        values = _fetch(jaxpr.eqns[:at], env, [eqn.invars[i] for i in wanted])
+        values = _evaluate_slice(jaxpr.eqns[:at], env, [eqn.invars[i] for i in wanted])
         jaxpr, consts, inputs = call.jaxpr, call.consts, dict(zip(wanted, values, strict=True))
 
 
-def _find(jaxpr: Jaxpr, number: int) -> tuple[int, JaxprEqn]:
-    ((at, eqn),) = ((i, eqn) for i, eqn in enumerate(jaxpr.eqns) if id(eqn) == number)
+def _find(jaxpr: Jaxpr, eqn_id: int) -> tuple[int, JaxprEqn]:
+    ((at, eqn),) = ((i, eqn) for i, eqn in enumerate(jaxpr.eqns) if id(eqn) == eqn_id)
     return at, eqn
 
 
 def _inputs_needed(jaxpr: Jaxpr, path: Path) -> list[int]:
-    """Which inputs of a program the equation at `path` depends on."""
+    """The inputs of a program that the equation at `path` depends on."""
     at, eqn = _find(jaxpr, path[0])
     call = body_of_call(eqn) if path[1:] else None
     own: Sequence[Any] = eqn.invars
@@ -100,8 +100,10 @@ def _slice_of(eqns: Sequence[JaxprEqn], wanted: Sequence[Any]) -> tuple[list[Jax
     return result[::-1], needed
 
 
-def _fetch(eqns: Sequence[JaxprEqn], env: dict[Any, Any], wanted: Sequence[Any]) -> list[Any]:
-    """The values of `wanted`, from those in `env`."""
+def _evaluate_slice(
+    eqns: Sequence[JaxprEqn], env: dict[Any, Any], wanted: Sequence[Any]
+) -> list[Any]:
+    """The values of `wanted`, computed from those in `env`."""
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, Literal) else env[atom]
@@ -111,15 +113,15 @@ def _fetch(eqns: Sequence[JaxprEqn], env: dict[Any, Any], wanted: Sequence[Any])
     return [read(v) for v in wanted]
 
 
-def _inner_product(use: Any, h: Sequence[Any], g: Any, common: jax.Array) -> tuple[Any, Any]:
-    """<T_i, R> for every example, and how far rounding may have moved it, at most."""
-    weight = value(use.route, common)
-    places = use.rule.others(use.eqn, use.operand)
+def _inner_product(use: Any, h: Sequence[Any], g: Any, derivative: jax.Array) -> tuple[Any, Any]:
+    """<T_i, R> for every example, and a bound on its rounding error."""
+    weight = apply_view(use.view, derivative)
+    others = use.rule.others(use.eqn, use.operand)
     wide = precision.accumulation_dtype(g.dtype)
 
     def products(h: Sequence[Any], g: Any, weight: Any) -> Any:
         inputs: list[Any] = [None] * len(use.eqn.invars)
-        for i, x in zip(places, h, strict=True):
+        for i, x in zip(others, h, strict=True):
             inputs[i] = x
         inputs[use.operand] = weight
         full = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": wide}
@@ -133,78 +135,78 @@ def _inner_product(use: Any, h: Sequence[Any], g: Any, common: jax.Array) -> tup
     def widened(x: Any) -> Any:
         return x.astype(wide) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
-    def size(x: Any) -> Any:
+    def absolute(x: Any) -> Any:
         return jnp.abs(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     h, g, weight = [widened(x) for x in h], widened(g), widened(weight)
     total, terms = staged_sum(products(h, g, weight))
-    most, _ = staged_sum(products([size(x) for x in h], size(g), size(weight)))
-    # No product has more terms than the operand has numbers.
+    largest, _ = staged_sum(products([absolute(x) for x in h], absolute(g), absolute(weight)))
+    # No product has more terms than the operand has entries.
     terms += math.prod(shape_of(use.eqn.invars[use.operand]))
-    return total, most * precision.rounding_growth(terms + 16, wide)
+    return total, largest * precision.rounding_growth(terms + 16, wide)
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["numbers", "common", "crosses"],
+    data_fields=["scales", "derivatives", "inner_products"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class SharedTermGradients:
-    """The common terms of one parameter's gradients: sum_f s_f R_f."""
+    """What the shared terms add to one parameter's gradients: sum_f s_f R_f."""
 
-    numbers: list[Any]  # s_f, (B,)
-    common: list[Any]  # R_f, in the shape of the parameter
-    crosses: list[tuple[Any, Any]]  # <T, R_f> and its error, (B,)
+    scales: list[Any]  # s_f, (B,)
+    derivatives: list[Any]  # R_f, in the shape of the parameter
+    inner_products: list[tuple[Any, Any]]  # <T, R_f> and its error, (B,)
 
     def norm(self, norm: Norm) -> Norm:
-        """The norms of T + sum_f s_f R_f, from those of T."""
-        squares = [staged_sum(jnp.square(r)[None]) for r in self.common]
+        """The norms of T + sum_f s_f R_f, given those of T."""
+        squares = [staged_sum(jnp.square(r)[None]) for r in self.derivatives]
         growth = precision.rounding_growth(
             max(terms for _, terms in squares) + 16, norm.upper.dtype
         )
         own = [root(square) * (1 + growth) for square, _ in squares]
-        pairs = zip(self.numbers, own, strict=True)
+        pairs = zip(self.scales, own, strict=True)
         largest = functools.reduce(jnp.maximum, [jnp.abs(s) * r for s, r in pairs], norm.upper)
         e = exponent(largest)
         down = power_of_two(-e, largest.dtype)
         estimate, upper = norm.estimate * down, norm.upper * down
-        numbers = [s * down for s in self.numbers]
+        scales = [s * down for s in self.scales]
         square, error = estimate * estimate, (upper - estimate) * (upper + estimate)
         small = 16 * precision.unit_roundoff(upper.dtype)
-        for f, (s, (cross, off)) in enumerate(zip(numbers, self.crosses, strict=True)):
-            cross, off = cross * down, off * down
-            square += 2 * s * cross + s * s * squares[f][0]
-            error += 2 * jnp.abs(s) * (off + small * jnp.abs(cross)) + s * s * own[f] ** 2 * growth
+        for f, (s, (inner, off)) in enumerate(zip(scales, self.inner_products, strict=True)):
+            inner, off = inner * down, off * down
+            square += 2 * s * inner + s * s * squares[f][0]
+            error += 2 * jnp.abs(s) * (off + small * jnp.abs(inner)) + s * s * own[f] ** 2 * growth
             for i in range(f):
-                both, _ = staged_sum((self.common[f] * self.common[i])[None])
-                square += 2 * s * numbers[i] * both
-                error += 2 * jnp.abs(s * numbers[i]) * own[f] * own[i] * growth
+                both, _ = staged_sum((self.derivatives[f] * self.derivatives[i])[None])
+                square += 2 * s * scales[i] * both
+                error += 2 * jnp.abs(s * scales[i]) * own[f] * own[i] * growth
         square = jnp.maximum(square, 0)
-        # What rounding moves T's contribution by, it moves the whole one by.
+        # Rounding moves the whole contribution by as much as it moves T.
         bound = root(square + error * (1 + small)) * (1 + small) + (upper - estimate)
         return Norm(scale_back(root(square), e), scale_back(bound * (1 + small), e))
 
     def weighted_sum(self, factor: jax.Array, keep: Any) -> jax.Array:
         """`sum_b factor[b] sum_f s_f[b] R_f`."""
         parts = []
-        for s, r in zip(self.numbers, self.common, strict=True):
+        for s, r in zip(self.scales, self.derivatives, strict=True):
             dtype = precision.accumulation_dtype(s.dtype, factor.dtype, r.dtype)
-            weight = jnp.sum(factor.astype(dtype) * chosen(keep, s).astype(dtype))
+            weight = jnp.sum(factor.astype(dtype) * mask_examples(keep, s).astype(dtype))
             parts.append(weight * r.astype(dtype))
         return sum(parts[1:], parts[0])
 
 
-def terms_of(
-    number: Sequence[Any], common: Sequence[Any], uses: Sequence[tuple[Any, Any]]
+def shared_term_gradients(
+    scales: Sequence[Any], derivatives: Sequence[Any], uses: Sequence[tuple[Any, Any]]
 ) -> SharedTermGradients:
-    """From the derivatives s_f, the R_f, and the uses with what was read there."""
-    wide = precision.accumulation_dtype(*(x.dtype for x in (*number, *common)))
-    common = [r.astype(wide) for r in common]
-    crosses = []
-    for r in common:
-        found = [_inner_product(use, reading.h, reading.g, r) for use, reading in uses]
-        total, off = (sum(x[1:], x[0]) for x in zip(*found, strict=True))
-        crosses.append((total.astype(wide), off.astype(wide)))
-    numbers = [s.reshape(s.shape[0]).astype(wide) for s in number]
-    return SharedTermGradients(numbers, common, crosses)
+    """From the s_f, the R_f, and each other use with its tap reading."""
+    wide = precision.accumulation_dtype(*(x.dtype for x in (*scales, *derivatives)))
+    derivatives = [r.astype(wide) for r in derivatives]
+    inner_products = []
+    for r in derivatives:
+        parts = [_inner_product(use, reading.h, reading.g, r) for use, reading in uses]
+        total, off = (sum(x[1:], x[0]) for x in zip(*parts, strict=True))
+        inner_products.append((total.astype(wide), off.astype(wide)))
+    scales = [s.reshape(s.shape[0]).astype(wide) for s in scales]
+    return SharedTermGradients(scales, derivatives, inner_products)

@@ -1,7 +1,8 @@
-"""Evaluate a program with its taps in place, through calls, loops, branches and remats.
+"""Evaluates a program with its taps, through calls, loops, branches and remats.
 
-At a tap the values `h` leave the program and the output passes by a sink. Within a `scan` the scan
-itself stacks both: `h` joins its outputs, and the sinks its inputs, so nothing is unrolled.
+At a tap the program returns the values `h`, and the output passes a sink: an extra input whose
+cotangent is what the tap reads. The taps in a `scan` are stacked by the scan itself: `h` becomes
+one of its outputs and the sinks become inputs, so nothing is unrolled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from bevel.clipping.uses.shared_terms import SharedTerm
 from bevel.sharding.types import zeros_of_type
 
 Path = tuple[int, ...]
-# (number of the tap, inputs of its equation, output, sink) -> (output, values that leave)
+# (number of the tap, inputs of its equation, output, sink) -> (output, values to return)
 Read = Callable[[int, Sequence[Any], Any, Any], tuple[Any, Any]]
 
 
@@ -27,14 +28,15 @@ def evaluate_tapped(
     taps: Mapping[Path, int],
     sinks: Mapping[int, Any],
     read: Read,
-    given: Mapping[int, Any] = MappingProxyType({}),
+    known: Mapping[int, Any] = MappingProxyType({}),
     added: Mapping[SharedTerm, Any] = MappingProxyType({}),
 ) -> tuple[list[Any], dict[int, Any]]:
-    """The outputs of a program, and what leaves it at each tap.
+    """The outputs of a program, and the values returned from each tap.
 
-    `given`: the outputs of some equations, by their id. `added`: to common terms, what is added.
+    `known` holds the outputs of equations that are not evaluated, by their id; `added` is what to
+    add to each shared term.
     """
-    return _run(program.jaxpr, program.consts, args, (), taps, sinks, read, given, added)
+    return _run(program.jaxpr, program.consts, args, (), taps, sinks, read, known, added)
 
 
 def _run(
@@ -45,26 +47,26 @@ def _run(
     taps: Mapping[Path, int],
     sinks: Mapping[int, Any],
     read: Read,
-    given: Mapping[int, Any] = MappingProxyType({}),
+    known: Mapping[int, Any] = MappingProxyType({}),
     added: Mapping[SharedTerm, Any] = MappingProxyType({}),
 ) -> tuple[list[Any], dict[int, Any]]:
-    leaving: dict[int, Any] = {}
+    readings: dict[int, Any] = {}
 
     def handle(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         here = (*path, id(eqn))
-        if id(eqn) in given:
-            return [given[id(eqn)]]
+        if id(eqn) in known:
+            return [known[id(eqn)]]
         if here in taps:
             tap = taps[here]
             (output,) = bind(eqn, inputs)
-            output, leaving[tap] = read(tap, inputs, output, sinks[tap])
+            output, readings[tap] = read(tap, inputs, output, sinks[tap])
             return [output]
         within = {tap: sinks[tap] for at, tap in taps.items() if at[: len(here)] == here}
-        common = [c for c in added if c.path[: len(here)] == here]
-        if not within and all(c.path == here for c in common):
+        terms = [term for term in added if term.path[: len(here)] == here]
+        if not within and all(term.path == here for term in terms):
             values = bind(eqn, inputs)
-            for c in common:
-                values[c.output] += added[c]
+            for term in terms:
+                values[term.output] += added[term]
             return values
 
         def body(jaxpr: Any, args: Sequence[Any], sinks: Mapping[int, Any], *branch: int) -> Any:
@@ -73,15 +75,15 @@ def _run(
             return _run(closed.jaxpr, closed.consts, args, path, taps, sinks, read, added=added)
 
         name = eqn.primitive.name
-        opened = {"scan": _through_scan, "cond": _through_cond}.get(name, _through_call)
+        run_body = {"scan": _through_scan, "cond": _through_cond}.get(name, _through_call)
         if name in REMATS:
-            opened = _through_remat
+            run_body = _through_remat
         with eqn.ctx.manager:
-            outputs, more = opened(eqn, inputs, within, body)
-        leaving.update(more)
+            outputs, more = run_body(eqn, inputs, within, body)
+        readings.update(more)
         return outputs
 
-    return evaluate(jaxpr, consts, args, handle), leaving
+    return evaluate(jaxpr, consts, args, handle), readings
 
 
 Body = Callable[..., tuple[list[Any], dict[int, Any]]]
@@ -98,8 +100,8 @@ def _through_remat(
     eqn: JaxprEqn, inputs: Sequence[Any], sinks: Sinks, body: Body
 ) -> tuple[Sequence[Any], dict[int, Any]]:
     options = {k: eqn.params[k] for k in ("prevent_cse", "policy")}
-    again = jax.checkpoint(lambda args, s: body(eqn.params["jaxpr"], args, s), **options)
-    return again(list(inputs), sinks)
+    rematerialised = jax.checkpoint(lambda args, s: body(eqn.params["jaxpr"], args, s), **options)
+    return rematerialised(list(inputs), sinks)
 
 
 def _through_scan(
@@ -112,14 +114,14 @@ def _through_scan(
         inputs[consts + carry :],
     )
 
-    def step(state: Any, here: Any) -> tuple[Any, Any]:
-        own, sink = here
-        outputs, leaving = body(eqn.params["jaxpr"], [*shared, *state, *own], sink)
-        return outputs[:carry], (outputs[carry:], leaving)
+    def step(state: Any, slices_and_sinks: Any) -> tuple[Any, Any]:
+        own, sink = slices_and_sinks
+        outputs, readings = body(eqn.params["jaxpr"], [*shared, *state, *own], sink)
+        return outputs[:carry], (outputs[carry:], readings)
 
     options = {k: eqn.params[k] for k in ("length", "reverse", "unroll")}
-    last, (stacked, leaving) = jax.lax.scan(step, list(first), (list(slices), sinks), **options)
-    return [*last, *stacked], leaving
+    last, (stacked, readings) = jax.lax.scan(step, list(first), (list(slices), sinks), **options)
+    return [*last, *stacked], readings
 
 
 def _through_cond(
@@ -127,23 +129,23 @@ def _through_cond(
 ) -> tuple[Sequence[Any], dict[int, Any]]:
     index, *operands = inputs
     branches = eqn.params["branches"]
-    # What leaves at a tap of one branch is zero in the others.
+    # All branches must return the same values: a tap reads zeros in the branches without it.
     types = [
         jax.eval_shape(lambda a, s, k=k, b=b: body(b, a, s, k), operands, sinks)[1]
         for k, b in enumerate(branches)
     ]
-    everything = {tap: value for found in types for tap, value in found.items()}
+    all_taps = {tap: value for own in types for tap, value in own.items()}
 
     def branch(number: int, jaxpr: Any) -> Callable[..., Any]:
         def taken(args: Sequence[Any], sinks: Sinks) -> Any:
-            outputs, leaving = body(jaxpr, args, sinks, number)
-            nothing = {
+            outputs, readings = body(jaxpr, args, sinks, number)
+            zeros = {
                 tap: jax.tree.map(zeros_of_type, value)
-                for tap, value in everything.items()
-                if tap not in leaving
+                for tap, value in all_taps.items()
+                if tap not in readings
             }
-            both = leaving | nothing
-            return outputs, {tap: both[tap] for tap in everything}
+            readings = readings | zeros
+            return outputs, {tap: readings[tap] for tap in all_taps}
 
         return taken
 

@@ -1,7 +1,7 @@
-"""Taps: the uses of parameters whose gradients are never formed, and the program that reads them.
+"""Taps: read a parameter's gradient at its uses without forming it.
 
-At a tap the other operands `h` are returned, and the output passes through an identity whose
-cotangent `g` is read, so that no gradient of the parameter is computed in the backward pass.
+A tap returns the other operands `h`, and the output passes through an identity whose cotangent `g`
+is read. The backward pass therefore computes no gradient of the parameter.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from bevel import precision
-from bevel.clipping.accumulate.coefficients import side_by_side
+from bevel.clipping.accumulate.coefficients import norm_of_parts
 from bevel.clipping.norms import MeasuredNorm, Norm, outer_product_norms
 from bevel.clipping.norms.outer_products import OuterProducts, Side, norm_of
 from bevel.clipping.norms.registry import SEPARATE
@@ -30,39 +30,40 @@ from bevel.sharding.types import zeros_of_type
 
 @dataclasses.dataclass(frozen=True)
 class TappedParameter:
-    """One parameter whose gradient is read at all its uses, and how its norm is taken."""
+    """A parameter whose gradient is read at all its uses, and how its norm is computed."""
 
     param: int
     shape: tuple[int, ...]
     uses: tuple[Use, ...]
     way: str  # outer, gram, product or form
-    rows: int  # with how many rows one example enters
-    joined: bool = False  # uses overlap: their gradients add before the norm
-    common: tuple[SharedTerm, ...] = ()  # terms that are the same for every example
-    again: bool = False  # not held: the norm is taken in the backward pass, the sum in a second one
+    rows: int  # how many outer products one example contributes
+    overlapping: bool = False  # uses overlap, so their gradients add before the norm
+    shared_terms: tuple[SharedTerm, ...] = ()
+    # Hold nothing: compute the norm in the backward pass, and the sum in a second one.
+    recompute: bool = False
 
     def gradients(
         self, read: Sequence["TapReading"], pieces: int = 1, params: Sequence[Any] = ()
     ) -> list[Any]:
-        """The gradients of B examples at each use, not formed; norms only, if those are all.
+        """The gradients of B examples at each use, not formed. With `recompute`, their norms.
 
-        `params`: the values of all parameters, for uses behind products of them.
+        `params` are the values of all parameters, which combinations need.
         """
-        if self.again:
+        if self.recompute:
             return [reading.g for reading in read]
-        made = [
+        gradients = [
             use.gradient(reading.h, reading.g, params)
             for use, reading in zip(self.uses, read, strict=True)
         ]
-        if self.joined:
-            made = _of_one_kind(made)
+        if self.overlapping:
+            gradients = _with_one_multiplier(gradients)
         return [
             dataclasses.replace(g, pieces=pieces).padded() if isinstance(g, OuterProducts) else g
-            for g in made
+            for g in gradients
         ]
 
     def formed(self, gradients: Sequence[Any]) -> jax.Array:
-        """The gradients (B, *parameter), formed; those of a matrix may have zeros behind."""
+        """The gradients (B, *parameter), formed. Those of a matrix may have trailing zeros."""
         if all(isinstance(gradient, OuterProducts) for gradient in gradients):
             return outer_product_norms.formed(self.aligned(gradients))
         pairs = zip(self.uses, gradients, strict=True)
@@ -70,36 +71,36 @@ class TappedParameter:
         return sum(parts[1:], parts[0])
 
     def norms(self, gradients: Sequence[Any], scaled: bool) -> list[MeasuredNorm]:
-        """Norms of the parameter's gradients, in parts that lie side by side."""
-        if self.again:
-            return [_measured_before(norms) for norms in gradients]
+        """Norms of the parameter's gradients, one for each disjoint part of the parameter."""
+        if self.recompute:
+            return [_norm_from_steps(norms) for norms in gradients]
         (*gradients, last) = gradients
         terms = last if isinstance(last, SharedTermGradients) else None
         if terms is None:
             gradients = [*gradients, last]
-        if self.joined:
+        if self.overlapping:
             parts = [norm_of(self.aligned(gradients), self.way, scaled)]
         else:
             parts = [gradient.norm(self.way, scaled) for gradient in gradients]
         if terms is None:
             return parts
-        norm = terms.norm(side_by_side([part.norm for part in parts]))
+        norm = terms.norm(norm_of_parts([part.norm for part in parts]))
         sound = functools.reduce(operator.and_, [part.sound for part in parts])
         return [MeasuredNorm(norm, sound & jnp.isfinite(norm.upper))]
 
     def aligned(self, gradients: Sequence[OuterProducts]) -> list[OuterProducts]:
-        """The same, with the sides of all uses in the parameter's dimensions and order."""
+        """The gradients with the sides of all uses in the parameter's dimensions and order."""
         result = []
         first: frozenset[int | None] | None = None
         for use, gradient in zip(self.uses, gradients, strict=True):
             gradient = _in_dimensions(use, gradient, self.shape)
-            left = frozenset(gradient.left_places)
+            left = frozenset(gradient.left_dims)
             first = left if first is None else first
-            result.append(gradient if left == first else gradient.turned())
+            result.append(gradient if left == first else gradient.with_sides_swapped())
         return result
 
     def weighted_sum(self, gradients: Sequence[Any], factor: jax.Array, keep: Any) -> jax.Array:
-        """The gradient of the parameter, summed over examples with their coefficients."""
+        """The gradient of the parameter, summed over the examples with their coefficients."""
         pairs = zip(self.uses, gradients[: len(self.uses)], strict=True)
         sums = [
             _to_parameter(use, gradient.weighted_sum(factor, keep, self.way))
@@ -109,32 +110,32 @@ class TappedParameter:
         return sum(sums[1:], sums[0])
 
 
-def _of_one_kind(made: Sequence[OuterProducts]) -> list[OuterProducts]:
-    """Gradients that add, all multiplied as the most exact one of them is."""
-    best = max((g.multiplier for g in made), key=lambda m: (m.dtype.itemsize, -m.roundoff))
+def _with_one_multiplier(gradients: Sequence[OuterProducts]) -> list[OuterProducts]:
+    """Gradients that add, all with the most exact multiplier among them."""
+    best = max((g.multiplier for g in gradients), key=lambda m: (m.dtype.itemsize, -m.roundoff))
 
-    def wide(side: Side) -> Side:
-        if side.unit:
+    def cast(side: Side) -> Side:
+        if side.one_hot:
             return side
         return dataclasses.replace(side, values=side.values.astype(best.dtype))
 
     return [
-        dataclasses.replace(g, left=wide(g.left), right=wide(g.right), multiplier=best)
-        for g in made
+        dataclasses.replace(g, left=cast(g.left), right=cast(g.right), multiplier=best)
+        for g in gradients
     ]
 
 
 def _to_parameter(use: Use, gradient: jax.Array) -> jax.Array:
-    """A gradient, behind the dimensions of loops, in the shape of the parameter."""
-    if use.turns:
-        (turn, _), *_ = use.turns
-        steps = [length for kind, length in loops_of(use.start) if kind == SEPARATE]
-        gradient = gradient.reshape(*steps, *shape_of(turn.eqn.invars[turn.operand]))
-    return pull_back(use.start, gradient)
+    """A gradient whose leading dimensions are loops, in the shape of the parameter."""
+    if use.combinations:
+        (first, _), *_ = use.combinations
+        steps = [length for kind, length in loops_of(use.leading_view) if kind == SEPARATE]
+        gradient = gradient.reshape(*steps, *shape_of(first.eqn.invars[first.operand]))
+    return pull_back(use.leading_view, gradient)
 
 
-def _measured_before(norms: jax.Array) -> MeasuredNorm:
-    """Of norms (B, loops..., 2) that the backward pass took."""
+def _norm_from_steps(norms: jax.Array) -> MeasuredNorm:
+    """From the (estimate, bound) of each loop step, (B, loops..., 2), read in the backward pass."""
     parts = norms.reshape(norms.shape[0], -1, 2)
     scaled, e = scale_to_one(parts, (1,))
     total = scale_back(root(jnp.sum(scaled * scaled, axis=1)), e)
@@ -144,16 +145,16 @@ def _measured_before(norms: jax.Array) -> MeasuredNorm:
 
 
 def _in_dimensions(use: Use, gradient: OuterProducts, shape: Sequence[int]) -> OuterProducts:
-    """A gradient whose places are dimensions of the parameter, in rising order on either side."""
-    of_operand, _ = dimensions(use.start, shape)
+    """The gradient with its `dims` as dimensions of the parameter, ascending on both sides."""
+    of_operand, _ = dimensions(use.leading_view, shape)
     if of_operand is None:
-        raise ValueError("only uses whose dimensions are known can be joined")
-    return gradient.relabelled(of_operand)
+        raise ValueError("overlapping uses must have known dimensions")
+    return gradient.with_dims(of_operand)
 
 
 @dataclasses.dataclass
 class TapReading:
-    """What was read at one tap: the other operands and the cotangent of the output."""
+    """The values read at one tap: the other operands and the cotangent of the output."""
 
     h: Sequence[Any]
     g: Any
@@ -162,19 +163,19 @@ class TapReading:
 jax.tree_util.register_dataclass(TapReading, ["h", "g"], [])
 
 
-class _TapReader(Protocol):
-    """How a tap is read: through the cotangent of a sink that its output passes by."""
+class TapReader(Protocol):
+    """How a tap is read: through the cotangent of a sink that its output passes."""
 
     def sink(self, use: Use) -> jax.Array: ...
 
     def read(self, use: Use, h: list[Any], output: Any, sink: Any) -> tuple[Any, list[Any]]:
-        """The output, and the values that leave the program."""
+        """The output, and the values that the program returns."""
         ...
 
 
 @jax.custom_vjp
 def _read_cotangent(y: jax.Array, sink: jax.Array) -> jax.Array:
-    """`y`; the cotangent of `sink` is that of `y`."""
+    """Returns `y`. The cotangent of `sink` is that of `y`."""
     del sink
     return y
 
@@ -183,7 +184,7 @@ _read_cotangent.defvjp(lambda y, sink: (y, None), lambda _, g: (g, g))
 
 
 class HoldValues:
-    """Keeps `h` and `g` until the coefficients are known."""
+    """Holds `h` and `g` until the coefficients are known."""
 
     def sink(self, use: Use) -> jax.Array:
         return zeros_of_type(use.eqn.outvars[0].aval, lengths(use))
@@ -194,26 +195,26 @@ class HoldValues:
 
 
 def lengths(use: Use) -> tuple[int, ...]:
-    """Of the loops around a use, which stack what is read there."""
+    """The lengths of the loops around a use, which stack its readings."""
     return tuple(length for _, length in use.loops)
 
 
 def differentiate(
     program: ClosedJaxpr,
-    taps: Sequence[tuple[Use, _TapReader]],
-    kept: Sequence[int],
+    taps: Sequence[tuple[Use, TapReader]],
+    materialised: Sequence[int],
     args: Sequence[Any],
-    common: Sequence[SharedTerm] = (),
+    shared_terms: Sequence[SharedTerm] = (),
 ) -> tuple[list[Any], list[Any], list[TapReading]]:
-    """`(outputs, gradients of the kept inputs, readings)` of the program's first output.
+    """`(outputs, gradients of the inputs in materialised, readings)` of the first output.
 
-    The derivatives by `common` numbers are the last readings.
+    The last readings are the derivatives with respect to the shared terms.
     """
-    numbers = {use.path: i for i, (use, _) in enumerate(taps)}
-    behind = {c: len(taps) + i for i, c in enumerate(common)}
-    sinks = {i: jnp.zeros(c.shape, c.dtype) for c, i in behind.items()}
+    tap_numbers = {use.path: i for i, (use, _) in enumerate(taps)}
+    term_numbers = {term: len(taps) + i for i, term in enumerate(shared_terms)}
+    sinks = {i: jnp.zeros(term.shape, term.dtype) for term, i in term_numbers.items()}
     for i, (use, reader) in enumerate(taps):
-        with use.eqn.ctx.manager:  # the mesh on which the equation stands
+        with use.eqn.ctx.manager:  # the mesh that the equation was traced under
             sinks[i] = reader.sink(use)
 
     def read(i: int, inputs: Sequence[Any], output: Any, sink: Any) -> Any:
@@ -221,44 +222,45 @@ def differentiate(
         h = [inputs[j] for j in use.rule.others(use.eqn, use.operand)]
         return reader.read(use, h, output, sink)
 
-    casts = _narrowing_casts(program, kept)
-    inputs = {i: bind(casts[i], [args[i]])[0] if i in casts else args[i] for i in kept}
+    casts = _narrowing_casts(program, materialised)
+    inputs = {i: bind(casts[i], [args[i]])[0] if i in casts else args[i] for i in materialised}
 
     def forward(own: dict[int, Any], sinks: dict[int, Any]) -> tuple[Any, Any]:
         values = [x if i in casts else own.get(i, x) for i, x in enumerate(args)]
-        given = {id(eqn): own[i] for i, eqn in casts.items()}
-        added = {c: sinks[i] for c, i in behind.items()}
-        outputs, leaving = evaluate_tapped(program, values, numbers, sinks, read, given, added)
-        return outputs[0], (outputs, leaving)
+        known = {id(eqn): own[i] for i, eqn in casts.items()}
+        added = {term: sinks[i] for term, i in term_numbers.items()}
+        outputs, h = evaluate_tapped(program, values, tap_numbers, sinks, read, known, added)
+        return outputs[0], (outputs, h)
 
-    (_, (outputs, leaving)), (gradients, cotangents) = jax.value_and_grad(
+    (_, (outputs, h)), (gradients, cotangents) = jax.value_and_grad(
         forward, argnums=(0, 1), has_aux=True
     )(inputs, sinks)
-    readings = [TapReading(leaving[i], cotangents[i]) for i in range(len(taps))]
-    readings += [TapReading([], cotangents[i]) for i in behind.values()]
-    return outputs, [gradients[i] for i in kept], readings
+    readings = [TapReading(h[i], cotangents[i]) for i in range(len(taps))]
+    readings += [TapReading([], cotangents[i]) for i in term_numbers.values()]
+    return outputs, [gradients[i] for i in materialised], readings
 
 
-def _narrowing_casts(program: ClosedJaxpr, kept: Sequence[int]) -> dict[int, JaxprEqn]:
+def _narrowing_casts(program: ClosedJaxpr, inputs: Sequence[int]) -> dict[int, JaxprEqn]:
     """The casts to fewer bits that are the only use of an input.
 
-    The gradient is the same before and after the cast, and takes half of the memory after it.
+    The gradient has the same values before and after such a cast. It is taken after the cast,
+    where it needs less memory.
     """
     jaxpr = program.jaxpr
-    uses: dict[Any, list[JaxprEqn | None]] = {jaxpr.invars[i]: [] for i in kept}
+    uses: dict[Any, list[JaxprEqn | None]] = {jaxpr.invars[i]: [] for i in inputs}
     for eqn in jaxpr.eqns:
         for var in {v for v in eqn.invars if not isinstance(v, Literal)} & set(uses):
             uses[var].append(eqn)
     for out in jaxpr.outvars:
         if not isinstance(out, Literal) and out in uses:
             uses[out].append(None)
-    found = {}
-    for i in kept:
+    casts = {}
+    for i in inputs:
         (only, *more) = uses[jaxpr.invars[i]] or [None]
         if only is None or more or only.primitive.name != "convert_element_type":
             continue
         avals: list[Any] = [v.aval for v in (jaxpr.invars[i], only.outvars[0])]
         before, after = (aval.dtype for aval in avals)
         if jnp.issubdtype(after, jnp.floating) and after.itemsize < before.itemsize:
-            found[i] = only
-    return found
+            casts[i] = only
+    return casts

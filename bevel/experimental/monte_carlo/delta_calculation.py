@@ -1,13 +1,13 @@
-"""Deltas from samples of privacy losses, and what may be reported after a check by sampling.
+"""Estimates delta from samples of the privacy loss, and the delta you may report after a check.
 
-A check draws n samples and passes if their mean, the estimated delta, is at most `base_delta`; the
-mechanism runs only if it passes. If its true delta is d, a check passes with probability at most
-exp(-n KL(base_delta, d)) for d above base_delta (Chernoff, in Hoeffding's sharp form). What passes
-is chance that has nothing to do with data, so check and run together have a delta of at most
+A check draws n samples and passes if their mean, the estimated delta, is at most `base_delta`. The
+mechanism runs only if the check passes. If the true delta d is above base_delta, the check passes
+with probability at most exp(-n KL(base_delta, d)) (Chernoff bound, in Hoeffding's sharp form).
+Whether it passes does not depend on the data, so check and run together have a delta of at most
 
     max over d of d * Pr[the check passes | d].
 
-For neighbours in both directions, both have to be checked.
+Check both directions of the neighbouring relation.
 """
 
 import math
@@ -28,37 +28,37 @@ MOST_SAMPLES = 10**15
 
 
 def get_overall_delta(num_samples: int, base_delta: float) -> float:
-    """The delta that may be reported after a check of `base_delta` with `num_samples`."""
+    """The delta you may report after a check of `base_delta` with `num_samples` samples."""
     count = whole_number("num_samples", num_samples)
     check_budget(delta=base_delta)
     # log(d) - n KL(base, d) is largest where n (d - base) = 1 - d.
-    above = (1 - base_delta) / (count + 1)
-    passes = math.exp(-count * _divergence(base_delta, above))
-    return max(base_delta, (base_delta + above) * passes) * (1 + 1e-9)
+    excess = (1 - base_delta) / (count + 1)
+    pass_probability = math.exp(-count * _divergence(base_delta, excess))
+    return max(base_delta, (base_delta + excess) * pass_probability) * (1 + 1e-9)
 
 
-def _divergence(p: float, above: float) -> float:
-    """KL divergence of coins with chances p and p + above, right to the last digits."""
-    rest = (1 - p) * math.log1p(-above / (1 - p))
-    return max(0.0, -p * math.log1p(above / p) - rest)
+def _divergence(p: float, excess: float) -> float:
+    """KL divergence between Bernoulli(p) and Bernoulli(p + excess), without cancellation."""
+    rest = (1 - p) * math.log1p(-excess / (1 - p))
+    return max(0.0, -p * math.log1p(excess / p) - rest)
 
 
 def minimum_samples_to_calibrate(base_delta: float, target_delta: float) -> int:
-    """The fewest samples after which a check of `base_delta` allows to report `target_delta`."""
+    """The fewest samples with which a check of `base_delta` lets you report `target_delta`."""
     check_budget(delta=base_delta)
     check_budget(delta=target_delta)
     if not base_delta < target_delta:
         raise FixArgumentsError(
-            f"base_delta={base_delta} has to be below target_delta={target_delta}: the rest is for "
-            "checks that pass by chance."
+            f"base_delta={base_delta} is not below target_delta={target_delta}: give a smaller "
+            "base_delta, because the difference covers checks that pass by chance."
         )
     low, high = 0, 1
     while get_overall_delta(high, base_delta) > target_delta:
         low, high = high, 2 * high
         if high > MOST_SAMPLES:
             raise FixArgumentsError(
-                f"base_delta={base_delta} is so near to target_delta={target_delta} that no "
-                "number of samples can tell them apart: give a smaller base_delta."
+                f"base_delta={base_delta} is so close to target_delta={target_delta} that "
+                f"{MOST_SAMPLES:.0e} samples cannot tell them apart: give a smaller base_delta."
             )
     while high - low > 1:
         middle = (low + high) // 2
@@ -68,20 +68,20 @@ def minimum_samples_to_calibrate(base_delta: float, target_delta: float) -> int:
 
 
 def get_base_delta(num_samples: int, target_delta: float) -> float:
-    """The largest delta to check with `num_samples` in order to report `target_delta`."""
+    """The largest `base_delta` to check with `num_samples` in order to report `target_delta`."""
     check_budget(delta=target_delta)
     tiny = 1e-12 * target_delta
     if get_overall_delta(num_samples, tiny) > target_delta:
         raise FixArgumentsError(
-            f"{num_samples} samples cannot show delta={target_delta}: even a check that no sample "
-            "may exceed passes too often by chance. Take more."
+            f"num_samples={num_samples} cannot certify target_delta={target_delta}: even a check "
+            "with base_delta near 0 passes too often by chance. Use more samples."
         )
 
     def excess(base: float) -> float:
         return get_overall_delta(num_samples, base) - target_delta
 
-    found = scipy.optimize.brentq(excess, tiny, target_delta, xtol=1e-18, rtol=1e-12)
-    return found * (1 - 1e-9)
+    base_delta = scipy.optimize.brentq(excess, tiny, target_delta, xtol=1e-12 * tiny, rtol=1e-12)
+    return base_delta * (1 - 1e-9)
 
 
 def delta_from_epsilon_and_samples(
@@ -90,30 +90,30 @@ def delta_from_epsilon_and_samples(
     counts: Sequence[float] | None = None,
     other_event: DpEventOrAccountant | None = None,
 ) -> float:
-    """The estimated delta at `epsilon`: the mean of max(0, 1 - exp(epsilon - loss)). No bound.
+    """Estimates delta at `epsilon` as the mean of max(0, 1 - exp(epsilon - loss)). Not a bound.
 
     Args:
-      samples: privacy losses, drawn from the first law of a pair of neighbours.
+      samples: privacy losses, drawn from the first distribution of a pair of neighbours.
       counts: how often each sample was drawn; once by default.
-      other_event: composed with it, as an event or an accountant that has composed it. The mean is
-        then of its deltas at `epsilon - loss`.
+      other_event: an event to compose with, or an accountant that has composed it. The result is
+        then the mean of its deltas at `epsilon - loss`.
     """
     losses = np.asarray(samples, float)
     weights = np.ones_like(losses) if counts is None else np.asarray(counts, float)
     if losses.ndim != 1 or not losses.size or losses.shape != weights.shape:
         raise FixArgumentsError(
-            f"samples of shape {losses.shape} with counts of shape {weights.shape}: give one "
-            "privacy loss each, and as many counts."
+            f"samples has shape {losses.shape} and counts {weights.shape}: give a 1-D array of "
+            "privacy losses, and as many counts."
         )
     if np.isnan(losses).any() or (weights < 0).any() or not weights.sum() > 0:
-        raise FixArgumentsError("samples hold NaN, or counts are negative or all zero.")
+        raise FixArgumentsError("samples contains NaN, or counts are negative or all zero.")
     if other_event is None:
         deltas = -np.expm1(np.minimum(epsilon - losses, 0.0))
     else:
         accountant: Any = other_event
         if not isinstance(accountant, PrivacyAccountant):
             accountant = PLDAccountant().compose(accountant)
-        order = np.argsort(-losses)  # it takes epsilons in rising order
+        order = np.argsort(-losses)  # get_delta takes epsilons in increasing order
         losses, weights = losses[order], weights[order]
         deltas = np.asarray(accountant.get_delta(epsilon - losses))
     return float(np.average(deltas, weights=weights))
@@ -129,18 +129,19 @@ def perform_calibration_from_samples(
     negative_counts: Sequence[Sequence[float]] | None = None,
     other_event: DpEventOrAccountant | Sequence[DpEventOrAccountant] | None = None,
 ) -> tuple[bool, int | float]:
-    """The first parameter whose estimated deltas are within the budget.
+    """Finds the first parameter whose estimated deltas are within the budget.
 
-    Parameters are tried in the order given, the best one (the least noise) first.
+    Parameters are tried in the given order, so put the best one (the least noise) first.
 
     Args:
       epsilon, delta: the budget; `delta` is that of the check, `get_base_delta(...)`.
-      positive_samples: for each parameter, privacy losses with the record there.
-      negative_samples: likewise without it. Leave out only if the other direction is the worse.
-      other_event: composed with every parameter, or one for each.
+      positive_samples: for each parameter, privacy losses drawn with the record.
+      negative_samples: the same without the record. Omit them only if the positive direction is
+        known to be the worse one.
+      other_event: an event to compose with all parameters, or a list with one for each.
 
     Returns:
-      `(True, index)` of that parameter, or `(False, delta)`: the smallest that any has.
+      `(True, index)` of that parameter, or `(False, delta)` with the smallest estimated delta.
     """
     check_budget(epsilon, delta)
     directions: list[tuple[Any, Any]] = [(positive_samples, positive_counts)]
@@ -152,16 +153,18 @@ def perform_calibration_from_samples(
         others = [other_event] * number
     lists = [part for pair in directions for part in pair if part is not None]
     if not number or any(len(part) != number for part in [*lists, others]):
-        raise FixArgumentsError("give samples, counts and events for as many parameters each.")
+        raise FixArgumentsError(
+            "give samples, counts and events for the same number of parameters, at least one."
+        )
     smallest = math.inf
     for index in range(number):
-        found = max(
+        estimate = max(
             delta_from_epsilon_and_samples(
                 epsilon, losses[index], None if counts is None else counts[index], others[index]
             )
             for losses, counts in directions
         )
-        if found <= delta:
+        if estimate <= delta:
             return True, index
-        smallest = min(smallest, found)
+        smallest = min(smallest, estimate)
     return False, smallest

@@ -1,9 +1,9 @@
-"""Samples of the pair of laws that bounds a run, and their privacy losses.
+"""Samples from the dominating pair of distributions of a run, and their privacy losses.
 
-| sampler                 | an output of the pair                                                |
+| sampler                 | a sample with the record                                             |
 | ----------------------- | -------------------------------------------------------------------- |
-| `BallsInBinsSampling`   | all steps: noise, and the shifts of a random bin                     |
-| `CyclicPoissonSampling` | all rounds of the cycle: noise, and a shift of 1 with a probability  |
+| `BallsInBinsSampling`   | one number per step: noise plus the shifts of a random bin           |
+| `CyclicPoissonSampling` | one number per round: noise plus 1 with probability `sampling_prob`  |
 
 Noise is `noise_multiplier` times a standard normal, and shifts are in units of the largest column
 norm of C, for a record whose contributions have norm 1. docs/accounting.md has the proofs.
@@ -34,18 +34,19 @@ def generate_sample(
     num_samples: int = 1,
     dataset_size: int | None = None,
 ) -> np.ndarray:
-    """Draws (num_samples, steps or rounds) outputs: with the record if positive, or without.
+    """Draws samples of shape (num_samples, steps or rounds), with or without the record.
 
     Args:
       c_col: first column of a Toeplitz C.
-      dataset_size: accepted for compatibility; the pairs of these samplers do not depend on it.
+      positive_sample: whether to draw from the distribution with the record.
+      dataset_size: accepted for compatibility; the result does not depend on it.
     """
     del dataset_size
     pair = _pair_of(strategy, noise_multiplier, c_col)
     count = whole_number("num_samples", num_samples)
     rng = np.random.default_rng(seed)
     noise = noise_multiplier * rng.standard_normal((count, pair.width))
-    return noise + pair.shifts_of(count, rng) if positive_sample else noise
+    return noise + pair.draw_shifts(count, rng) if positive_sample else noise
 
 
 def compute_privacy_loss(
@@ -55,14 +56,14 @@ def compute_privacy_loss(
     c_col: np.ndarray,
     aux: np.ndarray | None = None,
 ) -> np.ndarray:
-    """log of (law with the record / law without) at each sample. `aux` is not used."""
+    """Log of the ratio of the densities with and without the record. `aux` is not used."""
     del aux
     pair = _pair_of(strategy, noise_multiplier, c_col)
     outputs = np.asarray(sample, float)
     if outputs.ndim != 2 or outputs.shape[1] != pair.width:
         raise FixArgumentsError(
-            f"sample has shape {outputs.shape}: give what generate_sample gave, (samples, "
-            f"{pair.width})."
+            f"sample has shape {outputs.shape}: give the result of generate_sample, of shape "
+            f"(samples, {pair.width})."
         )
     return pair.log_ratio(outputs, noise_multiplier)
 
@@ -76,7 +77,7 @@ def get_privacy_loss_sample(
     num_samples: int = 1,
     dataset_size: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`(losses, sample)`: losses of the direction that was drawn, as a delta takes them."""
+    """Returns `(losses, sample)`, with losses for `delta_from_epsilon_and_samples`."""
     sample = generate_sample(
         strategy, noise_multiplier, c_col, seed, positive_sample, num_samples, dataset_size
     )
@@ -86,7 +87,7 @@ def get_privacy_loss_sample(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _BinShifts:
-    """One of several shifts of all steps, at random."""
+    """The shifts of a random bin are added to all steps."""
 
     shifts: np.ndarray  # (bins, steps)
 
@@ -94,7 +95,7 @@ class _BinShifts:
     def width(self) -> int:
         return self.shifts.shape[1]
 
-    def shifts_of(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def draw_shifts(self, count: int, rng: np.random.Generator) -> np.ndarray:
         return self.shifts[rng.integers(len(self.shifts), size=count)]
 
     def log_ratio(self, outputs: np.ndarray, noise: float) -> np.ndarray:
@@ -104,29 +105,27 @@ class _BinShifts:
 
 @dataclasses.dataclass(frozen=True)
 class _RoundShifts:
-    """A shift of 1 in each round, with a probability."""
+    """Each round is shifted by 1 with a fixed probability."""
 
     width: int
-    chance: float
+    probability: float
 
-    def shifts_of(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        return (rng.random((count, self.width)) < self.chance).astype(float)
+    def draw_shifts(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        return (rng.random((count, self.width)) < self.probability).astype(float)
 
     def log_ratio(self, outputs: np.ndarray, noise: float) -> np.ndarray:
-        if self.chance == 0:
+        if self.probability == 0:
             return np.zeros(len(outputs))
-        exponent = (outputs - 0.5) / noise**2 + math.log(self.chance)
-        absent = math.log1p(-self.chance) if self.chance < 1 else -math.inf
+        exponent = (outputs - 0.5) / noise**2 + math.log(self.probability)
+        absent = math.log1p(-self.probability) if self.probability < 1 else -math.inf
         return np.sum(np.logaddexp(exponent, absent), axis=1)
 
 
 def _pair_of(
     strategy: SupportedStrategies, noise_multiplier: float, c_col: np.ndarray
 ) -> _BinShifts | _RoundShifts:
-    """The pair of a sampler and a matrix, if one is proven."""
-    positive_number(
-        "noise_multiplier", noise_multiplier, "without noise there is no loss to sample"
-    )
+    """The dominating pair for a sampler and a matrix. Raises if none is proven."""
+    positive_number("noise_multiplier", noise_multiplier, "because privacy losses need noise")
     column = np.asarray(c_col, float)
     if isinstance(strategy, BallsInBinsSampling):
         event: Any = balls_in_bins_event(
@@ -142,5 +141,5 @@ def _pair_of(
         return _RoundShifts(rounds, strategy.sampling_prob)
     raise FixArgumentsError(
         f"{strategy}: give BallsInBinsSampling, or CyclicPoissonSampling without truncation. For "
-        "other samplers no pair of laws is known here: see bevel.accounting.event_of."
+        "other samplers no dominating pair is known here: see bevel.accounting.event_of."
     )

@@ -1,1 +1,1 @@
-"""What can be wrong with a step on a mesh: one check, one function of an examined step."""
+"""The checks of `doctor`. Each is a function of a `CompiledStep`."""

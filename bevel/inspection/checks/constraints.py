@@ -1,4 +1,4 @@
-"""Constraints that cost more than none: the step is compiled again without them."""
+"""Find sharding constraints that make a step more expensive, by compiling it without them."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -16,12 +16,12 @@ from bevel.inspection.step_report import StepReport
 from bevel.sharding.source_lines import SourceLine, line_of
 from bevel.sharding.tables import short
 
-MOST = 8  # lines with constraints: up to so many are tried one by one
+MAX_LINES = 8  # if constraints are on more lines, they are not tried one by one
 
 
 @dataclasses.dataclass(frozen=True)
 class ConstraintCost:
-    """What a device sends, computes and holds."""
+    """What a device sends, computes and holds in one step."""
 
     sent: float
     flops: float
@@ -33,7 +33,7 @@ class ConstraintCost:
         return cls(report.sent, report.flops, held)
 
     def more_than(self, other: "ConstraintCost", floor: float) -> dict[str, tuple[float, float]]:
-        """What costs at least a tenth more, and more than `floor`."""
+        """The costs that exceed those of `other` by more than a tenth plus `floor`."""
         pairs = {
             f.name: (getattr(self, f.name), getattr(other, f.name))
             for f in dataclasses.fields(self)
@@ -42,13 +42,13 @@ class ConstraintCost:
 
 
 def costly_constraints(step: CompiledStep) -> Iterator[Finding]:
-    """Constraints without which the step sends, computes and holds no more, and some of it less.
+    """Constraints without which the step sends, computes or holds less, and no more of anything.
 
-    Those on results are left alone: they say where a result is wanted.
+    Constraints on results are not checked, because they choose the sharding of a result.
     """
     jaxpr = step.program.jaxpr
-    wanted = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-    found = [e for e in constraints_in(jaxpr) if not wanted & set(e.outvars) and _auto(e)]
+    results = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    found = [e for e in constraints_in(jaxpr) if not results & set(e.outvars) and _auto(e)]
     lines = list(dict.fromkeys(line_of(e) for e in found))
     if not found:
         return
@@ -58,23 +58,22 @@ def costly_constraints(step: CompiledStep) -> Iterator[Finding]:
             _recompiled(step, lambda e: any(e is f for f in found) and line_of(e) in dropped)
         )
 
-    floor = float(step.limits.moved)
-    whole, bare = cost_without(), cost_without(*lines)
-    if not whole.more_than(bare, floor):
+    floor = float(step.limits.sent)
+    full, bare = cost_without(), cost_without(*lines)
+    if not full.more_than(bare, floor):
         return
-    blamed = False
-    for line in lines if 1 < len(lines) <= MOST else ():
+    single_found = False
+    for line in lines if 1 < len(lines) <= MAX_LINES else ():
         without = cost_without(line)
-        worse, better = whole.more_than(without, floor), without.more_than(whole, floor)
+        worse, better = full.more_than(without, floor), without.more_than(full, floor)
         if worse and not better:
-            blamed = True
-            yield _finding("a sharding constraint costs", line, worse)
-    if not blamed and not bare.more_than(whole, floor):
-        line = lines[0]
-        subject = "a sharding constraint costs"
+            single_found = True
+            yield _finding("a sharding constraint makes", line, worse)
+    if not single_found and not bare.more_than(full, floor):
+        subject = "a sharding constraint makes"
         if len(lines) > 1:
-            subject = f"the sharding constraints on {len(lines)} lines, together, cost"
-        yield _finding(subject, line, whole.more_than(bare, floor))
+            subject = f"the sharding constraints on {len(lines)} lines together make"
+        yield _finding(subject, lines[0], full.more_than(bare, floor))
 
 
 def _finding(
@@ -90,9 +89,9 @@ def _finding(
     return Finding(
         "warning",
         "costly constraint",
-        f"{subject} more than none: a device " + ", ".join(parts),
-        "leave it out, or name the axes that the value already has there (the batch on its "
-        "leading dimension)",
+        f"{subject} the step more expensive: a device " + ", ".join(parts),
+        "leave it out, or name the axes over which the value is already split (those of the batch "
+        "on its leading dimension)",
         line,
         sent - bare,
     )
@@ -106,8 +105,8 @@ def _auto(eqn: Any) -> bool:
 
 
 def _recompiled(step: CompiledStep, drop: Callable[[Any], bool]) -> StepReport:
-    """The step with some constraints dropped, compiled for the same arguments."""
-    program = ClosedJaxpr(rewritten(step.program.jaxpr, drop), step.program.consts)
+    """Compiles the step for the same arguments without some of its constraints."""
+    program = ClosedJaxpr(drop_constraints(step.program.jaxpr, drop), step.program.consts)
     arguments = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for a in step.arguments
     ]
@@ -115,32 +114,32 @@ def _recompiled(step: CompiledStep, drop: Callable[[Any], bool]) -> StepReport:
     return inspect_step(compiled)
 
 
-def rewritten(jaxpr: Jaxpr, drop: Callable[[Any], bool]) -> Jaxpr:
-    """The same program, where what `drop` says of constraints is their operand."""
-    renamed: dict[Any, Any] = {}
+def drop_constraints(jaxpr: Jaxpr, drop: Callable[[Any], bool]) -> Jaxpr:
+    """The program without the constraints for which `drop(eqn)` is true."""
+    operand_of: dict[Any, Any] = {}  # from the output of a dropped constraint
 
     def read(v: Any) -> Any:
-        return v if isinstance(v, Literal) else renamed.get(v, v)
+        return v if isinstance(v, Literal) else operand_of.get(v, v)
 
     eqns = []
     for eqn in jaxpr.eqns:
         invars = [read(v) for v in eqn.invars]
         if eqn.primitive.name == "sharding_constraint" and drop(eqn):
-            renamed[eqn.outvars[0]] = invars[0]
+            operand_of[eqn.outvars[0]] = invars[0]
             continue
-        # The bodies of shard_maps are programs of one shard: their constraints stay.
+        # Constraints inside a shard_map are about one shard, and stay.
         bodies = {} if eqn.primitive.name == "shard_map" else eqn.params
-        params = eqn.params | {k: _inside(v, drop) for k, v in bodies.items()}
+        params = eqn.params | {k: _drop_in_param(v, drop) for k, v in bodies.items()}
         eqns.append(eqn.replace(invars=invars, params=params))
     return jaxpr.replace(eqns=eqns, outvars=[read(v) for v in jaxpr.outvars])
 
 
-def _inside(value: Any, drop: Callable[[Any], bool]) -> Any:
-    """A parameter of an equation, the programs in it rewritten."""
+def _drop_in_param(value: Any, drop: Callable[[Any], bool]) -> Any:
+    """A parameter of an equation with the constraints in its jaxprs dropped."""
     if isinstance(value, ClosedJaxpr):
-        return ClosedJaxpr(rewritten(value.jaxpr, drop), value.consts)
+        return ClosedJaxpr(drop_constraints(value.jaxpr, drop), value.consts)
     if isinstance(value, Jaxpr):
-        return rewritten(value, drop)
+        return drop_constraints(value, drop)
     if type(value) in (tuple, list):
-        return type(value)(_inside(v, drop) for v in value)
+        return type(value)(_drop_in_param(v, drop) for v in value)
     return value

@@ -1,12 +1,12 @@
-"""Per-example gradients that are summed over devices before their norm is taken.
+"""Find per-example gradients that are summed over devices before their norm is computed.
 
-Inside `jax.shard_map` autodiff adds the gradients of a replicated parameter over the shards, also
-those of single examples under `jax.vmap`: example i of every shard becomes one, whose norm is that
-of none. Clipping by it bounds nothing, and no error is raised.
+Inside `jax.shard_map`, autodiff sums the gradients of a replicated parameter over the shards. Under
+`jax.vmap` it does so for each example: the gradients of example i of every shard become one sum,
+whose norm is that of none of them. Clipping by this norm bounds nothing, and JAX raises no error.
 
-A value is followed through the program: summed over an axis that carries the batch; squared; added
-up, but not to a single number (that would be a norm of the whole sum, which is fine); and then
-used, as a norm is: in a root, a division or a comparison.
+The check follows values through the program. A value is reported if it is summed over an axis that
+carries the batch, then squared, then summed to an array (a scalar would be the norm of the batch
+gradient, which is fine), and then used like a norm: in a root, a division or a comparison.
 """
 
 import enum
@@ -26,7 +26,7 @@ USES = {"sqrt", "rsqrt", "div", "min", "max", "lt", "le", "gt", "ge", "pow", "re
 
 
 class _State(enum.IntEnum):
-    """How far towards an early norm a value is."""
+    """How far a value has come towards a norm of summed gradients."""
 
     PLAIN = 0
     SUMMED = 1
@@ -35,7 +35,7 @@ class _State(enum.IntEnum):
 
 
 def early_sums(step: CompiledStep) -> Iterator[Finding]:
-    """Norms of single examples that are taken of sums over devices."""
+    """Per-example norms that are computed from sums over devices."""
     found: dict[SourceLine | None, tuple[str, ...]] = {}
     for eqn in _shard_maps(step.program.jaxpr):
         axes = tuple(axis for axis in _batch_axes(eqn, step) if axis in step.mesh)
@@ -47,10 +47,10 @@ def early_sums(step: CompiledStep) -> Iterator[Finding]:
         yield Finding(
             "error",
             "early sum",
-            f"the norm of each example is taken after a sum over {over}: it is the norm of a sum "
-            "of examples of all shards, and clipping by it bounds none of them",
-            f"jax.lax.pcast(params, {axes!r}, to='varying') before differentiating, or "
-            "bevel.clipped_grad, which does so; sum after clipping",
+            f"per-example norms are computed after a sum over {over}: each is the norm of a sum of "
+            "examples from all shards, and clipping by it does not bound any of them",
+            f"write jax.lax.pcast(params, {axes!r}, to='varying') before differentiating and sum "
+            "after clipping, or use bevel.clipped_grad, which does both",
             line,
         )
 
@@ -64,17 +64,17 @@ def _shard_maps(jaxpr: Jaxpr) -> Iterator[Any]:
 
 
 def _batch_axes(eqn: Any, step: CompiledStep) -> list[str]:
-    """The manual axes that split the leading dimension of an input, and of no parameter."""
-    names = dict(zip(step.program.jaxpr.invars, step.arguments, strict=True))
+    """The manual axes that split the leading dimension of an input that is not a parameter."""
+    arguments = dict(zip(step.program.jaxpr.invars, step.arguments, strict=True))
     axes: list[str] = []
     for var, spec in zip(eqn.invars, eqn.params["in_specs"], strict=True):
-        argument = None if isinstance(var, Literal) else names.get(var)
+        argument = None if isinstance(var, Literal) else arguments.get(var)
         if argument is None or not argument.is_param:
             axes += [a for a in spec_axes((*spec.partitions, None)[0]) if a not in axes]
     return axes
 
 
-Known = tuple[_State, SourceLine | None]  # of a value, and the line of the sum it comes from
+Known = tuple[_State, SourceLine | None]  # the state of a value, and the line of its sum
 NOTHING: Known = (_State.PLAIN, None)
 
 
@@ -84,7 +84,7 @@ def _walk(
     axes: tuple[str, ...],
     found: dict[SourceLine | None, tuple[str, ...]],
 ) -> list[Known]:
-    """The states of a program's outputs; what is used as a norm goes into `found`."""
+    """The states of a program's outputs. Adds the sums that are used as norms to `found`."""
     if isinstance(jaxpr, ClosedJaxpr):
         jaxpr = jaxpr.jaxpr
     known: dict[Any, Known] = dict(zip(jaxpr.invars, inputs, strict=True))
@@ -99,9 +99,9 @@ def _walk(
         if bodies:
             outputs = [NOTHING] * len(eqn.outvars)
             for body in bodies:
-                given = states[len(states) - len(_body_vars(body)) :]
-                inside = _walk(body, given, axes, found)
-                pairs = zip(outputs, inside, strict=False)
+                body_inputs = states[len(states) - len(_body_vars(body)) :]
+                body_outputs = _walk(body, body_inputs, axes, found)
+                pairs = zip(outputs, body_outputs, strict=False)
                 outputs = [max(pair, key=lambda known: known[0]) for pair in pairs]
         else:
             best = max(states, key=lambda k: k[0], default=NOTHING)
@@ -113,7 +113,7 @@ def _walk(
 
 
 def _bodies_of(eqn: Any) -> list[Any]:
-    """The programs of an equation whose inputs are its own, or the last of them (branches)."""
+    """The jaxprs of an equation that take its inputs, or the last of them (branches)."""
     name, params = eqn.primitive.name, eqn.params
     if name == "cond":
         return list(params["branches"])
@@ -131,7 +131,7 @@ def _body_vars(body: Any) -> list[Any]:
 
 
 def _after(eqn: Any, best: Known, axes: tuple[str, ...]) -> Known:
-    """The state of what an equation makes of its most advanced input."""
+    """The state of an equation's outputs, given that of its most advanced input."""
     state, line = best
     name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
     same = len({v for v in eqn.invars if not isinstance(v, Literal)}) == 1
@@ -145,6 +145,6 @@ def _after(eqn: Any, best: Known, axes: tuple[str, ...]) -> Known:
             return (_State.REDUCED, line) if shape else NOTHING
     if state >= _State.SQUARED and name in ("reduce_sum", "dot_general"):
         return (_State.REDUCED, line) if shape else NOTHING
-    grows = any(v.aval.shape == shape for v in eqn.invars)
-    moved = name in ("reshape", "transpose", "convert_element_type", "squeeze", "expand_dims")
-    return best if grows or moved else NOTHING
+    elementwise = any(v.aval.shape == shape for v in eqn.invars)
+    reshaped = name in ("reshape", "transpose", "convert_element_type", "squeeze", "expand_dims")
+    return best if elementwise or reshaped else NOTHING

@@ -1,4 +1,4 @@
-"""Where arrays lie: large ones on every device, and parameters that move between steps."""
+"""Check shardings: large replicated arrays, and parameters whose sharding changes in a step."""
 
 import math
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from bevel.sharding.tables import short
 
 
 def replicated_arrays(step: CompiledStep) -> Iterator[Finding]:
-    """Large arrays that each device holds whole, though a mesh axis would divide them."""
+    """Large arrays that are replicated although a mesh axis could split them."""
     devices = math.prod(step.mesh.values())
 
     def finding(what: str, shape: tuple[int, ...], size: int, fix: str, line: Any) -> Finding:
-        what = f"{what} {shape}, {short(size, 'B')}, is held whole by each of {devices} devices"
+        what = f"{what} {shape}, {short(size, 'B')}, is replicated on each of {devices} devices"
         return Finding("warning", "replicated array", what, fix, line, size * (1 - 1 / devices))
 
     for argument in step.arguments:
@@ -34,15 +34,16 @@ def replicated_arrays(step: CompiledStep) -> Iterator[Finding]:
     for value in step.program.consts:
         size = getattr(value, "nbytes", 0)
         if size >= step.limits.large:
-            fix = "pass it as an argument, placed on the mesh: what a function closes over is"
-            fix += " compiled into the program"
+            fix = "pass it as an argument that is placed on the mesh: arrays that a function closes"
+            fix += " over are compiled into the program"
             yield finding("a constant", np.shape(value), size, fix, None)
     for eqn in constraints_in(step.program.jaxpr):
         aval: Any = eqn.outvars[0].aval
         size = bytes_of(aval.shape, aval.dtype)
-        whole = eqn.params["sharding"].is_fully_replicated and not eqn.params["unconstrained_dims"]
+        sharding, unconstrained = eqn.params["sharding"], eqn.params["unconstrained_dims"]
+        replicated = sharding.is_fully_replicated and not unconstrained
         spec = possible_spec(aval.shape, step.mesh)
-        if whole and size >= step.limits.large and spec:
+        if replicated and size >= step.limits.large and spec:
             fix = f"constrain it to {spec}, or leave the constraint out"
             yield finding("a constrained value", aval.shape, size, fix, line_of(eqn))
 
@@ -57,7 +58,7 @@ def constraints_in(jaxpr: Jaxpr) -> Iterator[Any]:
 
 
 def possible_spec(shape: tuple[int, ...], mesh: dict[str, int]) -> str | None:
-    """A PartitionSpec that would split an array: its largest dimension over the largest axis."""
+    """A PartitionSpec that would split an array: the largest dimension over the largest axis."""
     for axis, size in sorted(mesh.items(), key=lambda item: -item[1]):
         for d in sorted(range(len(shape)), key=lambda d: -shape[d]):
             if size > 1 and shape[d] >= size and shape[d] % size == 0:
@@ -66,35 +67,35 @@ def possible_spec(shape: tuple[int, ...], mesh: dict[str, int]) -> str | None:
 
 
 def moved_parameters(step: CompiledStep) -> Iterator[Finding]:
-    """Parameters whose new value lies elsewhere than the old: the next step has to move it."""
+    """Parameters whose new value has another sharding, so that the next step has to move it."""
     infos = jax.tree.leaves(step.args_info)
-    named = {id(info): argument for info, argument in zip(infos, step.arguments, strict=True)}
+    arguments = {id(info): argument for info, argument in zip(infos, step.arguments, strict=True)}
     for number in step.argnums:
-        given = step.args_info[0][number]
-        returned = find_like(given, step.compiled.out_info, step.compiled.output_shardings)
-        for info, sharding in zip(jax.tree.leaves(given), returned, strict=False):
-            if _moves(named[id(info)], sharding):
-                yield _moved(named[id(info)], sharding)
+        info_tree = step.args_info[0][number]
+        returned = find_like(info_tree, step.compiled.out_info, step.compiled.output_shardings)
+        for info, sharding in zip(jax.tree.leaves(info_tree), returned, strict=False):
+            if _changes_sharding(arguments[id(info)], sharding):
+                yield _moved_parameter(arguments[id(info)], sharding)
 
 
-def _moves(argument: Argument, sharding: Any) -> bool:
+def _changes_sharding(argument: Argument, sharding: Any) -> bool:
     rank = len(argument.shape)
     return argument.sharding is not None and not argument.sharding.is_equivalent_to(sharding, rank)
 
 
-def _moved(argument: Argument, sharding: Any) -> Finding:
+def _moved_parameter(argument: Argument, sharding: Any) -> Finding:
     new = getattr(sharding, "spec", sharding)
-    what = f"{argument.path} {argument.shape} comes in as {argument.spec} and leaves as {new}: "
-    what += "the next step compiles again, or moves it"
-    fix = "give jax.jit out_shardings that are the shardings of the arguments, or constrain the "
-    fix += "new value with jax.lax.with_sharding_constraint"
+    what = f"{argument.path} {argument.shape} has the spec {argument.spec} before the step and "
+    what += f"{new} after it: the next step compiles again, or moves it"
+    fix = "pass the shardings of the arguments to jax.jit as out_shardings, or constrain the new "
+    fix += "value with jax.lax.with_sharding_constraint"
     return Finding("warning", "moved parameter", what, fix, None, argument.bytes)
 
 
-def find_like(given: Any, out_info: Any, shardings: Any) -> list[Any]:
-    """The shardings of the part of the result that has the structure and shapes of an argument.
+def find_like(info_tree: Any, out_info: Any, shardings: Any) -> list[Any]:
+    """The shardings of the result, or of its element, with the structure and shapes of an argument.
 
-    It is the result, or an element of it. Empty if there is none.
+    Empty if there is none.
     """
     candidates = [(out_info, shardings)]
     if isinstance(out_info, tuple | list):
@@ -102,11 +103,11 @@ def find_like(given: Any, out_info: Any, shardings: Any) -> list[Any]:
     elif isinstance(out_info, dict):
         candidates += [(out_info[key], shardings[key]) for key in out_info]
 
-    def form(tree: Any) -> Any:
+    def types(tree: Any) -> Any:
         leaves, structure = jax.tree.flatten(tree)
         return structure, [(x.shape, x.dtype) for x in leaves]
 
-    for info, places in candidates:
-        if form(info) == form(given):
-            return jax.tree.leaves(places)
+    for info, info_shardings in candidates:
+        if types(info) == types(info_tree):
+            return jax.tree.leaves(info_shardings)
     return []

@@ -1,9 +1,9 @@
-"""What every collective computes, written for one device that is vmapped over the others.
+"""Rules for all collectives, written for one device under a `vmap` over the mesh axes.
 
-A collective is a function of the stack of its members' values and of the place of a member among
-them. One vmapped axis is gathered at a time, which `vmap` can always do; tuples of axes, groups
-and partial permutations are arithmetic on the stack. The stack is the same for all members, so
-`vmap` keeps one copy of it.
+A collective is a function of the stacked values of its members and of the index of this device
+among them. The stack is built by gathering one vmapped axis at a time, which `vmap` always
+supports. Tuples of axes, groups and partial permutations are then ordinary operations on the stack.
+The stack is equal for all members, so `vmap` keeps only one copy of it.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from jax.extend.core import JaxprEqn
 
 from bevel.errors import FixArgumentsError
 
-# Primitives that only change what types say about a value, never the value; and the second halves
-# of asynchronous collectives, whose first halves are done at once.
+# Primitives that change the type of a value but not the value, and the second halves of
+# asynchronous collectives, whose first halves already compute the result.
 CASTS = {
     "pvary",
     "preduced",
@@ -41,10 +41,10 @@ CASTS = {
 
 @dataclasses.dataclass(frozen=True)
 class _Members:
-    """The values of the devices that take part, stacked, and the place of this one."""
+    """The stacked values of the devices that take part, and the index of this one."""
 
     values: jax.Array
-    place: Any
+    index: jax.Array
 
     @property
     def count(self) -> int:
@@ -52,20 +52,20 @@ class _Members:
 
 
 def _members(x: jax.Array, names: Sequence[str], groups: Any = None) -> _Members:
-    """All devices along `names`, the last name varying fastest; or those of this one's group."""
+    """The devices along `names`, the last varying fastest, or only those of this one's group."""
     stack = x
     for name in reversed(names):
         stack = jax.lax.all_gather(stack, name)
     stack = stack.reshape(-1, *x.shape)
-    place = _place_along(names)
+    index = _index_along(names)
     if groups is None:
-        return _Members(stack, place)
-    table, group_of, place_of = (jnp.asarray(t) for t in tables_of_groups(groups, stack.shape[0]))
-    return _Members(stack[table[group_of[place]]], place_of[place])
+        return _Members(stack, index)
+    table, group_of, index_of = (jnp.asarray(t) for t in tables_of_groups(groups, stack.shape[0]))
+    return _Members(stack[table[group_of[index]]], index_of[index])
 
 
-def _place_along(names: Sequence[str]) -> jax.Array:
-    """The index of this device along several axes, the last name varying fastest."""
+def _index_along(names: Sequence[str]) -> jax.Array:
+    """The index of this device along several axes, the last varying fastest."""
     index = jnp.int32(0)
     for name in names:
         index = index * np.int32(jax.lax.axis_size(name)) + jax.lax.axis_index(name)
@@ -73,24 +73,24 @@ def _place_along(names: Sequence[str]) -> jax.Array:
 
 
 def tables_of_groups(groups: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Groups as a table of members, and for each device its group and its place there."""
+    """A table of the members of each group, and the group of each device and its index there."""
     sizes = {len(group) for group in groups}
-    found = sorted(device for group in groups for device in group)
-    if len(sizes) != 1 or found != list(range(count)):
+    members = sorted(device for group in groups for device in group)
+    if len(sizes) != 1 or members != list(range(count)):
         raise FixArgumentsError(
             f"axis_index_groups={groups} cannot be simulated: name each of the {count} devices "
-            "once, in groups of one size."
+            "once, in groups of equal size."
         )
     table = np.array(groups, np.int32)
-    group_of, place_of = np.zeros((2, count), np.int32)
+    group_of, index_of = np.zeros((2, count), np.int32)
     for number, group in enumerate(groups):
         group_of[list(group)] = number
-        place_of[list(group)] = np.arange(len(group))
-    return table, group_of, place_of
+        index_of[list(group)] = np.arange(len(group))
+    return table, group_of, index_of
 
 
 def _reduction(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """psum, pmax and the like. Integers among `axes` are dimensions of the value itself."""
+    """The rule of psum, pmax or pmin. Integers in `axes` are dimensions of the value itself."""
 
     def collective(x: jax.Array, *, axes: Any, axis_index_groups: Any = None) -> jax.Array:
         dimensions = tuple(a for a in axes if isinstance(a, int))
@@ -101,7 +101,7 @@ def _reduction(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return collective
 
 
-def _total(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def _sum(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return jnp.sum(x, axes, dtype=x.dtype)
 
 
@@ -129,7 +129,7 @@ def _reduce_scatter(
     axis_size: int | None = None,
 ) -> jax.Array:
     group = _members(x, names_of(axis_name), axis_index_groups)
-    return _part(_total(group.values, (0,)), group, scatter_dimension, tiled)
+    return _part(_sum(group.values, (0,)), group, scatter_dimension, tiled)
 
 
 def _all_to_all(
@@ -141,40 +141,40 @@ def _all_to_all(
     axis_index_groups: Any = None,
     tiled: bool = True,
 ) -> jax.Array:
-    """As for the primitive, both dimensions are there before and after, tiled or not."""
+    """The primitive keeps both dimensions, tiled or not."""
     group = _members(x, names_of(axis_name), axis_index_groups)
     received = _part(group.values, group, split_axis + 1, tiled=True)
     return _merged(jnp.moveaxis(received, 0, concat_axis), concat_axis)
 
 
 def _part(x: jax.Array, group: _Members, dimension: int, tiled: bool) -> jax.Array:
-    """This member's part of `x` along a dimension: a slice that stays, or one entry."""
+    """This member's part of `x` along a dimension, which is dropped unless `tiled`."""
     if not tiled:
-        return jax.lax.dynamic_index_in_dim(x, group.place, dimension, keepdims=False)
+        return jax.lax.dynamic_index_in_dim(x, group.index, dimension, keepdims=False)
     size = x.shape[dimension] // group.count
-    return jax.lax.dynamic_slice_in_dim(x, group.place * np.int32(size), size, dimension)
+    return jax.lax.dynamic_slice_in_dim(x, group.index * np.int32(size), size, dimension)
 
 
 def _merged(x: jax.Array, dimension: int) -> jax.Array:
-    """`x` with a dimension and the next one made one."""
+    """`x` with a dimension and the next one merged."""
     shape = list(x.shape)
     shape[dimension : dimension + 2] = [shape[dimension] * shape[dimension + 1]]
     return x.reshape(shape)
 
 
 def _ppermute(x: jax.Array, *, axis_name: Any, perm: Any) -> jax.Array:
-    """Who is sent nothing has zeros."""
+    """Devices that receive nothing get zeros."""
     group = _members(x, names_of(axis_name))
     for numbers in zip(*perm, strict=True):
         if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(group.count)):
             raise FixArgumentsError(
-                f"perm={perm} of ppermute: sources and destinations must be unique, and number "
-                f"the {group.count} devices along {axis_name} from 0."
+                f"ppermute has perm={perm}: sources and destinations must be unique, and be "
+                f"indices of the {group.count} devices along {axis_name}."
             )
     sources = np.full(group.count, -1, np.int32)
     for source, target in perm:
         sources[target] = source
-    source = jnp.asarray(sources)[group.place]
+    source = jnp.asarray(sources)[group.index]
     sent = group.values[jnp.maximum(source, np.int32(0))]
     return sent if (sources >= 0).all() else jnp.where(source >= 0, sent, jnp.zeros_like(sent))
 
@@ -200,23 +200,23 @@ def _ragged_all_to_all(
     axis_name: Any,
     axis_index_groups: Any = None,
 ) -> jax.Array:
-    """Every sender says where its rows for each receiver start, how many, and where they go."""
+    """Each sender gives start, number and target offset of its rows for each receiver."""
     gathered = functools.partial(_members, names=names_of(axis_name), groups=axis_index_groups)
     senders = gathered(operand)
     starts, sizes, targets = (
-        gathered(x).values[:, senders.place] for x in (input_offsets, send_sizes, output_offsets)
+        gathered(x).values[:, senders.index] for x in (input_offsets, send_sizes, output_offsets)
     )
     rows = jnp.arange(output.shape[0], dtype=starts.dtype)
     for sender in range(senders.count):
         row = rows - targets[sender]
-        own = (row >= 0) & (row < sizes[sender])
+        received = (row >= 0) & (row < sizes[sender])
         sent = senders.values[sender][jnp.clip(row + starts[sender], 0, operand.shape[0] - 1)]
-        output = jnp.where(own.reshape(-1, *(1,) * (output.ndim - 1)), sent, output)
+        output = jnp.where(received.reshape(-1, *(1,) * (output.ndim - 1)), sent, output)
     return output
 
 
 def _axis_index(*, axis_name: Any) -> jax.Array:
-    return _place_along(names_of(axis_name))
+    return _index_along(names_of(axis_name))
 
 
 def names_of(axis_name: Any) -> tuple[str, ...]:
@@ -224,9 +224,9 @@ def names_of(axis_name: Any) -> tuple[str, ...]:
 
 
 RULES: dict[str, Callable[..., jax.Array]] = {
-    "psum": _reduction(_total),
-    "psum_invariant": _reduction(_total),
-    "unreduced_psum": _reduction(_total),
+    "psum": _reduction(_sum),
+    "psum_invariant": _reduction(_sum),
+    "unreduced_psum": _reduction(_sum),
     "pmax": _reduction(jnp.max),
     "unreduced_pmax": _reduction(jnp.max),
     "pmin": _reduction(jnp.min),
@@ -246,12 +246,12 @@ RULES: dict[str, Callable[..., jax.Array]] = {
 
 
 def rule_of(eqn: JaxprEqn) -> Callable[..., jax.Array] | None:
-    """The rule of a collective, or None for another equation."""
+    """The rule of a collective, or None for other equations."""
     return RULES.get(eqn.primitive.name.removesuffix("_start"))
 
 
 def named_axes(eqn: JaxprEqn) -> set[str]:
-    """The mesh axes that an equation itself communicates over or reads its place on."""
+    """The mesh axes that an equation itself communicates over or reads its index on."""
     found = {getattr(effect, "name", None) for effect in eqn.effects}
     for param in ("axis_name", "axes", "axis_names"):
         value = eqn.params.get(param)

@@ -1,7 +1,7 @@
 """Differentiate a simulated program as JAX differentiates the real one.
 
-The derivative is taken first, by JAX, of the program with the real `shard_map` in it, and simulated
-then: custom rules see the mesh, and what cannot be differentiated there raises here too.
+JAX first differentiates the program with the real `shard_map`, and the derivative is simulated. So
+custom rules see the mesh, and what cannot be differentiated there raises the same error here.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from bevel.inspection.simulate.program import Around, evaluate
+from bevel.inspection.simulate.program import Context, evaluate
 from bevel.sharding.axes import subprograms
 
 Function = Callable[..., Any]
 
 
 def simulated(program: ClosedJaxpr) -> Function:
-    """`program` as a function of its constants and arguments, to run and to differentiate."""
+    """`program` as a differentiable function of its constants and arguments."""
     count = len(program.consts)
 
     def real(*values: Any) -> list[Any]:
@@ -26,73 +26,72 @@ def simulated(program: ClosedJaxpr) -> Function:
 
     def run(*values: Any) -> list[Any]:
         closed = ClosedJaxpr(program.jaxpr, values[:count])
-        return evaluate(closed, values[count:], Around())
+        return evaluate(closed, values[count:], Context())
 
-    if holds("custom_vjp_call", program.jaxpr):
+    if contains("custom_vjp_call", program.jaxpr):
         return _with_reverse_mode_of(real, run)
     return _with_forward_mode_of(real, run)
 
 
 def _simulate_call(f: Function, *args: Any) -> Any:
-    """`f(*args)`, every shard_map in it simulated."""
+    """`f(*args)` with every `shard_map` in it simulated."""
     program, shape = jax.make_jaxpr(f, return_shape=True)(*args)
     outputs = simulated(program)(*program.consts, *jax.tree.leaves(args))
     return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
 
 def _with_forward_mode_of(real: Function, run: Function) -> Function:
-    """`run`, with the derivative of `real`.
+    """`run` with the derivative of `real`.
 
-    The linear part is one program, without custom rules, and the rest another, which is
-    simulated with its own derivative. So higher derivatives and reverse mode follow. A program
-    that cannot be taken apart so, such as one with a `while_loop`, has forward mode only.
+    Linearization gives two programs: a linear one without custom rules, and the rest, which is
+    simulated with its own derivative. This also gives reverse mode and higher derivatives. A
+    program that cannot be linearized, such as one with a `while_loop`, has only forward mode.
     """
     differentiable = jax.custom_jvp(run)
 
     @differentiable.defjvp
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        moved = [x for x in tangents if x.dtype != jax.dtypes.float0]
+        inexact = [x for x in tangents if x.dtype != jax.dtypes.float0]
         linear: list[Jaxpr] = []
 
-        def at(*primals: Any) -> tuple[Any, Any]:
-            varied, along = _differentiable_part(real, primals)
-            outputs, pushforward = jax.linearize(along, *varied)
-            program = jax.make_jaxpr(pushforward)(*moved)
+        def linearize(*primals: Any) -> tuple[Any, Any]:
+            varied, function = _differentiable_part(real, primals)
+            outputs, pushforward = jax.linearize(function, *varied)
+            program = jax.make_jaxpr(pushforward)(*inexact)
             linear.append(program.jaxpr)
             return outputs, program.consts
 
-        def forward_only(primals: Any, moved: Any) -> tuple[Any, Any]:
-            varied, along = _differentiable_part(real, primals)
-            return jax.jvp(along, tuple(varied), tuple(moved))
+        def jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+            varied, function = _differentiable_part(real, primals)
+            return jax.jvp(function, tuple(varied), tuple(tangents))
 
         try:
-            outputs, consts = _simulate_call(at, *primals)
+            outputs, consts = _simulate_call(linearize, *primals)
         except ValueError as error:
             if "Linearization failed" not in str(error):
                 raise
-            return _simulate_call(forward_only, tuple(primals), tuple(moved))
-        pushed = evaluate(ClosedJaxpr(linear[0], consts), moved, Around(linear=True))
-        return outputs, pushed
+            return _simulate_call(jvp, tuple(primals), tuple(inexact))
+        return outputs, evaluate(ClosedJaxpr(linear[0], consts), inexact, Context(linear=True))
 
     return differentiable
 
 
 def _with_reverse_mode_of(real: Function, run: Function) -> Function:
-    """`run`, with the cotangents of `real`: custom rules for reverse mode allow no other."""
+    """`run` with the reverse mode of `real`. A `custom_vjp` allows no other mode."""
     differentiable = jax.custom_vjp(run)
 
     def forward(*values: Any) -> tuple[Any, Any]:
-        def at(*values: Any) -> tuple[Any, Any]:
-            varied, along = _differentiable_part(real, values)
-            return jax.vjp(along, *varied)
+        def vjp(*values: Any) -> tuple[Any, Any]:
+            varied, function = _differentiable_part(real, values)
+            return jax.vjp(function, *varied)
 
-        outputs, pullback = _simulate_call(at, *values)
+        outputs, pullback = _simulate_call(vjp, *values)
         return outputs, (values, pullback)
 
     def backward(saved: Any, cotangents: Any) -> Any:
         values, pullback = saved
-        pulled = iter(_simulate_call(lambda c: pullback(c), cotangents))
-        return tuple(next(pulled) if is_inexact(x) else None for x in values)
+        gradients = iter(_simulate_call(lambda c: pullback(c), cotangents))
+        return tuple(next(gradients) if is_inexact(x) else None for x in values)
 
     differentiable.defvjp(forward, backward)
     return differentiable
@@ -101,20 +100,20 @@ def _with_reverse_mode_of(real: Function, run: Function) -> Function:
 def _differentiable_part(f: Function, values: Sequence[Any]) -> tuple[list[Any], Function]:
     """The inexact values, and `f` as a function of them."""
 
-    def along(*varied: Any) -> Any:
-        rest = iter(varied)
-        return f(*(next(rest) if is_inexact(x) else x for x in values))
+    def function(*varied: Any) -> Any:
+        remaining = iter(varied)
+        return f(*(next(remaining) if is_inexact(x) else x for x in values))
 
-    return [x for x in values if is_inexact(x)], along
+    return [x for x in values if is_inexact(x)], function
 
 
 def is_inexact(x: Any) -> bool:
     return jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact)
 
 
-def holds(name: str, jaxpr: Jaxpr) -> bool:
-    """Whether a program holds a primitive, at any depth."""
+def contains(name: str, jaxpr: Jaxpr) -> bool:
+    """Whether a program contains a primitive, at any depth."""
     return any(
-        eqn.primitive.name == name or any(holds(name, p) for p in subprograms(eqn.params))
+        eqn.primitive.name == name or any(contains(name, p) for p in subprograms(eqn.params))
         for eqn in jaxpr.eqns
     )

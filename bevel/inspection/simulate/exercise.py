@@ -1,4 +1,4 @@
-"""`shard_map_simulate`: data parallelism spelled out as a loop, for those who learn it."""
+"""Data parallelism written as a loop over shards, for learning."""
 
 from typing import cast
 
@@ -12,26 +12,24 @@ from bevel.errors import FixArgumentsError
 def shard_map_simulate(seed: float, x: jax.Array, num_shards: float, features: float) -> jax.Array:
     """Applies a Flax `nn.Dense(features)` to every shard of `x` (N, D).
 
-    The parameters are made once, on the first shard, because all shards of a data-parallel program
-    have the same. So the result is that of applying the layer to all of `x` at once.
+    The parameters are initialised once, with the first shard, because data-parallel shards share
+    them. The result equals that of applying the layer to all of `x`, flattened to a vector.
     """
     try:
         from flax import linen as nn
     except ImportError as error:
         raise FixArgumentsError(
-            "shard_map_simulate needs Flax, which is not installed: pip install flax."
+            "shard_map_simulate needs Flax, which is not installed. Run: pip install flax"
         ) from error
-    count, width = (
-        whole_number("num_shards", int(num_shards)),
-        whole_number("features", int(features)),
-    )
+    count = whole_number("num_shards", int(num_shards))
+    width = whole_number("features", int(features))
     x = jnp.asarray(x)
     if x.ndim != 2:
-        raise FixArgumentsError(f"x has shape {x.shape}: give one row per example, (N, in_dim).")
+        raise FixArgumentsError(f"x has shape {x.shape}: pass one row per example, (N, in_dim).")
     if x.shape[0] == 0 or x.shape[0] % count:
         raise FixArgumentsError(
-            f"x has {x.shape[0]} rows, which {count} shards do not divide evenly: pad x to a "
-            f"multiple of {count} rows, or change num_shards."
+            f"x has {x.shape[0]} rows, which cannot be split into {count} equal shards: pad x to "
+            f"a multiple of {count} rows, or change num_shards."
         )
     model = nn.Dense(width)
     size = x.shape[0] // count

@@ -1,4 +1,4 @@
-"""`simulate_shard_map`: the programs of `jax.shard_map` on one device."""
+"""Run the programs of `jax.shard_map` on one device."""
 
 import contextlib
 import functools
@@ -30,59 +30,61 @@ def simulate_shard_map(
     pad: bool = False,
     per_device: bool = False,
 ) -> Callable[..., Any]:
-    """`jax.shard_map(f, ...)`, run on one device: the same results and the same errors.
+    """`jax.shard_map(f, ...)` on one device, with the same results and errors.
 
-    The real `shard_map` is traced over an abstract mesh, which needs no devices, and its body's
-    program is run by nested `vmap`s, one for each mesh axis. So JAX itself checks specs and types,
-    and adds the sums that gradients need. Differentiation, `jit` and `vmap` work on the result as
-    on the real one.
+    The real `shard_map` is traced over an abstract mesh, which needs no devices, and the program of
+    its body runs under nested `vmap`s, one for each mesh axis. So JAX itself checks specs and
+    types, and adds the sums that gradients need. You can differentiate, `jit` and `vmap` the result
+    like that of `jax.shard_map`.
 
     Args:
-      f: as for `jax.shard_map`. It may use every collective of `jax.lax`, loops and branches,
+      f: as for `jax.shard_map`. It may use all collectives of `jax.lax`, loops and branches,
         callbacks, inner `grad`s and inner `shard_map`s.
-      mesh: a mesh, real or abstract, or the sizes of its axes, as in `{"data": 4, "model": 2}`;
-        None takes the one of `jax.set_mesh`. Its devices are not used. Explicit axes are taken as
-        Auto axes where `f` is manual: the arguments lie on one device and have no sharding to
-        compare `in_specs` with.
-      in_specs, out_specs, axis_names, check_vma: as for `jax.shard_map`. Mesh axes that are not in
-        `axis_names` are the compiler's business: constraints over them change no value.
-      pad: dimensions that the mesh does not divide are filled up with zeros, and cut back in the
-        outputs. `f` sees the filled rows: give it a vector of ones beside the batch to tell them
-        by its zeros. False raises, as `jax.shard_map` does.
-      per_device: return what every device holds: each output gets dimensions in front, one for
-        each manual axis in the order of the mesh. `out_specs` may then be left out, to look at
-        outputs that no spec fits.
+      mesh: a real or abstract mesh, or the sizes of its axes such as `{"data": 4, "model": 2}`. By
+        default the mesh of `jax.set_mesh`. Its devices are not used. Explicit axes over which `f`
+        is manual are treated as Auto, because the arguments are on one device and have no sharding
+        to compare with `in_specs`.
+      in_specs, out_specs, axis_names, check_vma: as for `jax.shard_map`. Sharding constraints over
+        mesh axes that are not in `axis_names` have no effect on values, and are dropped.
+      pad: whether to pad dimensions that the mesh does not divide with zeros, and to remove the
+        padding from the outputs. `f` sees the padded rows: pass a vector of ones along with the
+        batch, whose zeros then mark the padding. If False, such dimensions raise, as in
+        `jax.shard_map`.
+      per_device: whether to return what every device holds. Each output then has one additional
+        leading dimension for each manual axis, in mesh order. You can leave out `out_specs` to look
+        at outputs that fit no spec.
 
-    Cost: the memory of all devices together, on one. Eager calls run one operation at a time, so
-    wrap the result in `jax.jit`. Both branches of a `cond` run where devices disagree.
+    One device needs the memory of all simulated devices together. Eager calls run one operation at
+    a time, so wrap the result in `jax.jit`. Where devices disagree on a `cond`, both branches run.
 
-    What hangs on real devices raises here, if `check_vma=True`: a collective that some devices
-    skip, because they take another branch or leave a loop earlier.
+    With `check_vma=True`, a collective that some devices skip because they take another branch or
+    leave a loop earlier raises here. On real devices it hangs.
     """
     if out_specs is UNCHECKED and not per_device:
-        raise FixArgumentsError("out_specs is missing: only per_device=True goes without it.")
+        raise FixArgumentsError("out_specs is missing: it is optional only with per_device=True.")
     check_specs(jax.tree.leaves((in_specs, out_specs)))
 
     @functools.wraps(f)
     def call(*args: Any) -> Any:
-        place = _Place.of(mesh, axis_names)
-        padding = Padding(in_specs, place.sizes) if pad else None
-        whole = padding.fill(args) if padding else args
+        traced_mesh = _TracedMesh.of(mesh, axis_names)
+        padding = Padding(in_specs, traced_mesh.sizes) if pad else None
+        args = padding.pad(args) if padding else args
         options = {"in_specs": in_specs, "axis_names": axis_names, "check_vma": check_vma}
         if out_specs is not UNCHECKED:
-            real = jax.shard_map(f, mesh=place.mesh, out_specs=out_specs, **options)
+            real = jax.shard_map(f, mesh=traced_mesh.mesh, out_specs=out_specs, **options)
             if not per_device:
-                outputs = _run_traced(real, whole, in_specs, place)
-                return padding.cut(outputs, out_specs) if padding else outputs
-            _trace(real, whole, in_specs, place)  # for its errors
+                outputs = _run_traced(real, args, in_specs, traced_mesh)
+                return padding.unpad(outputs, out_specs) if padding else outputs
+            _trace(real, args, in_specs, traced_mesh)  # for its errors
         view = jax.shard_map(
             functools.wraps(f)(lambda *a: jax.tree.map(lambda x: _expanded(x), f(*a))),
-            mesh=place.mesh,
-            out_specs=PartitionSpec(tuple(place.sizes)),
+            mesh=traced_mesh.mesh,
+            out_specs=PartitionSpec(tuple(traced_mesh.sizes)),
             **options,
         )
-        stacked = _run_traced(view, whole, in_specs, place)
-        return jax.tree.map(lambda x: x.reshape(*place.sizes.values(), *x.shape[1:]), stacked)
+        stacked = _run_traced(view, args, in_specs, traced_mesh)
+        sizes = traced_mesh.sizes.values()
+        return jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[1:]), stacked)
 
     return call
 
@@ -91,8 +93,8 @@ def _expanded(x: Any) -> jax.Array:
     return jnp.expand_dims(jnp.asarray(x), 0)
 
 
-class _Place:
-    """The mesh to trace on, and the sizes of its manual axes in order."""
+class _TracedMesh:
+    """The mesh to trace on, the sizes of its manual axes in order, and the context to enter."""
 
     def __init__(self, mesh: AbstractMesh, sizes: dict[str, int], context: Any) -> None:
         self.mesh = mesh
@@ -100,63 +102,64 @@ class _Place:
         self.context = context
 
     @classmethod
-    def of(cls, given: Any, axis_names: Set[str]) -> "_Place":
-        around = jax.sharding.get_abstract_mesh()
-        if isinstance(given, Mapping):
-            kinds = (AxisType.Auto,) * len(given)
-            given = AbstractMesh(tuple(given.values()), tuple(given), axis_types=kinds)
-        mesh = around if given is None else getattr(given, "abstract_mesh", given)
+    def of(cls, mesh: Any, axis_names: Set[str]) -> "_TracedMesh":
+        context_mesh = jax.sharding.get_abstract_mesh()
+        if isinstance(mesh, Mapping):
+            axis_types = (AxisType.Auto,) * len(mesh)
+            mesh = AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=axis_types)
+        mesh = context_mesh if mesh is None else getattr(mesh, "abstract_mesh", mesh)
         if not isinstance(mesh, AbstractMesh) or mesh.empty or mesh.manual_axes:
             if isinstance(mesh, AbstractMesh) and mesh.manual_axes:
                 raise FixArgumentsError(
-                    f"the mesh is manual over {mesh.manual_axes} already: simulate the outermost "
-                    "shard_map, and use jax.shard_map within it."
+                    f"the mesh is already manual over {mesh.manual_axes}: simulate the outermost "
+                    "shard_map, and use jax.shard_map inside it."
                 )
-            return cls(mesh, {}, contextlib.nullcontext)  # JAX raises
+            return cls(mesh, {}, contextlib.nullcontext)  # JAX will raise
         manual = [a for a in mesh.axis_names if not axis_names or a in axis_names]
-        kinds = tuple(
-            AxisType.Auto if name in manual else kind
-            for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        axis_types = tuple(
+            AxisType.Auto if name in manual else axis_type
+            for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
         )
-        auto = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+        auto = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=axis_types)
         sizes = {name: mesh.shape[name] for name in manual}
-        if around.empty or around == mesh:
+        if context_mesh.empty or context_mesh == mesh:
             return cls(auto, sizes, functools.partial(jax.sharding.use_abstract_mesh, auto))
-        return cls(mesh, sizes, contextlib.nullcontext)  # two meshes: JAX raises
+        return cls(mesh, sizes, contextlib.nullcontext)  # two meshes: JAX will raise
 
 
-def _run_traced(real: Callable[..., Any], args: Any, in_specs: Any, place: _Place) -> Any:
-    program, values, tree = _trace(real, args, in_specs, place)
-    outside = AbstractMesh((), (), axis_types=())
-    with jax.sharding.use_abstract_mesh(outside):
+def _run_traced(real: Callable[..., Any], args: Any, in_specs: Any, mesh: _TracedMesh) -> Any:
+    program, values, tree = _trace(real, args, in_specs, mesh)
+    no_mesh = AbstractMesh((), (), axis_types=())
+    with jax.sharding.use_abstract_mesh(no_mesh):
         outputs = simulated(program)(*program.consts, *values)
     return jax.tree.unflatten(tree, outputs)
 
 
-def _trace(real: Callable[..., Any], args: Any, in_specs: Any, place: _Place) -> Any:
-    """The program of the real shard_map, its arguments, and the tree of its results."""
+def _trace(real: Callable[..., Any], args: Any, in_specs: Any, mesh: _TracedMesh) -> Any:
+    """The program of the real `shard_map`, its arguments, and the structure of its results."""
     leaves, tree = jax.tree.flatten(args)
     static = _static_leaves(in_specs, args)
-    values = [x for x, fixed in zip(leaves, static, strict=True) if not fixed]
+    values = [x for x, is_static in zip(leaves, static, strict=True) if not is_static]
     for x in values:
         if types.explicit_sharding(x) is not None:
             raise FixArgumentsError(
-                f"an argument is sharded by its type ({jax.typeof(x)}): simulation runs on one "
-                "device. Pass jax.device_put(x, jax.devices()[0])."
+                f"an argument has a sharding in its type ({jax.typeof(x)}), but the simulation "
+                "runs on one device. Pass jax.device_put(x, jax.devices()[0])."
             )
 
     def call(*values: Any) -> Any:
-        rest = iter(values)
-        filled = [x if fixed else next(rest) for x, fixed in zip(leaves, static, strict=True)]
-        return real(*jax.tree.unflatten(tree, filled))
+        remaining = iter(values)
+        both = zip(leaves, static, strict=True)
+        all_leaves = [x if is_static else next(remaining) for x, is_static in both]
+        return real(*jax.tree.unflatten(tree, all_leaves))
 
-    with place.context():
+    with mesh.context():
         program, shape = jax.make_jaxpr(call, return_shape=True)(*values)
     return program, values, jax.tree.structure(shape)
 
 
 def _static_leaves(in_specs: Any, args: tuple[Any, ...]) -> list[bool]:
-    """Which leaves of the arguments have None for a spec: `f` gets them as they are."""
+    """Which leaves of the arguments have None as their spec: they are passed to `f` unchanged."""
 
     def is_none(x: Any) -> bool:
         return x is None
@@ -164,5 +167,5 @@ def _static_leaves(in_specs: Any, args: tuple[Any, ...]) -> list[bool]:
     try:
         specs = jax.tree.broadcast(in_specs, args, is_leaf=is_none)
     except ValueError:
-        return [False for _ in jax.tree.leaves(args)]  # JAX raises
+        return [False for _ in jax.tree.leaves(args)]  # JAX will raise
     return [spec is None for spec in jax.tree.leaves(specs, is_leaf=is_none)]

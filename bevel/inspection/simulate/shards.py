@@ -1,6 +1,6 @@
-"""Cut arrays into the shards of all devices, and put shards together, as specs say.
+"""Split arrays into the shards of all devices, and join shards, according to specs.
 
-Stacked shards have one dimension in front for each mesh axis, in the order of the mesh.
+Stacked shards have one leading dimension for each mesh axis, in mesh order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,18 +16,18 @@ from bevel.sharding.types import spec_axes
 Sizes = Mapping[str, int]  # of the manual axes, in the order of the mesh
 
 
-def mentioned(spec: PartitionSpec) -> set[str]:
+def named_in(spec: PartitionSpec) -> set[str]:
     """The axes that a spec names."""
     return {axis for entry in spec.partitions for axis in spec_axes(entry)}
 
 
 def check_specs(specs: Iterable[Any]) -> None:
-    """Raises for specs that ask for what no array on one device can be."""
+    """Raises for specs that an array on one device cannot have."""
     for spec in specs:
         if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
             raise FixArgumentsError(
-                f"a spec says unreduced or reduced ({spec}): an array on one device has no such "
-                "state. Reduce inside of the shard_map, and return the sum."
+                f"the spec {spec} has unreduced or reduced axes, which an array on one device "
+                "cannot have. Reduce inside the shard_map, and return the sum."
             )
 
 
@@ -43,19 +43,19 @@ def split(x: jax.Array, spec: PartitionSpec, sizes: Sizes) -> jax.Array:
             length //= sizes[name]
         shape.append(length)
     order = [name for name in sizes if name in position]
-    cut = jnp.reshape(x, shape)
-    return jnp.moveaxis(cut, [position[name] for name in order], range(len(order)))
+    shards = jnp.reshape(x, shape)
+    return jnp.moveaxis(shards, [position[name] for name in order], range(len(order)))
 
 
 def joined(stacked: jax.Array, spec: PartitionSpec, sizes: Sizes) -> jax.Array:
-    """The whole array of shards that are stacked over all axes.
+    """Joins shards that are stacked over all axes.
 
-    Devices along an axis that `spec` does not name hold the same: the first one's is taken.
+    Devices along an axis that `spec` does not name hold the same values, so the first is used.
     """
     for position, name in reversed(list(enumerate(sizes))):
-        if name not in mentioned(spec):
+        if name not in named_in(spec):
             stacked = jax.lax.index_in_dim(stacked, 0, position, keepdims=False)
-    order = [name for name in sizes if name in mentioned(spec)]
+    order = [name for name in sizes if name in named_in(spec)]
     shape = stacked.shape[len(order) :]
     permutation: list[int] = []
     lengths: list[int] = []
@@ -69,11 +69,11 @@ def joined(stacked: jax.Array, spec: PartitionSpec, sizes: Sizes) -> jax.Array:
 
 
 def over_devices(run: Any, sizes: Sizes, in_specs: Sequence[PartitionSpec]) -> Any:
-    """`run(*shards) -> list of shards` on every device: from split to stacked shards.
+    """Vectorises `run(*shards) -> list of shards` over all devices: from split to stacked shards.
 
-    Nested `vmap`s, the first axis of the mesh outermost.
+    These are nested `vmap`s, the first mesh axis outermost.
     """
     for name, size in reversed(list(sizes.items())):
-        in_axes = tuple(0 if name in mentioned(spec) else None for spec in in_specs)
+        in_axes = tuple(0 if name in named_in(spec) else None for spec in in_specs)
         run = jax.vmap(run, in_axes, 0, axis_name=name, axis_size=size)
     return run

@@ -1,4 +1,4 @@
-"""What a BLT is optimised for: error times sensitivity, and penalties that keep it valid."""
+"""The loss of a BLT: error times sensitivity, plus penalties that keep it valid."""
 
 import dataclasses
 import math
@@ -12,10 +12,7 @@ from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import sensitivity
 from bevel.matrix_factorization.buffered_toeplitz import closed_forms
-from bevel.matrix_factorization.buffered_toeplitz.blt import (
-    BufferedToeplitz,
-    check_float64_dtype,
-)
+from bevel.matrix_factorization.buffered_toeplitz.blt import BufferedToeplitz, check_float64_dtype
 from bevel.matrix_factorization.optimization import namespace
 
 
@@ -24,15 +21,15 @@ class LossFn:
     """Squared error at equal privacy, for n steps and given participations.
 
     Attributes:
-      error_for_inv: squared error of C^-1, for noise of variance 1.
-      sensitivity_squared: squared sensitivity of C.
-      n, min_sep, max_participations: what the two were made for.
-      penalty_strength: weight of the penalties. They are barriers, logarithms of the distance to an
-        edge, so a small weight does.
-      penalty_multipliers: further weights, by the names of `compute_penalties`.
-      max_second_coef: bound on the first coefficient below the diagonal. At most 1, so that
+      error_for_inv: squared error as a function of C^-1, for noise of variance 1.
+      sensitivity_squared: squared sensitivity as a function of C.
+      n, min_sep, max_participations: the setting that the two functions are for.
+      penalty_strength: weight of the penalties. They are logarithmic barriers, so a small weight is
+        enough.
+      penalty_multipliers: further weights, by the names in `compute_penalties`.
+      max_second_coef: bound on the first coefficient below the diagonal. Keep it at most 1, so that
         coefficients do not grow.
-      min_theta_gap: decays are kept at least so far apart.
+      min_theta_gap: minimum distance between decays.
     """
 
     error_for_inv: Callable[[BufferedToeplitz], Any]
@@ -47,7 +44,7 @@ class LossFn:
 
     @classmethod
     def build_closed_form_single_participation(cls, n: int, **kwargs: Any) -> "LossFn":
-        """Largest error, every example taking part once."""
+        """The loss for the largest error if every example takes part once."""
         return cls.build_min_sep(n, min_sep=n, max_participations=1, **kwargs)
 
     @classmethod
@@ -59,10 +56,10 @@ class LossFn:
         max_participations: int | None = None,
         **kwargs: Any,
     ) -> "LossFn":
-        """'max' or 'mean' error, an example's steps being at least `min_sep` apart."""
+        """The loss for 'max' or 'mean' error if an example's steps are `min_sep` or more apart."""
         errors = {"max": closed_forms.max_error, "mean": closed_forms.mean_error}
         if error not in errors:
-            raise FixArgumentsError(f"error={error!r}: write 'max' or 'mean'.")
+            raise FixArgumentsError(f"error={error!r}: give 'max' or 'mean'.")
         times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
 
         def sensitivity_squared(blt: BufferedToeplitz) -> Any:
@@ -82,9 +79,9 @@ class LossFn:
     def compute_penalties(
         self, blt: BufferedToeplitz, inv_blt: BufferedToeplitz
     ) -> dict[str, jax.Array]:
-        """Minus the logarithms of the distances to the edges, by name; NaN beyond one.
+        """Logarithmic barriers by name: -log(distance to a constraint), NaN if it is violated.
 
-        Both BLTs have their largest decay first.
+        Both BLTs must have their decays in descending order.
         """
         (theta, omega), (theta_hat, omega_hat) = blt.as_floats(), inv_blt.as_floats()
         xp = namespace(theta, omega, theta_hat, omega_hat)
@@ -108,7 +105,7 @@ class LossFn:
         inv_blt: BufferedToeplitz,
         normalize_by_approx_optimal_loss: bool = True,
     ) -> jax.Array:
-        """The loss, by default divided by about the best one possible, plus penalties."""
+        """The loss plus penalties. By default the loss is divided by `approx_optimal_loss`."""
         loss = self.error_for_inv(inv_blt) * self.sensitivity_squared(blt)
         if normalize_by_approx_optimal_loss:
             loss = loss / self.approx_optimal_loss
@@ -117,7 +114,7 @@ class LossFn:
         return loss
 
     def loss(self, blt: BufferedToeplitz, skip_checks: bool = False) -> jax.Array:
-        """Squared error times squared sensitivity of a strategy; float64 unless skip_checks."""
+        """Squared error times squared sensitivity of a BLT. Requires float64 unless skip_checks."""
         if not skip_checks:
             check_float64_dtype(blt)
         inverse = blt.inverse(skip_checks=skip_checks)
@@ -125,6 +122,6 @@ class LossFn:
 
     @property
     def approx_optimal_loss(self) -> float:
-        """About the best possible: that of the optimal Toeplitz factor, for each participation."""
+        """Approximate loss of the optimal Toeplitz factor, times the number of participations."""
         root = (math.log(self.n) + 0.5772 + math.log(16)) / math.pi
         return root**2 * self.max_participations

@@ -1,12 +1,11 @@
-"""The best BLT, and how many buffers it needs.
+"""Optimises BLTs and the number of their buffers.
 
-Losses are JAX in float64, the L-BFGS steps are SciPy's; results are NumPy arrays.
+Losses are computed by JAX in float64 and minimised by SciPy's L-BFGS. Results are NumPy arrays.
 """
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bevel.checks import whole_number
@@ -21,14 +20,14 @@ from bevel.matrix_factorization.optimization import optimize as minimize
 def get_init_blt(
     num_buffers: int = 3, init_blt: BufferedToeplitz | None = None
 ) -> BufferedToeplitz:
-    """A BLT to start from: the given one, or a rational approximation with `num_buffers`."""
+    """A starting point: `init_blt`, or a rational approximation with `num_buffers`."""
     if init_blt is None:
         return BufferedToeplitz.from_rational_approx_to_sqrt_x(num_buffers)
     init_blt.validate()
     if len(init_blt.buf_decay) != num_buffers:
         raise FixArgumentsError(
-            f"init_blt has {len(init_blt.buf_decay)} buffers and num_buffers is {num_buffers}: "
-            "write the same number."
+            f"init_blt has {len(init_blt.buf_decay)} buffers but num_buffers is {num_buffers}: "
+            "give the same number."
         )
     return init_blt
 
@@ -41,14 +40,14 @@ def optimize_loss(
     parameterization: Parameterization | None = None,
     **kwargs: Any,
 ) -> tuple[BufferedToeplitz, Any]:
-    """The best BLT with `num_buffers`, and its loss.
+    """Finds the best BLT with `num_buffers`, and returns it with its loss.
 
-    Without `init_blt` it starts from the best of a few rational approximations: how far apart their
-    decays should lie depends on the number of steps. Decays and scales of the result are numbers
-    that float32 holds exactly: a stream in float32 multiplies by the very matrix whose sensitivity
-    was computed, however near to 1 a decay is.
+    Without `init_blt` it starts from the best of a few rational approximations, because the best
+    spacing of the decays depends on the number of steps. Decays and scales of the result are exact
+    in float32. A float32 stream therefore multiplies by exactly the matrix whose sensitivity was
+    computed, however close to 1 a decay is.
 
-    `kwargs` go to `optimization.optimize`: max_optimizer_steps, callback, optimizer.
+    `kwargs` are passed to `optimization.optimize`: max_optimizer_steps, callback, optimizer.
     """
     count = whole_number("num_buffers", num_buffers, least=0)
     if count == 0:
@@ -59,7 +58,7 @@ def optimize_loss(
     starts = _rational_starts(count) if init_blt is None else [get_init_blt(count, init_blt)]
     params = min(
         (parameterization.params_from_blt(blt) for blt in starts),
-        key=lambda params: float(jnp.nan_to_num(loss_of_params(params)[0], nan=jnp.inf)),
+        key=lambda params: float(np.nan_to_num(loss_of_params(params)[0], nan=np.inf)),
     )
     params = minimize(loss_of_params, params, grad=True, **kwargs)
     blt, _ = parameterization.blt_and_inverse_from_params(params)
@@ -68,7 +67,7 @@ def optimize_loss(
 
 
 def in_float32(blt: BufferedToeplitz) -> BufferedToeplitz:
-    """Decays and scales that float32 holds; scales are rounded down, so that their sum stays."""
+    """Rounds a BLT to float32 values; scales are rounded down, so their sum does not grow."""
     theta, omega = blt.as_floats()
     scale = omega.astype(np.float32)
     scale = np.where(scale > omega, np.nextafter(scale, np.float32(0)), scale)
@@ -77,7 +76,7 @@ def in_float32(blt: BufferedToeplitz) -> BufferedToeplitz:
 
 
 def _rational_starts(count: int) -> list[BufferedToeplitz]:
-    """Approximations of the square root for horizons from a few steps to about 1e9."""
+    """Rational approximations for runs from a few steps to about 1e9."""
     rational = BufferedToeplitz.from_rational_approx_to_sqrt_x
     widest = min(6.4, 20 / max(count - 2, 1))
     return [rational(count, buf_decay_scale=scale) for scale in np.geomspace(0.4, widest, 8)]
@@ -95,14 +94,14 @@ def optimize(
     rtol: float = 1.01,
     **kwargs: Any,
 ) -> BufferedToeplitz:
-    """The best BLT for n steps, with as few buffers as are worth their memory.
+    """Finds the best BLT for n steps, and adds buffers only while they reduce the loss enough.
 
     Args:
-      n: steps. The cost grows with log(n) only, and with the number of participations.
-      min_sep, max_participations: an example's steps are at least `min_sep` apart. One
+      n: number of steps. The cost grows with log(n) and with the number of participations.
+      min_sep, max_participations: the steps of an example are at least `min_sep` apart. One
         participation by default; None allows as many as fit.
       error: 'max' or 'mean' squared error of the prefix sums.
-      min_buffers, max_buffers: buffers to try. Noise keeps one copy of the gradient for each.
+      min_buffers, max_buffers: numbers of buffers to try. Each buffer is one copy of the gradient.
       rtol: buffers are added as long as each divides the loss by at least this.
       kwargs: max_optimizer_steps, callback, optimizer.
     """

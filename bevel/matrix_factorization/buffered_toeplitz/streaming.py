@@ -1,4 +1,4 @@
-"""Buffered Toeplitz matrices one step at a time (JAX): as many buffers as there are decays."""
+"""Buffered Toeplitz matrices as streaming matrices, with one buffer per decay (JAX)."""
 
 import dataclasses
 from typing import Any
@@ -13,32 +13,27 @@ from bevel.matrix_factorization.streaming_matrix import StreamingMatrix, buffers
 
 @dataclasses.dataclass(frozen=True)
 class StreamingMatrixBuilder:
-    """Makes streaming matrices of C and C^-1 from decays and scales.
+    """Builds streaming matrices for C and C^-1 from decays and scales.
 
-    Buffer j holds the sum of past values, each decayed by `buf_decay[j]` per step; C adds the
-    buffers, weighted by `output_scale`, to the value that comes in. C^-1 subtracts them and keeps
-    what goes out: it needs no other decays. Decays are used in the dtype of the stream, float32
-    as a rule; `optimize` returns decays that float32 holds exactly.
+    Buffer j holds the sum of earlier values, each decayed by `buf_decay[j]` per step. C adds the
+    buffers, weighted by `output_scale`, to its input and stores inputs. C^-1 subtracts them and
+    stores outputs, with the same decays. Decays are used in the dtype of the stream, usually
+    float32; `optimize` returns decays that are exact in float32.
     """
 
     buf_decay: Any
     output_scale: Any
 
     def __post_init__(self) -> None:
-        shapes = np.shape(self.buf_decay), np.shape(self.output_scale)
-        if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
-            raise FixArgumentsError(
-                f"buf_decay has shape {shapes[0]}, output_scale {shapes[1]}: write two lists, one "
-                "number for each buffer."
-            )
+        check_shapes(self.buf_decay, self.output_scale)
 
     @property
     def dtype(self) -> np.dtype:
-        """That of the decays."""
+        """The dtype of the decays."""
         return np.dtype(self.buf_decay.dtype)
 
     def build(self) -> StreamingMatrix:
-        """C."""
+        """C as a streaming matrix."""
 
         def multiply_next(x: jax.Array, buffers: jax.Array) -> tuple[jax.Array, jax.Array]:
             x = widened(x)
@@ -47,7 +42,7 @@ class StreamingMatrixBuilder:
         return StreamingMatrix.from_array_implementation(self.init, multiply_next)
 
     def build_inverse(self) -> StreamingMatrix:
-        """C^-1."""
+        """C^-1 as a streaming matrix."""
 
         def multiply_next(x: jax.Array, buffers: jax.Array) -> tuple[jax.Array, jax.Array]:
             y = widened(x) - self.weighted_sum(buffers)
@@ -65,6 +60,16 @@ class StreamingMatrixBuilder:
         return _along_buffers(self.buf_decay, buffers) * buffers + x[None]
 
 
+def check_shapes(buf_decay: Any, output_scale: Any) -> None:
+    """Raises unless both are 1-D arrays of the same length."""
+    shapes = np.shape(buf_decay), np.shape(output_scale)
+    if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+        raise FixArgumentsError(
+            f"buf_decay has shape {shapes[0]}, output_scale {shapes[1]}: give two 1-D arrays with "
+            "one number for each buffer."
+        )
+
+
 def _along_buffers(values: Any, buffers: jax.Array) -> jax.Array:
-    """One value for each buffer, in shape and dtype to multiply them."""
+    """Reshapes and casts one value per buffer, so that they broadcast against the buffers."""
     return jnp.asarray(values, buffers.dtype).reshape(-1, *(1,) * (buffers.ndim - 1))

@@ -1,4 +1,4 @@
-"""Banded strategies for batches that are sampled: how many bands, and how much noise."""
+"""The number of bands and the noise of BandMF with Poisson-sampled batches."""
 
 import math
 from typing import Any
@@ -25,36 +25,35 @@ def optimize_coefs_for_amplifications(
     max_optimizer_steps: int = 250,
     reduction_fn: Reduction = jnp.mean,
 ) -> tuple[jax.Array, float]:
-    """Bands, coefficients and noise with the smallest error for a privacy target.
+    """Finds the bands, coefficients and noise with the smallest error for a privacy target.
 
     Examples are split into as many groups as there are bands, and step i takes a Poisson sample of
-    group i modulo bands. An example then joins steps that are `bands` apart, whose columns do not
-    overlap, so privacy is that of ceil(n / bands) sampled Gaussian releases (Choquette-Choo et al.,
-    2023), for adding or removing one example. More bands have a smaller error at equal noise, but
-    less amplification: powers of two are tried until the error has risen twice.
+    group i % bands. An example then joins steps that are `bands` apart, whose columns do not
+    overlap, so the privacy is that of ceil(n / bands) sampled Gaussian releases (Choquette-Choo et
+    al., 2023), for adding or removing one example. More bands have a smaller error at equal noise,
+    but less amplification. Powers of two are tried until the error has risen twice.
 
     Args:
-      n: steps.
-      dataset_size, expected_batch_size: there are at most their quotient of bands.
-      epsilon, delta: the target.
+      n: number of steps.
+      dataset_size, expected_batch_size: their quotient limits the number of bands.
+      epsilon, delta: the privacy target.
       max_optimizer_steps, reduction_fn: as in `optimize_banded_toeplitz`.
 
     Returns:
       The coefficients, of norm 1, and the standard deviation of the noise for contributions of norm
-      1: what `amplified_bandmf_event` calls the noise multiplier.
+      1, which is the noise multiplier of `amplified_bandmf_event`.
     """
     n = whole_number("n", n)
     size = whole_number("dataset_size", dataset_size)
     batch = whole_number("expected_batch_size", expected_batch_size)
     if batch > size:
         raise FixArgumentsError(
-            f"expected_batch_size={batch} is above dataset_size={size}: write at most {size}."
+            f"expected_batch_size={batch} is above dataset_size={size}: give at most {size}."
         )
-    most = min(n, size // batch)
-    tried = sorted({*(1 << k for k in range(most.bit_length())), most})
+    max_bands = min(n, size // batch)
     best: Any = None
     least, rises = math.inf, 0
-    for bands in tried:
+    for bands in sorted({*(1 << k for k in range(max_bands.bit_length())), max_bands}):
         sampling_prob = batch / (size // bands)
         stddev = poisson_noise_multiplier(epsilon, delta, sampling_prob, -(-n // bands))
         coefs = optimize_banded_toeplitz(

@@ -1,6 +1,6 @@
-"""The best banded Toeplitz strategy, and the best one whose inverse is banded.
+"""Optimal banded Toeplitz matrices C, and optimal ones whose inverse is banded.
 
-Losses and gradients are JAX in float64, the L-BFGS steps are SciPy's; results are NumPy arrays.
+Losses are computed by JAX in float64 and minimised by SciPy's L-BFGS. Results are NumPy arrays.
 """
 
 from typing import Any
@@ -34,26 +34,24 @@ def optimize_banded_toeplitz(
 ) -> jax.Array:
     """Coefficients of the banded Toeplitz C with the smallest error on n prefix sums.
 
-    The column has norm 1: the sensitivity is 1 for one participation, and the root of their number
-    for participations at least `bands` apart.
+    The coefficients have norm 1. The sensitivity is 1 for one participation, and sqrt(k) for k
+    participations that are at least `bands` apart.
 
     Args:
-      n: steps.
-      bands: diagonals of C, from 1 (independent noise) to n. Noise keeps `bands - 1` buffers.
-      strategy_coef: where to start, the square root of the workload cut to `bands` by default.
-      max_optimizer_steps: it mostly ends by itself after 10 to 50.
-      reduction_fn: of the squared errors of the queries: `jnp.mean` or `jnp.max`.
+      n: number of steps.
+      bands: diagonals of C, from 1 (independent noise) to n. Noise needs `bands - 1` buffers.
+      strategy_coef: starting point, by default the square root of prefix sums, truncated.
+      max_optimizer_steps: usually it converges in 10 to 50.
+      reduction_fn: reduces the squared errors of the queries: `jnp.mean` or `jnp.max`.
     """
     n = whole_number("n", n)
     bands = checked_bands(bands, n)
-    given: Any = strategy_coef
-    if given is None:
-        given = optimal_max_error_strategy_coefs(bands)
-    start = np.asarray(checked_coefs(given, "strategy_coef"), float)
+    coef: Any = optimal_max_error_strategy_coefs(bands) if strategy_coef is None else strategy_coef
+    start = np.asarray(checked_coefs(coef, "strategy_coef"), float)
     if len(start) != bands or start[0] == 0:
         raise FixArgumentsError(
-            f"strategy_coef has {len(start)} numbers and begins with {start[0]}: write {bands}, "
-            "one for each band, the first not zero."
+            f"strategy_coef has {len(start)} numbers and begins with {start[0]}: give {bands}, one "
+            "for each band, with the first not zero."
         )
     best = optimize(
         lambda coef: loss(coef, n, reduction_fn),
@@ -76,24 +74,26 @@ def optimize_banded_inverse_toeplitz(
     max_optimizer_steps: int = 1000,
     reduction_fn: Reduction = jnp.mean,
 ) -> Any:
-    """Noising coefficients of the Toeplitz C with banded inverse and the smallest error.
+    """Coefficients of the banded Toeplitz C^-1 with the smallest error at equal privacy.
 
-    The first coefficient is 1. The sensitivity, which the loss includes, is that of
+    The first coefficient is 1. The loss includes the sensitivity, which is that of
     `compute_banded_inverse_sensitivity_squared` for the same participations.
 
     Args:
-      n: steps.
+      n: number of steps.
       min_sep, max_participations: participations of one example, as for the sensitivity.
-      num_bands: diagonals of C^-1, from 1 to n. Noise keeps `num_bands - 1` buffers.
-      noising_coef: where to start: BISR by default.
-      strategy_coef: where to start, as coefficients of C; give at most one of the two.
+      num_bands: diagonals of C^-1, from 1 to n. The noise state has `num_bands - 1` buffers.
+      noising_coef: starting point, BISR by default.
+      strategy_coef: starting point as coefficients of C; give at most one of the two.
       workload_coef: first column of the Toeplitz workload, prefix sums by default.
       max_optimizer_steps, reduction_fn: as in `optimize_banded_toeplitz`.
     """
     n = whole_number("n", n)
     num_bands = checked_bands(num_bands, n)
     if noising_coef is not None and strategy_coef is not None:
-        raise FixArgumentsError("give noising_coef or strategy_coef to start from, not both.")
+        raise FixArgumentsError(
+            "give noising_coef or strategy_coef as the starting point, not both."
+        )
     if strategy_coef is not None:
         noising_coef = inverse_coef(strategy_coef, num_bands)
     if noising_coef is None:
@@ -101,8 +101,8 @@ def optimize_banded_inverse_toeplitz(
     start = np.asarray(checked_coefs(noising_coef, "noising_coef"), float)
     if len(start) != num_bands or start[0] == 0:
         raise FixArgumentsError(
-            f"noising_coef has {len(start)} numbers and begins with {start[0]}: write {num_bands}, "
-            "one for each band, the first not zero."
+            f"noising_coef has {len(start)} numbers and begins with {start[0]}: give {num_bands}, "
+            "one for each band, with the first not zero."
         )
 
     def error_times_sensitivity(rest: jax.Array) -> jax.Array:

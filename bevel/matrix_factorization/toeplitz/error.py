@@ -1,6 +1,6 @@
-"""Errors of Toeplitz strategies on prefix sums or another Toeplitz workload.
+"""Errors of Toeplitz matrices C on prefix sums or another Toeplitz workload.
 
-Plain numbers are computed by NumPy in float64, traced ones by JAX.
+Concrete values are computed by NumPy in float64, traced values by JAX.
 """
 
 from collections.abc import Callable
@@ -27,26 +27,26 @@ def per_query_error(
     n: int | None = None,
     workload_coef: jax.Array | None = None,
 ) -> Any:
-    """Squared error of each of n queries for noise of variance 1: row norms of A C^-1, squared.
+    """Squared error of each of n queries for noise of variance 1: squared row norms of A C^-1.
 
     Args:
-      strategy_coef: first column of C. Give this one or `noising_coef`.
+      strategy_coef: first column of C. Give either this or `noising_coef`.
       noising_coef: first column of C^-1.
-      n: queries, as many as there are coefficients by default.
+      n: number of queries, by default the number of coefficients.
       workload_coef: first column of A, prefix sums by default.
     """
     if (strategy_coef is None) == (noising_coef is None):
         raise FixArgumentsError("give either strategy_coef (of C) or noising_coef (of C^-1).")
-    given: Any = strategy_coef if noising_coef is None else noising_coef
+    coef: Any = strategy_coef if noising_coef is None else noising_coef
     name = "strategy_coef" if noising_coef is None else "noising_coef"
-    checked_coefs(given, name)
-    n = np.shape(given)[0] if n is None else whole_number("n", n)
+    checked_coefs(coef, name)
+    n = np.shape(coef)[0] if n is None else whole_number("n", n)
     queries: Any = np.ones(n) if workload_coef is None else workload_coef
     workload = pad_coefs_to_n(queries, n)
     if noising_coef is None:
-        decoder = solve_banded(given, workload)
+        decoder = solve_banded(coef, workload)
     else:
-        decoder = multiply(given, workload, n)
+        decoder = multiply(coef, workload, n)
     return namespace(decoder).cumsum(decoder * decoder)
 
 
@@ -58,8 +58,8 @@ def loss(
 ) -> jax.Array:
     """Squared error at equal privacy: the reduced error times the squared sensitivity.
 
-    For one participation. For several that are at least as far apart as C has bands it is
-    multiplied by their number, so the best C is the same.
+    This is for one participation. For k participations that are at least as many steps apart as C
+    has bands, the loss is k times as large, so the best C is the same.
     """
     error = reduction_fn(per_query_error(strategy_coef=strategy_coef, n=n))
     return error * sensitivity_squared(strategy_coef, n)

@@ -1,8 +1,8 @@
-"""How far the noised sums of a Toeplitz strategy move with one example: its sensitivity.
+"""Sensitivity of Toeplitz matrices C: how far one example can move C g.
 
-C acts on vectors: an example that takes part in steps i and j moves `C g` by at most
-`|C[:, i]|^2 + |C[:, j]|^2 + 2 |C[:, i] . C[:, j]|` (squared), each contribution having norm 1.
-Plain numbers are computed by NumPy in float64, traced ones by JAX.
+An example that takes part in steps i and j, with contributions of norm 1, moves `C g` by at most
+`|C[:, i]|^2 + |C[:, j]|^2 + 2 |C[:, i] . C[:, j]|` (squared).
+Concrete values are computed by NumPy in float64, traced values by JAX.
 """
 
 from typing import Any
@@ -22,30 +22,30 @@ from bevel.matrix_factorization.toeplitz.series import (
 
 
 def column_norms(coef: jax.Array, n: int) -> Any:
-    """Norms of the n columns of the n x n matrix: the last ones are cut short, so smaller."""
+    """Norms of the columns of the n x n matrix. The last columns are truncated, so smaller."""
     xp = namespace(coef)
     return xp.sqrt(xp.cumsum(pad_coefs_to_n(coef, n) ** 2))[::-1]
 
 
 def sensitivity_squared(coef: jax.Array, n: int | None = None) -> Any:
-    """Squared sensitivity if every example takes part once: the norm of the first column."""
+    """Squared sensitivity if every example takes part once: the squared norm of column 0."""
     return (pad_coefs_to_n(coef, n) ** 2).sum()
 
 
 def minsep_sensitivity_squared(
     strategy_coef: jax.Array, min_sep: int, *, n: int, max_participations: int | None = None
 ) -> Any:
-    """Squared sensitivity if an example's steps are at least `min_sep` apart.
+    """Squared sensitivity if the steps of an example are at least `min_sep` apart.
 
-    Exact if coefficients are not negative and do not grow, or if there are at most `min_sep` of
-    them. Columns then overlap most for the steps 0, min_sep, 2 min_sep, ... (for coefficients that
-    do not grow: Kalinin and Lampert, 2024). Otherwise it is an upper bound, that of the smallest
-    coefficients with this property that are nowhere below the absolute values of the given ones.
+    Exact if the coefficients are nonnegative and nonincreasing, or if there are at most `min_sep`
+    of them. The worst case is then steps 0, min_sep, 2 min_sep, ... (for nonincreasing coefficients
+    see Kalinin and Lampert, 2024). Otherwise it is an upper bound: the sensitivity of the smallest
+    nonincreasing coefficients that are at least the absolute values of the given ones.
 
     Args:
-      strategy_coef: first column of C, padded or cut to n.
+      strategy_coef: first column of C, padded or truncated to n.
       min_sep: 1 allows an example in every step.
-      n: steps.
+      n: number of steps.
       max_participations: None allows as many as fit.
     """
     coef = pad_coefs_to_n(strategy_coef, whole_number("n", n))
@@ -54,8 +54,8 @@ def minsep_sensitivity_squared(
     if np.shape(strategy_coef)[0] > min_sep:
         largest_so_far = np.maximum.accumulate if xp is np else jax.lax.cummax
         coef = largest_so_far(xp.abs(coef)[::-1])[::-1]
-    # Row m are the steps m min_sep to (m + 1) min_sep - 1; the example joins the first of each, and
-    # the sum of its columns there is that of the coefficients in this and the rows before.
+    # Row m holds steps m min_sep to (m + 1) min_sep - 1. The example joins the first step of each
+    # row, so the sum of its columns is the sum of the coefficients in this row and those before.
     rows = xp.pad(coef, (0, -n % min_sep)).reshape(-1, min_sep)
     total = xp.cumsum(rows, axis=0)
     total = xp.concatenate([total[:times], total[times:] - total[:-times]])
@@ -69,11 +69,11 @@ def compute_banded_inverse_sensitivity_squared(
     max_participations: int | None = None,
     use_matrix_upper_bound: bool = False,
 ) -> Any:
-    """Squared sensitivity of C where C^-1 is the banded Toeplitz matrix of `noising_coef`.
+    """Squared sensitivity of C, where C^-1 is the banded Toeplitz matrix of `noising_coef`.
 
-    As `minsep_sensitivity_squared` of the coefficients of C. Where those grow or are negative,
-    `use_matrix_upper_bound=True` may give a tighter bound, from the n x n matrix (O(n^2) memory,
-    plain numbers only).
+    This is `minsep_sensitivity_squared` of the coefficients of C. If those grow or are negative,
+    `use_matrix_upper_bound=True` may give a tighter bound from the n x n matrix (O(n^2) memory,
+    concrete values only).
     """
     coef = inverse_coef(checked_coefs(noising_coef, "noising_coef"), whole_number("n", n))
     if use_matrix_upper_bound:

@@ -1,7 +1,7 @@
-"""Lower triangular Toeplitz matrices as power series: entry (i, j) is coef[i - j].
+"""Algebra of lower triangular Toeplitz matrices: entry (i, j) is coef[i - j].
 
-Products and inverses of such matrices are products and inverses of series. Plain numbers are
-computed by NumPy and SciPy in float64, traced ones by JAX.
+Products and inverses of such matrices are those of the power series with coefficients `coef`.
+Concrete values are computed by NumPy and SciPy in float64, traced values by JAX.
 """
 
 import functools
@@ -17,20 +17,20 @@ from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.checks import checked_coefs
 from bevel.matrix_factorization.optimization import namespace
 
-# Up to this size dense matrices are fast. Beyond, so many rows are solved for at a time: a step of
-# the loop then costs about as much as its arithmetic.
+# Up to this size dense matrices are fast. Larger systems are solved in blocks of this many rows, so
+# that arithmetic outweighs the overhead of the loop.
 BLOCK = 128
 
 
 def pad_coefs_to_n(coef: jax.Array, n: int | None = None) -> Any:
-    """The first n coefficients: zeros are added, or the rest is cut. None changes nothing."""
+    """Pads `coef` with zeros, or truncates it, to n coefficients. None leaves it unchanged."""
     coef = _as_floats(coef, "coef")
     n = coef.shape[0] if n is None else whole_number("n", n)
     return namespace(coef).pad(coef[:n], (0, max(0, n - coef.shape[0])))
 
 
 def materialize_lower_triangular(coef: jax.Array, n: int | None = None) -> Any:
-    """The dense n x n matrix whose first column is `coef`, padded or cut."""
+    """The dense n x n matrix whose first column is `coef`, padded or truncated."""
     coef = _as_floats(coef, "coef")
     n = coef.shape[0] if n is None else whole_number("n", n)
     lag = np.subtract.outer(np.arange(n), np.arange(n))
@@ -39,10 +39,10 @@ def materialize_lower_triangular(coef: jax.Array, n: int | None = None) -> Any:
 
 
 def multiply(lhs_coef: jax.Array, rhs_coef: jax.Array, n: int | None = None) -> Any:
-    """Coefficients of the product of two Toeplitz matrices of size n, by default of the longer one.
+    """Coefficients of the product of two n x n Toeplitz matrices.
 
-    O(n log n). Long ones are multiplied by FFT: then the error is small beside the largest
-    coefficients, not beside each.
+    n is by default the larger number of coefficients. O(n log n). Long products use the FFT, whose
+    error is small relative to the largest coefficient, not relative to each.
     """
     lhs, rhs = _as_floats(lhs_coef, "lhs_coef"), _as_floats(rhs_coef, "rhs_coef")
     n = max(lhs.shape[0], rhs.shape[0]) if n is None else whole_number("n", n)
@@ -54,25 +54,25 @@ def multiply(lhs_coef: jax.Array, rhs_coef: jax.Array, n: int | None = None) -> 
 
 
 def inverse_coef(coef: jax.Array, n: int | None = None) -> Any:
-    """The first n coefficients of the inverse matrix: of 1 / (coef[0] + coef[1] x + ...)."""
+    """The first n coefficients of the inverse: the series 1 / (coef[0] + coef[1] x + ...)."""
     coef = _as_floats(coef, "coef")
     n = coef.shape[0] if n is None else whole_number("n", n)
     return solve_banded(coef, np.eye(1, n)[0])
 
 
 def solve_banded(coef: jax.Array, rhs: jax.Array) -> Any:
-    """Solves T x = rhs for rhs of shape (n,) or (n, ...), T the n x n matrix of `coef`.
+    """Solves T x = rhs for rhs of shape (n,) or (n, ...), where T is the n x n matrix of `coef`.
 
-    Forward substitution: O(n * bands), stable for every T for which substitution is. Differentiable
-    in both arguments, at the cost of one more solution.
+    Uses forward substitution, O(n * bands), with its stability. It is differentiable in both
+    arguments, at the cost of one more solve.
     """
     coef, xp = _as_floats(coef, "coef"), namespace(coef, rhs)
     rhs = xp.asarray(rhs, float)
     if rhs.ndim == 0:
-        raise FixArgumentsError("rhs is a number: write one row for each row of the matrix.")
+        raise FixArgumentsError("rhs is a scalar: give one row for each row of the matrix.")
     coef = coef[: rhs.shape[0]]
     if namespace(coef) is np and coef[0] == 0:
-        raise FixArgumentsError("coef[0] is 0: the matrix has no inverse.")
+        raise FixArgumentsError("coef[0] is 0, so the matrix has no inverse.")
     if xp is np:
         import scipy.signal
 
@@ -91,13 +91,13 @@ def solve_banded(coef: jax.Array, rhs: jax.Array) -> Any:
 
 
 def _as_floats(coef: Any, name: str) -> Any:
-    """Checked coefficients in float64, or in JAX's default float if they are traced."""
+    """Checks coefficients and casts them to float64, or JAX's default float if traced."""
     return namespace(coef).asarray(checked_coefs(coef, name), float)
 
 
 @jax.jit
 def _convolve(coef: jax.Array, x: jax.Array) -> jax.Array:
-    """T x for the columns of x (n, m), where T has the first column `coef` (at most n of them)."""
+    """T x for x of shape (n, m), where T has the first column `coef` (at most n numbers)."""
     n = x.shape[0]
     if n <= BLOCK:
         matrix = materialize_lower_triangular(coef, n)
@@ -109,10 +109,10 @@ def _convolve(coef: jax.Array, x: jax.Array) -> jax.Array:
 
 @jax.jit
 def _forward_substitution(coef: jax.Array, rhs: jax.Array) -> jax.Array:
-    """Solves T x = rhs for the columns of rhs (n, m), a block of rows at a time."""
+    """Solves T x = rhs for rhs of shape (n, m), one block of rows at a time."""
     (n, columns), past = rhs.shape, coef.shape[0] - 1
     diagonal_block = materialize_lower_triangular(coef, BLOCK)
-    # Entry (i, s) multiplies the row that is `past - s` before the block, i + past - s before i.
+    # Entry (i, s) multiplies the row `past - s` before the block, i + past - s before row i.
     lag = np.add.outer(np.arange(BLOCK), past - np.arange(past))
     below = jnp.where(lag <= past, coef[np.minimum(lag, past)], 0.0)
 

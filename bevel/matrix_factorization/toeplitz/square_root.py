@@ -1,7 +1,7 @@
-"""Square roots of workloads, in closed form: all NumPy, in float64.
+"""Square roots of Toeplitz workloads in closed form (NumPy, float64).
 
-The series of prefix sums is 1 / (1 - x). Its square root (1 - x)^(-1/2) is the Toeplitz factor C of
-the smallest maximal error for one participation, and C^-1 has the series (1 - x)^(1/2).
+The series of prefix sums is 1 / (1 - x). Its square root (1 - x)^(-1/2) is the Toeplitz factor C
+with the smallest maximum error for one participation, and C^-1 has the series (1 - x)^(1/2).
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ from bevel.matrix_factorization.checks import checked_coefs
 def optimal_max_error_strategy_coefs(n: int) -> np.ndarray:
     """The first n coefficients of (1 - x)^(-1/2): 1, 1/2, 3/8, ...
 
-    C is then its own decoder (C C = prefix sums), and the largest error is the sensitivity: their
-    product is (sum of squares of the coefficients)^2, which grows as (log(n) / pi)^2.
+    The decoder equals C (C C = prefix sums), so the largest squared error equals the squared
+    sensitivity. Their product is (sum of squared coefficients)^2, which grows as (log(n) / pi)^2.
     """
     k = np.arange(1, whole_number("n", n))
     return np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
@@ -29,28 +29,28 @@ def optimal_max_error_noising_coefs(n: int) -> np.ndarray:
 
 
 def banded_inverse_square_root_noising_coefs(num_bands: int, workload_coef: Any = None) -> Any:
-    """Noising coefficients of BISR: those of A^(-1/2), cut to `num_bands` (Kalinin et al., 2025).
+    """Noising coefficients of BISR: A^(-1/2) truncated to `num_bands` (Kalinin et al., 2025).
 
-    C^-1 is banded, so noise needs the last `num_bands - 1` draws only, while C has all diagonals.
-    The sensitivity is `compute_banded_inverse_sensitivity_squared`.
+    C^-1 is banded, so noise needs only the last `num_bands - 1` draws, while C has all diagonals.
+    Compute the sensitivity with `compute_banded_inverse_sensitivity_squared`.
 
     Args:
       num_bands: 1 is independent noise.
       workload_coef: first column of the Toeplitz workload A, prefix sums by default. The first
-        number must be positive; missing ones are zeros.
+        number must be positive; missing numbers are zero.
     """
     num_bands = whole_number("num_bands", num_bands)
     if workload_coef is None:
         return optimal_max_error_noising_coefs(num_bands)
-    given = np.asarray(checked_coefs(workload_coef, "workload_coef"), float)[:num_bands]
-    if given[0] <= 0:
+    coef = np.asarray(checked_coefs(workload_coef, "workload_coef"), float)[:num_bands]
+    if coef[0] <= 0:
         raise FixArgumentsError(
-            f"workload_coef[0] is {given[0]}: only a workload with a positive diagonal has a "
-            "square root."
+            f"workload_coef[0] is {coef[0]}: give a workload with a positive diagonal, because "
+            "others have no square root."
         )
     workload = np.zeros(num_bands)
-    workload[: len(given)] = given
-    # f = w^p satisfies w f' = p w' f, which gives the coefficients of f one after another.
+    workload[: len(coef)] = coef
+    # f = w^p satisfies w f' = p w' f, a recurrence for the coefficients of f.
     power = -0.5
     root = np.zeros(num_bands)
     root[0] = workload[0] ** power

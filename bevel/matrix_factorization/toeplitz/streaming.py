@@ -1,4 +1,4 @@
-"""Banded Toeplitz matrices and their inverses, one step at a time (JAX)."""
+"""Banded Toeplitz matrices and their inverses as streaming matrices (JAX)."""
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ from bevel.matrix_factorization.toeplitz.participation import column_norms
 
 
 def as_streaming_matrix(coef: jax.Array) -> StreamingMatrix:
-    """The matrix of `coef` itself, for noise whose C^-1 is banded (BISR).
+    """The Toeplitz matrix of `coef`, for mechanisms with a banded C^-1 (BISR).
 
-    Its state is the last `len(coef) - 1` values that came in.
+    Its state is the last `len(coef) - 1` inputs.
     """
     checked_coefs(coef, "coef")
     return ring.banded_product(lambda _, dtype: jnp.asarray(coef, dtype), np.shape(coef)[0] - 1)
@@ -23,21 +23,21 @@ def as_streaming_matrix(coef: jax.Array) -> StreamingMatrix:
 def inverse_as_streaming_matrix(
     coef: jax.Array, column_normalize_for_n: int | None = None
 ) -> StreamingMatrix:
-    """C^-1 of the banded Toeplitz C of `coef`: noise of the banded mechanism (BandMF).
+    """C^-1 for the banded Toeplitz C of `coef`: the noise of BandMF.
 
-    Its state is the last `len(coef) - 1` values that went out.
+    Its state is the last `len(coef) - 1` outputs.
 
     Args:
-      coef: the first column of C; the first number may not be zero.
-      column_normalize_for_n: C is cut to n x n and each of its columns scaled to norm 1. The first
-        columns all have the same norm, the last `len(coef) - 1` are cut short. Steps from n on
-        give NaN: C has no such columns.
+      coef: the first column of C; the first number must not be zero.
+      column_normalize_for_n: if given, C is truncated to n x n and each column is scaled to norm 1.
+        Before that the columns have equal norms, except the last `len(coef) - 1`, which are
+        truncated. Steps from n on give NaN, because C has no such columns.
     """
     checked_coefs(coef, "coef")
     if not isinstance(coef, jax.core.Tracer) and coef[0] == 0:
-        raise FixArgumentsError("coef[0] is 0: the matrix has no inverse.")
+        raise FixArgumentsError("coef[0] is 0, so the matrix has no inverse.")
     inverse = ring.banded_inverse(lambda _, dtype: jnp.asarray(coef, dtype), np.shape(coef)[0] - 1)
     if column_normalize_for_n is None:
         return inverse
-    # (C D)^-1 = D^-1 C^-1, where D divides each column by its norm.
+    # (C D)^-1 = D^-1 C^-1, where D divides each column of C by its norm.
     return scale_rows_and_columns(inverse, row_scale=column_norms(coef, column_normalize_for_n))

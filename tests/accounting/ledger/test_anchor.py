@@ -1,4 +1,4 @@
-"""An anchor on other storage shows when a ledger was rolled back, cut off or exchanged."""
+"""An anchor on other storage shows when a ledger was rolled back, truncated or replaced."""
 
 import json
 import os
@@ -50,21 +50,21 @@ def test_the_anchor_is_the_head_after_every_line(path, anchor):
     assert content(anchor)["lines"] == 4
 
 
-def test_a_folder_that_was_rolled_back_as_a_whole_is_found(path, anchor, tmp_path):
+def test_a_folder_that_was_rolled_back_is_detected(path, anchor, tmp_path):
     charge(path, anchor, 3)
     shutil.copytree(path.parent, tmp_path / "backup")
     charge(path, anchor)
     shutil.rmtree(path.parent)
     shutil.copytree(tmp_path / "backup", path.parent)
     before = path.read_bytes(), anchor.read_bytes()
-    Ledger.open(path, **TERMS).close()  # without the anchor nothing tells
-    with pytest.raises(RestoreLedgerError, match="rolled back, cut off or exchanged"):
+    Ledger.open(path, **TERMS).close()  # without the anchor it goes unnoticed
+    with pytest.raises(RestoreLedgerError, match="rolled back, truncated or replaced"):
         Ledger.open(path, **TERMS, anchor=anchor)
     assert (path.read_bytes(), anchor.read_bytes()) == before
-    Ledger.open(path, **TERMS).close()  # and the lock was given back
+    Ledger.open(path, **TERMS).close()  # and the lock was released
 
 
-def test_a_ledger_that_went_on_from_a_copy_is_found(path, anchor, tmp_path):
+def test_a_ledger_that_continued_from_a_copy_is_detected(path, anchor, tmp_path):
     charge(path, anchor, 3)
     shutil.copy(path, tmp_path / "copy")
     charge(path, anchor)
@@ -75,25 +75,25 @@ def test_a_ledger_that_went_on_from_a_copy_is_found(path, anchor, tmp_path):
         Ledger.open(path, **TERMS, anchor=anchor)
 
 
-def test_a_ledger_that_is_gone_is_not_begun_anew(path, anchor):
+def test_a_missing_ledger_is_not_created_again(path, anchor):
     charge(path, anchor)
     path.unlink()
-    with pytest.raises(RestoreLedgerError, match="it was moved or removed"):
+    with pytest.raises(RestoreLedgerError, match="was moved or removed"):
         Ledger.open(path, **TERMS, anchor=anchor)
     assert os.listdir(path.parent) == []
 
 
-def test_the_anchor_of_another_ledger_refuses(path, anchor, tmp_path):
+def test_the_anchor_of_another_ledger_is_refused(path, anchor, tmp_path):
     charge(path, anchor)
     charge(tmp_path / "other", tmp_path / "anchor_of_other", 3)
-    with pytest.raises(RestoreLedgerError, match="exchanged"):
+    with pytest.raises(RestoreLedgerError, match="truncated or replaced"):
         Ledger.open(path, **TERMS, anchor=tmp_path / "anchor_of_other")
-    with pytest.raises(RestoreLedgerError, match="it was moved or removed"):
+    with pytest.raises(RestoreLedgerError, match="was moved or removed"):
         Ledger.open(tmp_path / "third", **TERMS, anchor=anchor)
     assert not (tmp_path / "third").exists()
 
 
-def test_a_kill_before_the_anchor_leaves_an_older_head_which_is_fine(path, anchor, monkeypatch):
+def test_a_kill_before_the_anchor_is_written_leaves_a_valid_older_head(path, anchor, monkeypatch):
     charge(path, anchor)
     older = anchor.read_bytes()
 
@@ -112,7 +112,7 @@ def test_a_kill_before_the_anchor_leaves_an_older_head_which_is_fine(path, ancho
         assert content(anchor) == {"head": ledger.head, "lines": 3}
 
 
-def test_what_cannot_be_anchored_raises_and_is_charged(path, anchor):
+def test_a_charge_that_cannot_be_anchored_raises_and_is_counted(path, anchor):
     with Ledger.open(path, **TERMS, anchor=anchor) as ledger:
         run = ledger.run("run", **RUN)
         anchor.parent.rename(anchor.parent.with_name("unmounted"))
@@ -122,16 +122,16 @@ def test_what_cannot_be_anchored_raises_and_is_charged(path, anchor):
         assert Ledger.read(path).line_count == 2
 
 
-def test_a_ledger_that_is_first_anchored_is_noticed(path, anchor):
+def test_anchoring_an_existing_ledger_gives_a_warning(path, anchor):
     with Ledger.open(path, **TERMS) as ledger:
         ledger.run("run", **RUN).charge(0, 1, EVENT)
     with pytest.warns(UserWarning, match="has 2 lines and had no anchor"):
         Ledger.open(path, **TERMS, anchor=anchor).close()
     assert content(anchor)["lines"] == 2
-    Ledger.open(path, **TERMS, anchor=anchor).close()  # no notice: warnings are errors here
+    Ledger.open(path, **TERMS, anchor=anchor).close()  # no warning: warnings are errors here
 
 
-def test_a_new_ledger_is_anchored_without_a_notice(path, anchor):
+def test_anchoring_an_empty_ledger_gives_no_warning(path, anchor):
     Ledger.open(path, **TERMS).close()
     Ledger.open(path, **TERMS, anchor=anchor).close()
     assert content(anchor)["lines"] == 1
@@ -151,7 +151,7 @@ def test_a_new_ledger_is_anchored_without_a_notice(path, anchor):
         b'{"head": "%s", "lines": 1, "more": 1}' % (b"a" * 64),
     ],
 )
-def test_a_damaged_anchor_refuses_and_is_left_as_it_is(path, anchor, damaged):
+def test_a_damaged_anchor_is_refused_and_not_changed(path, anchor, damaged):
     charge(path, anchor)
     anchor.write_bytes(damaged)
     before = path.read_bytes()
@@ -165,14 +165,14 @@ def test_a_ledger_that_does_not_fit_its_anchor_is_not_repaired(path, anchor):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-2]) + lines[-2][:40])
     before = path.read_bytes()
-    with pytest.raises(RestoreLedgerError, match="rolled back, cut off"):
+    with pytest.raises(RestoreLedgerError, match="rolled back, truncated"):
         Ledger.open(path, **TERMS, anchor=anchor)
     assert path.read_bytes() == before and os.listdir(path.parent) == ["ledger.jsonl"]
 
 
-def test_anchors_have_a_place_of_their_own(path, tmp_path):
+def test_anchor_paths_are_checked(path, tmp_path):
     with pytest.raises(FixArgumentsError, match="cannot be its own anchor"):
         Ledger.open(path, **TERMS, anchor=path)
-    with pytest.raises(FixArgumentsError, match="there is no such folder"):
+    with pytest.raises(FixArgumentsError, match="does not exist"):
         Ledger.open(path, **TERMS, anchor=tmp_path / "unmounted" / "anchor")
     assert os.listdir(path.parent) == []

@@ -1,4 +1,4 @@
-"""All that a file says: the same before and after each line, and nothing from damage."""
+"""Reading a file: complete lines count, a torn one does not, and damage is refused."""
 
 from pathlib import Path
 
@@ -29,16 +29,16 @@ def lines_of(entries):
     return lines
 
 
-def test_what_was_written_is_read():
+def test_lines_round_trip():
     found = read_contents(b"".join(lines_of(ENTRIES)), PATH)
-    assert found.terms == ENTRIES[0] and len(found.hashes) == 4
-    run = found.books.runs["run"]
-    assert (run.reached, run.released, run.begun) == (5, 5, 0)
-    assert sum(found.books.events().values()) == 2
-    assert (found.torn, found.lacks_end) == (b"", False)
+    assert found.header == ENTRIES[0] and len(found.hashes) == 4
+    run = found.totals.runs["run"]
+    assert (run.charged_until, run.released_until, run.attempt_first) == (5, 5, 0)
+    assert sum(found.totals.events().values()) == 2
+    assert (found.torn, found.lacks_newline) == (b"", False)
 
 
-def test_a_file_cut_off_at_any_byte_says_what_its_whole_lines_say():
+def test_a_file_cut_off_at_any_byte_has_the_entries_of_its_complete_lines():
     whole = b"".join(lines_of(ENTRIES))
     ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
     for size in range(len(whole) + 1):
@@ -47,14 +47,14 @@ def test_a_file_cut_off_at_any_byte_says_what_its_whole_lines_say():
                 read_contents(whole[:size], PATH)
             continue
         found = read_contents(whole[:size], PATH)
-        lacks_end = size + 1 in ends
+        lacks_newline = size + 1 in ends
         lines = sum(end <= size for end in ends)
-        assert found.lacks_end == lacks_end
-        assert len(found.hashes) == lines + lacks_end
-        assert len(found.torn) == (0 if lacks_end else size - ends[lines - 1])
+        assert found.lacks_newline == lacks_newline
+        assert len(found.hashes) == lines + lacks_newline
+        assert len(found.torn) == (0 if lacks_newline else size - ends[lines - 1])
 
 
-def test_an_entry_that_cannot_follow_refuses_with_or_without_its_end():
+def test_an_invalid_entry_is_refused_with_or_without_its_line_feed():
     ahead = [*ENTRIES[:2], Release(**RUN, stop=5)]
     whole = b"".join(lines_of(ahead))
     for data in (whole, whole[:-1]):
@@ -62,7 +62,7 @@ def test_an_entry_that_cannot_follow_refuses_with_or_without_its_end():
             read_contents(data, PATH)
 
 
-def test_terms_come_first():
+def test_the_header_comes_first():
     for entries in (ENTRIES[1:], [ENTRIES[0], ENTRIES[0]]):
-        with pytest.raises(RestoreLedgerError, match=r"does not (begin as|know it)"):
+        with pytest.raises(RestoreLedgerError, match=r"does not begin with the header|cannot read"):
             read_contents(b"".join(lines_of(entries)), PATH)

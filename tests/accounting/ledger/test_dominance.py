@@ -1,4 +1,4 @@
-"""Dominance: what is said to cost as much does, and what is restated never costs less."""
+"""Dominance: a dominating event costs at least as much, and restating never costs less."""
 
 import collections
 
@@ -30,7 +30,7 @@ from bevel.accounting.ledger.totals import event_counts
 
 TRIANGLE = [[1.0, 0.0], [1.0, 1.0]]
 WITH = "SampledWithReplacementDpEvent"
-# Each pair: the first costs more.
+# Pairs in which the first event costs more.
 ABOVE = [
     (gaussian(1.0), gaussian(1.5)),
     (gaussian(1.0), NOTHING),
@@ -50,7 +50,7 @@ ABOVE = [
     (bins(1.0, 4, strategy=(1.0, 0.5)), bins(1.0, 2, strategy=(1.0, 0.5))),
     (bins(0.9, 2, strategy=TRIANGLE), bins(1.0, 2, strategy=TRIANGLE)),
 ]
-# No rule for either direction, or none that is proven.
+# Pairs without a proven rule in either direction.
 APART = [
     (gaussian(1.0), poisson(0.1)),
     (zcdp(0.5), gaussian(1.0)),
@@ -72,17 +72,17 @@ APART = [
 
 
 @pytest.mark.parametrize("more, less", ABOVE)
-def test_what_costs_more_dominates_and_is_not_dominated(more, less):
+def test_a_more_expensive_event_dominates_and_is_not_dominated(more, less):
     assert dominates(more, less) and dominates(more, more)
     assert not dominates(less, more)
 
 
 @pytest.mark.parametrize("one, other", APART)
-def test_what_is_not_proven_does_not_dominate(one, other):
+def test_events_without_a_rule_do_not_dominate(one, other):
     assert not dominates(one, other) and not dominates(other, one)
 
 
-def test_every_kind_with_a_rule_is_tried():
+def test_every_kind_with_a_rule_is_tested():
     assert {more["kind"] for more, _ in ABOVE} >= set(MONOTONE)
     inside_or_apart = {"NoOpDpEvent", "NonPrivateDpEvent", "SelfComposedDpEvent", "ComposedDpEvent"}
     assert set(MONOTONE) | inside_or_apart == set(KINDS)
@@ -126,7 +126,7 @@ def test_divergences_agree(more, less):
     assert renyi_2(more) > renyi_2(less)
 
 
-def test_steps_of_an_allocation_are_rightly_not_monotone():
+def test_the_steps_of_a_random_allocation_are_not_monotone():
     assert renyi_2(allocation(1.0, 7)) < renyi_2(allocation(1.0, 6))
 
 
@@ -150,7 +150,7 @@ def counted(old, new):
         (often(gaussian(1.0), 0), gaussian(9.0)),
     ],
 )
-def test_what_dominates_takes_the_place_of_the_other(old, new):
+def test_a_dominating_event_replaces_the_other(old, new):
     assert counted(old, new) == event_counts(new)
 
 
@@ -166,11 +166,11 @@ def test_what_dominates_takes_the_place_of_the_other(old, new):
         (composed(gaussian(1.0), zcdp(0.1)), often(gaussian(0.1), 9)),
     ],
 )
-def test_what_does_not_dominate_is_counted_beside_the_other(old, new):
+def test_an_event_that_does_not_dominate_is_counted_in_addition(old, new):
     assert counted(old, new) == event_counts(old) + event_counts(new)
 
 
-def test_what_costs_less_by_rounding_leaves_the_other():
+def test_an_event_cheaper_only_by_rounding_leaves_the_old_one():
     old, new = poisson(0.1, 1.5), poisson(0.1, 1.5 * (1 + 1e-12))
     assert counted(old, new) == event_counts(old)
     assert counted(often(old, 3), often(new, 5)) == event_counts(
@@ -180,7 +180,7 @@ def test_what_costs_less_by_rounding_leaves_the_other():
     assert counted(old, far) == event_counts(composed(old, far))
 
 
-def test_rounding_does_not_add_up():
+def test_rounding_does_not_accumulate():
     pending = event_counts(gaussian(1.0))
     for number in range(100):
         pending = restated(pending, event_counts(gaussian(1.0 + number * 5e-10)))
@@ -189,10 +189,10 @@ def test_rounding_does_not_add_up():
 
 @settings(max_examples=300, deadline=None)
 @given(event, event)
-def test_what_is_restated_costs_neither_less_than_before_nor_less_than_stated(old, new):
+def test_restating_costs_at_least_the_old_and_the_new_event(old, new):
     before, stated = event_counts(old), event_counts(new)
     after = restated(before, stated)
-    slack = 1 - 1e-12  # the sums here round too
+    slack = 1 - 1e-12  # for the rounding of the sums in this test
     assert total(after) >= slack * total(before)
     assert total(after) >= slack * total(stated)
     assert total(after) <= (1 + 1e-9) * (total(before) + total(stated))

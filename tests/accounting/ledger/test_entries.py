@@ -1,8 +1,8 @@
-"""Entries: checked when they are made and when they are read, and the same after both."""
+"""Entries: checked when they are created and when they are read, and unchanged by a round trip."""
 
 import pytest
 
-from bevel.accounting.ledger.entries import Charge, Release, entry_of_json
+from bevel.accounting.ledger.entries import Charge, Release, entry_from_json
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 EVENT = {"kind": "GaussianDpEvent", "noise_multiplier": 1.0}
@@ -44,13 +44,13 @@ def test_releases_are_checked(changes, message):
 
 @pytest.mark.parametrize("key", ["my secret", b"a" * 64, None, "A" * 64])
 @pytest.mark.parametrize("kind", [charge, lambda key: Release(**{**RUN, "stop": 1, "key": key})])
-def test_a_key_in_the_place_of_its_commitment_is_refused_and_not_shown(key, kind):
+def test_a_key_instead_of_its_commitment_is_refused_and_not_shown(key, kind):
     with pytest.raises(FixArgumentsError, match="never the key itself") as error:
         kind(key=key)
     assert "secret" not in str(error.value)
 
 
-def test_all_that_is_charged_is_released_unless_the_charge_says_otherwise():
+def test_a_charge_releases_all_its_steps_by_default():
     assert charge(stop=4).released == 4
     assert charge(stop=4, released=1).released == 1
 
@@ -59,16 +59,16 @@ def test_all_that_is_charged_is_released_unless_the_charge_says_otherwise():
 @pytest.mark.parametrize(
     "entry", [charge(first=3, stop=5, attempt=1, released=4), Release(**RUN, stop=7)]
 )
-def test_entries_come_back_as_they_were(entry, version):
-    assert entry_of_json(entry.entry(), version, "the file") == entry
+def test_entries_round_trip(entry, version):
+    assert entry_from_json(entry.entry(), version, "the file") == entry
 
 
 def test_charges_of_version_1_count_as_released():
     entry = charge(first=3, stop=5).entry()
     del entry["released"], entry["content"]
-    assert entry_of_json(entry, 1, "the file") == charge(first=3, stop=5, released=5)
-    with pytest.raises(RestoreLedgerError, match="does not know it"):
-        entry_of_json(entry, 2, "the file")
+    assert entry_from_json(entry, 1, "the file") == charge(first=3, stop=5, released=5)
+    with pytest.raises(RestoreLedgerError, match="cannot read"):
+        entry_from_json(entry, 2, "the file")
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -77,8 +77,8 @@ def test_unknown_entries_are_refused(version):
     short = {name: value for name, value in whole.items() if name != "event"}
     strange = [{}, whole | {"kind": "refund"}, whole | {"more": 1}, short, mark | {"more": 1}]
     for entry in [*strange, whole | {"kind": ["charge"]}, mark | {"kind": "charge"}]:
-        with pytest.raises(RestoreLedgerError, match="does not know it"):
-            entry_of_json(entry, version, "the file")
+        with pytest.raises(RestoreLedgerError, match="cannot read"):
+            entry_from_json(entry, version, "the file")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,6 @@ def test_unknown_entries_are_refused(version):
         {"event": {"kind": "GaussianDpEvent", "noise_multiplier": -1.0}},
     ],
 )
-def test_what_a_line_holds_is_checked_as_what_is_charged(changes):
+def test_entries_in_a_file_are_checked_like_charges(changes):
     with pytest.raises(FixArgumentsError):
-        entry_of_json(charge().entry() | changes, 2, "the file")
+        entry_from_json(charge().entry() | changes, 2, "the file")

@@ -1,4 +1,4 @@
-"""Events as JSON: exact, and only those that are known."""
+"""Events as JSON: numbers are exact, and only known kinds are accepted."""
 
 import json
 
@@ -22,7 +22,7 @@ from bevel.accounting import (
     zcdp_event,
 )
 from bevel.accounting.ledger import event_from_json, event_to_json
-from bevel.accounting.ledger.event_json import DEEPEST, KINDS
+from bevel.accounting.ledger.event_json import KINDS, MAX_DEPTH
 from bevel.errors import FixArgumentsError
 
 # Numbers with no short decimal form: they must come back to the last bit.
@@ -50,13 +50,13 @@ EVENTS = {
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_events_come_back_as_they_were(name):
+def test_events_round_trip(name):
     text = json.dumps(event_to_json(EVENTS[name]), allow_nan=False)
     assert event_from_json(json.loads(text)) == EVENTS[name]
     assert event_to_json(json.loads(text)) == event_to_json(EVENTS[name])
 
 
-def test_every_kind_is_tried():
+def test_every_kind_is_tested():
     def kinds(written):
         inner = [written["event"]] if "event" in written else written.get("events", [])
         return {written["kind"]}.union(*map(kinds, inner))
@@ -141,12 +141,12 @@ def allocation(iterations, uses, noise=1.0):
 
 WITHOUT = "SampledWithoutReplacementDpEvent"
 REFUSED = [
-    (dp_accounting.GaussianDpEvent(float("nan")), "noise_multiplier=nan: a ledger keeps finite"),
+    (dp_accounting.GaussianDpEvent(float("nan")), "noise_multiplier=nan: give a finite number"),
     (dp_accounting.GaussianDpEvent(float("inf")), "noise_multiplier=inf"),
-    (gaussian("1"), "keeps finite numbers"),
-    (gaussian(True), "keeps finite numbers"),
-    (gaussian(None), "keeps finite numbers"),
-    (gaussian(10**400), "keeps finite numbers"),
+    (gaussian("1"), "give a finite number"),
+    (gaussian(True), "give a finite number"),
+    (gaussian(None), "give a finite number"),
+    (gaussian(10**400), "give a finite number"),
     (dp_accounting.GaussianDpEvent(-1.0), r"noise_multiplier=-1\.0: give a number of at least 0"),
     (gaussian(-1e-300), "at least 0"),
     ({"kind": "GaussianDpEvent"}, r"with the fields \[\]"),
@@ -160,33 +160,39 @@ REFUSED = [
     (poisson(1.0000001), "give a probability"),
     (poisson(0.1, -1.0), "at least 0"),
     (sampled(WITHOUT, 5, 6), "sample_size=6 and source_dataset_size=5"),
-    (sampled(WITHOUT, 5, 0), "whole numbers from 1 on"),
-    (sampled("SampledWithReplacementDpEvent", 0, 1), "whole numbers from 1 on"),
+    (sampled(WITHOUT, 5, 0), "whole number of at least 1"),
+    (sampled("SampledWithReplacementDpEvent", 0, 1), "whole number of at least 1"),
     (truncated(noise_multiplier=-1), "at least 0"),
     (truncated(sampling_probability=2), "give a probability"),
-    (truncated(dataset_size=0), "whole numbers from 1 on"),
-    (truncated(truncated_batch_size=-3), "whole numbers"),
+    (truncated(dataset_size=0), "whole number of at least 1"),
+    (truncated(truncated_batch_size=-3), "whole number of at least"),
     (bins(1.0), "coefficients"),
     (bins([]), "coefficients"),
     (bins([1.0, [1.0]]), "coefficients"),
     (bins([0.0, 0.0]), "is 0 everywhere"),
-    (bins([[1.0, 0.0]]), r"give a matrix \(2, 2\)"),
-    (bins([[1.0, 0.0], [1.0]]), r"give a matrix \(2, 2\)"),
+    (bins([[1.0, 0.0]]), r"matrix of shape \(2, 2\)"),
+    (bins([[1.0, 0.0], [1.0]]), r"matrix of shape \(2, 2\)"),
     (bins([[1.0, 0.5], [1.0, 1.0]]), "lower triangular"),
-    (bins([1.0], cycle_length=0), "whole numbers from 1 on"),
-    (bins([1.0], iterations=0), "whole numbers from 1 on"),
+    (bins([1.0], cycle_length=0), "whole number of at least 1"),
+    (bins([1.0], iterations=0), "whole number of at least 1"),
     (bins([1.0], noise_multiplier=-1), "at least 0"),
     (allocation(3, 4), "total_participations=4 and iterations=3"),
-    (allocation(3, 0), "whole numbers from 1 on"),
+    (allocation(3, 0), "whole number of at least 1"),
     (allocation(3, 1, -2.0), "at least 0"),
-    (dp_accounting.SelfComposedDpEvent(dp_accounting.NoOpDpEvent(), 1.5), "whole numbers"),
-    (dp_accounting.SelfComposedDpEvent(dp_accounting.NoOpDpEvent(), -1), "whole numbers"),
+    (
+        dp_accounting.SelfComposedDpEvent(dp_accounting.NoOpDpEvent(), 1.5),
+        "whole number of at least",
+    ),
+    (
+        dp_accounting.SelfComposedDpEvent(dp_accounting.NoOpDpEvent(), -1),
+        "whole number of at least",
+    ),
     (BallsInBinsDpEvent(1.0, 3, 3, 1.0), "coefficients"),
 ]
 
 
 @pytest.mark.parametrize("event, message", REFUSED)
-def test_numbers_that_cannot_be_meant_are_refused(event, message):
+def test_invalid_fields_are_refused(event, message):
     for check in (event_to_json, event_from_json) if isinstance(event, dict) else (event_to_json,):
         with pytest.raises(FixArgumentsError, match=message):
             check(event)
@@ -205,7 +211,7 @@ def test_events_are_nested_no_deeper_than_can_be_read_back():
             event = {"kind": "SelfComposedDpEvent", "event": event, "count": 1}
         return event
 
-    assert event_to_json(nested(DEEPEST)) == nested(DEEPEST)
-    for depth in (DEEPEST + 1, 5_000):
+    assert event_to_json(nested(MAX_DEPTH)) == nested(MAX_DEPTH)
+    for depth in (MAX_DEPTH + 1, 5_000):
         with pytest.raises(FixArgumentsError, match="more than 32 deep"):
             event_to_json(nested(depth))

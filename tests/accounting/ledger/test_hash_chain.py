@@ -1,10 +1,10 @@
-"""The chain: any change of what was written shows."""
+"""The hash chain: any change to written lines is detected."""
 
 import json
 
 import pytest
 
-from bevel.accounting.ledger.hash_chain import START, canonical, line_of, links
+from bevel.accounting.ledger.hash_chain import START, canonical, line_of, verified_links
 from bevel.errors import RestoreLedgerError
 
 
@@ -17,17 +17,17 @@ def chain(count):
 
 
 def read(lines):
-    return [link.entry for link in links(lines, "the file")]
+    return [link.entry for link in verified_links(lines, "the file")]
 
 
-def test_what_was_written_is_read():
+def test_lines_round_trip():
     lines = chain(4)
     assert [entry["value"] for entry in read(lines)] == [k / 3 for k in range(4)]
     assert all(json.loads(line) for line in lines)
-    assert [link.hash for link in links(lines, "")][-1] == json.loads(lines[-1])["hash"]
+    assert [link.hash for link in verified_links(lines, "")][-1] == json.loads(lines[-1])["hash"]
 
 
-def test_every_changed_byte_is_found():
+def test_every_changed_byte_is_detected():
     lines = chain(3)
     for which, line in enumerate(lines):
         for at in range(len(line)):
@@ -37,14 +37,14 @@ def test_every_changed_byte_is_found():
                     read([*lines[:which], changed, *lines[which + 1 :]])
 
 
-def test_lines_that_were_moved_removed_or_added_are_found():
+def test_moved_removed_or_added_lines_are_detected():
     a, b, c, d = chain(4)
     for lines in [[b, a, c, d], [a, c, b, d], [a, c, d], [b, c, d], [a, b, b, c], [a, d]]:
         with pytest.raises(RestoreLedgerError, match="lines were removed, added or moved"):
             read(lines)
 
 
-def test_the_same_values_spelled_otherwise_are_found():
+def test_lines_not_in_canonical_form_are_detected():
     lines = chain(1)
     spaced = json.dumps(json.loads(lines[0])).encode() + b"\n"
     with pytest.raises(RestoreLedgerError, match="was changed after it was written"):
@@ -54,7 +54,7 @@ def test_the_same_values_spelled_otherwise_are_found():
 @pytest.mark.parametrize(
     "text", [b"\n", b"[]\n", b"3\n", b"{}\n", b"\xff\n", b"not json\n", b"[" * 99_999 + b"\n"]
 )
-def test_other_lines_are_no_lines_of_a_ledger(text):
+def test_lines_that_are_not_of_a_ledger_are_refused(text):
     with pytest.raises(RestoreLedgerError, match="is not a line of a ledger"):
         read([text + b"\n"])
 
@@ -65,6 +65,6 @@ def test_an_entry_is_an_object():
             read([line_of(entry, 0, START)[0]])
 
 
-def test_numbers_without_a_spelling_are_refused():
+def test_nan_is_refused():
     with pytest.raises(ValueError, match="JSON compliant"):
         canonical(float("nan"))

@@ -1,4 +1,4 @@
-"""Terms of a ledger: checked, and the same for all its runs."""
+"""Headers of ledgers: checked, and the same for all runs of a ledger."""
 
 import dp_accounting
 import pytest
@@ -13,27 +13,27 @@ def test_relations_are_those_of_dp_accounting():
 
 
 @pytest.mark.parametrize("budget", [None, Budget(3, 1e-5), Budget(0.1 + 0.2, 1e-300)])
-def test_terms_come_back_as_they_were(budget):
+def test_headers_round_trip(budget):
     terms = LedgerHeader("user", "REPLACE_ONE", budget)
-    assert LedgerHeader.of_entry(terms.entry(), "the file") == terms
+    assert LedgerHeader.from_entry(terms.entry(), "the file") == terms
 
 
 def test_other_files_are_refused():
     good = LedgerHeader("user", "REPLACE_ONE").entry()
     strange = [{"version": version} for version in (0, 3, "2", 2.0, True, None)]
     for change in [*strange, {"kind": "charge"}, {"more": 1}]:
-        with pytest.raises(RestoreLedgerError, match="does not begin as a ledger of version 2"):
-            LedgerHeader.of_entry(good | change, "the file")
+        with pytest.raises(RestoreLedgerError, match="does not begin with the header of a ledger"):
+            LedgerHeader.from_entry(good | change, "the file")
     with pytest.raises(RestoreLedgerError, match="kind None, version None"):
-        LedgerHeader.of_entry({}, "the file")
+        LedgerHeader.from_entry({}, "the file")
     for change in [{"unit": "row"}, {"budget": {"epsilon": 1}}, {"budget": 3}, {"relation": []}]:
-        with pytest.raises(RestoreLedgerError, match="has terms that"):
-            LedgerHeader.of_entry(good | change, "the file")
+        with pytest.raises(RestoreLedgerError, match="has an invalid header"):
+            LedgerHeader.from_entry(good | change, "the file")
 
 
 def test_ledgers_of_version_1_are_read():
     old = LedgerHeader("user", "REPLACE_ONE", Budget(3, 1e-5), version=1)
-    assert LedgerHeader.of_entry(old.entry(), "the file") == old
+    assert LedgerHeader.from_entry(old.entry(), "the file") == old
     old.check_same(LedgerHeader("user", "REPLACE_ONE", Budget(3, 1e-5)), "the file")
 
 
@@ -45,7 +45,7 @@ def test_ledgers_of_version_1_are_read():
         (LedgerHeader("user", "REPLACE_ONE", Budget(1, 1e-5)), "a budget is fixed beforehand"),
     ],
 )
-def test_different_terms_do_not_compose(other, message):
+def test_different_headers_do_not_compose(other, message):
     terms = LedgerHeader("user", "REPLACE_ONE")
     terms.check_same(terms, "the file")
     with pytest.raises(FixArgumentsError, match=message):
@@ -56,7 +56,7 @@ def test_different_terms_do_not_compose(other, message):
 
 @pytest.mark.parametrize("unit", ["examples", "", None])
 def test_units_are_checked(unit):
-    with pytest.raises(FixArgumentsError, match="write one of"):
+    with pytest.raises(FixArgumentsError, match="give one of"):
         LedgerHeader(unit, "REPLACE_ONE")
 
 

@@ -1,4 +1,4 @@
-"""The file: what is charged is there, and damage is found."""
+"""The ledger file: charges are in it, and damage is detected."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_a_charge_is_in_the_file_when_it_returns(path):
         assert charged_until(path) == 9
 
 
-def test_a_run_goes_on_where_it_was(path):
+def test_a_run_resumes_where_it_was(path):
     before = path.read_bytes()
     with Ledger.open(path, **TERMS) as ledger:
         run = ledger.run("run", **RUN, checkpoint_step=4, checkpoint_head=ledger.head)
@@ -67,34 +67,34 @@ def test_a_run_goes_on_where_it_was(path):
     assert path.read_bytes().startswith(before)
 
 
-def test_a_torn_last_line_is_dropped_with_a_notice_wherever_it_is_torn(path):
+def test_a_torn_last_line_is_removed_with_a_warning(path):
     whole = path.read_bytes()
     start = whole[:-1].rfind(b"\n") + 1
     for end in range(start + 1, len(whole) - 1):
         path.write_bytes(whole[:end])
-        with pytest.warns(UserWarning, match="a write that was cut short"):
+        with pytest.warns(UserWarning, match="a write was cut short"):
             assert charged_until(path) == 3
         assert path.read_bytes() == whole[:end]  # reading changes nothing
-    with pytest.warns(UserWarning, match=f"{end - start} bytes that are not a whole line"):
+    with pytest.warns(UserWarning, match=f"{end - start} bytes of an incomplete line"):
         ledger = Ledger.open(path, **TERMS)
     with ledger:
         ledger.run("run", **RUN).charge(3, 4, EVENT)
-    assert path.read_bytes() == whole  # the same charge once more: no trace of the tear
+    assert path.read_bytes() == whole  # the same charge again, without a trace of the tear
 
 
-def test_torn_bytes_are_kept_beside_the_ledger(path):
+def test_torn_bytes_are_saved_beside_the_ledger(path):
     whole = path.read_bytes()
     for number, torn in enumerate([b'{"entry"', b'{"entry":{"attempt":0', b"{"], start=1):
         path.write_bytes(whole + torn)
-        kept = path.with_name(f"ledger.jsonl.torn-{number}")
-        with pytest.warns(UserWarning, match=f"They are kept in {kept}"):
+        saved = path.with_name(f"ledger.jsonl.torn-{number}")
+        with pytest.warns(UserWarning, match=f"The bytes are saved in {saved}"):
             Ledger.open(path, **TERMS).close()
-        assert kept.read_bytes() == torn and kept.stat().st_mode & 0o777 == 0o600
+        assert saved.read_bytes() == torn and saved.stat().st_mode & 0o777 == 0o600
         assert path.read_bytes() == whole
     assert path.with_name("ledger.jsonl.torn-1").read_bytes() == b'{"entry"'
 
 
-def test_torn_bytes_that_cannot_be_kept_are_not_cut(path, monkeypatch):
+def test_torn_bytes_that_cannot_be_saved_are_not_removed(path, monkeypatch):
     torn = path.read_bytes() + b'{"entry"'
     path.write_bytes(torn)
 
@@ -107,24 +107,24 @@ def test_torn_bytes_that_cannot_be_kept_are_not_cut(path, monkeypatch):
     assert path.read_bytes() == torn
 
 
-def test_a_last_line_that_lacks_only_its_end_counts(path):
+def test_a_last_line_that_lacks_only_its_line_feed_is_counted(path):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.warns(UserWarning, match="lacks its end"):
+    with pytest.warns(UserWarning, match="lacks its line feed"):
         assert charged_until(path) == 4
     assert path.read_bytes() == whole[:-1]
-    with pytest.warns(UserWarning, match="lacks its end"):
+    with pytest.warns(UserWarning, match="lacks its line feed"):
         Ledger.open(path, **TERMS).close()
     assert path.read_bytes() == whole and len(os.listdir(path.parent)) == 1
 
 
 def in_state(path):
-    """All that refusing a file must leave as it is."""
+    """Everything that must not change when a file is refused."""
     return path.read_bytes(), path.stat().st_mtime_ns, sorted(os.listdir(path.parent))
 
 
 @pytest.mark.parametrize("content", [b"weights", b"a line\nand more", b"\n", b"{}\n"])
-def test_a_file_that_is_no_ledger_is_left_as_it_is(tmp_path, content):
+def test_a_file_that_is_not_a_ledger_is_not_changed(tmp_path, content):
     path = tmp_path / "weights"
     path.write_bytes(content)
     before = in_state(path)
@@ -171,7 +171,7 @@ def damaged(lines):
     yield "a mark at the start", [b"\xef\xbb\xbf", whole]
 
 
-def test_other_damage_refuses_and_the_file_is_left_as_it_is(path):
+def test_other_damage_is_refused_and_the_file_is_not_changed(path):
     for name, lines in damaged(path.read_bytes().splitlines(keepends=True)):
         path.write_bytes(b"".join(lines))
         before = in_state(path)
@@ -181,22 +181,22 @@ def test_other_damage_refuses_and_the_file_is_left_as_it_is(path):
         assert in_state(path) == before, name
 
 
-def test_a_refused_ledger_is_not_begun_anew_after_all(path):
+def test_a_refused_ledger_is_never_overwritten(path):
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
     for _ in range(3):
-        with pytest.raises(RestoreLedgerError, match="To begin a ledger, give a path where there"):
+        with pytest.raises(RestoreLedgerError, match="To create a ledger, give a path where there"):
             Ledger.open(path, **TERMS, budget=Budget(1, 1e-5))
 
 
-def test_a_ledger_is_begun_where_there_is_no_file_and_is_for_its_owner(tmp_path):
+def test_a_new_ledger_is_created_and_only_its_owner_can_read_it(tmp_path):
     Ledger.open(tmp_path / "l", **TERMS).close()
     assert (tmp_path / "l").stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == ["l"]
-    with pytest.raises(FixArgumentsError, match="no such folder"):
+    with pytest.raises(FixArgumentsError, match="does not exist"):
         Ledger.open(tmp_path / "nowhere" / "l", **TERMS)
 
 
-def test_a_chain_with_charges_that_cannot_follow_refuses(path):
+def test_a_chain_with_invalid_charges_is_refused(path):
     from bevel.accounting.ledger.hash_chain import line_of
 
     lines = path.read_bytes().splitlines(keepends=True)
@@ -208,15 +208,17 @@ def test_a_chain_with_charges_that_cannot_follow_refuses(path):
             Ledger.read(path)
 
 
-def test_a_checkpoint_ahead_of_the_ledger_refuses(path):
+def test_a_checkpoint_ahead_of_the_ledger_is_refused(path):
     with (
         Ledger.open(path, **TERMS) as ledger,
-        pytest.raises(RestoreLedgerError, match="has charges up to step 4: steps were released"),
+        pytest.raises(
+            RestoreLedgerError, match="has charges up to step 4, so released steps are missing"
+        ),
     ):
         ledger.run("run", **RUN, checkpoint_step=5)
 
 
-def test_lines_cut_off_at_the_end_are_found_by_the_head_of_a_checkpoint(path):
+def test_removed_last_lines_are_detected_by_the_head_of_a_checkpoint(path):
     with Ledger.open(path, **TERMS) as ledger:
         head = ledger.head
         ledger.run("run", **RUN).charge(4, 5, EVENT)
@@ -227,7 +229,7 @@ def test_lines_cut_off_at_the_end_are_found_by_the_head_of_a_checkpoint(path):
         Ledger.read(path).run("run", **RUN, checkpoint_step=3, checkpoint_head=head)
 
 
-def test_a_head_is_that_of_a_line(path):
+def test_a_head_must_be_the_hash_of_a_line(path):
     with Ledger.open(path, **TERMS) as ledger:
         heads = [ledger.head]
         ledger.run("run", **RUN).charge(4, 5, EVENT)
@@ -240,10 +242,10 @@ def test_a_head_is_that_of_a_line(path):
             Ledger.read(path).check_head(head)
 
 
-def test_another_plan_refuses(path):
+def test_another_plan_is_refused(path):
     with (
         Ledger.open(path, **TERMS) as ledger,
-        pytest.raises(FixArgumentsError, match="was begun with the plan plan, and this is the"),
+        pytest.raises(FixArgumentsError, match="started with the plan plan, but this is the"),
     ):
         ledger.run("run", plan="other", key="a" * 64)
 
@@ -251,27 +253,27 @@ def test_another_plan_refuses(path):
 @pytest.mark.parametrize(
     "terms, message",
     [
-        ({"unit": "user"}, "has the unit example, and it was opened with user"),
+        ({"unit": "user"}, "has the unit example, but was opened with user"),
         ({"relation": "REPLACE_ONE"}, "different relations do not compose"),
         ({"budget": Budget(3, 1e-5)}, "a budget is fixed beforehand"),
     ],
 )
-def test_other_terms_refuse(path, terms, message):
+def test_another_unit_relation_or_budget_is_refused(path, terms, message):
     with pytest.raises(FixArgumentsError, match=message):
         Ledger.open(path, **{**TERMS, **terms})
-    Ledger.open(path, **TERMS).close()  # and the lock was given back
+    Ledger.open(path, **TERMS).close()  # and the lock was released
 
 
 def test_a_refused_charge_leaves_no_trace(path):
     before = path.read_bytes()
     with Ledger.open(path, **TERMS) as ledger:
         run = ledger.run("run", **RUN)
-        for steps, message in [((0, 1), "charged already"), ((7, 8), "from 4"), ((4, 4), "empty")]:
+        for steps, message in [((0, 1), "already charged"), ((7, 8), "from 4"), ((4, 4), "empty")]:
             with pytest.raises(FixArgumentsError, match=message):
                 run.charge(*steps, EVENT)
         with pytest.raises(FixArgumentsError, match="first='4'"):
             run.charge("4", 5, EVENT)
-        with pytest.raises(FixArgumentsError, match="Known kinds"):
+        with pytest.raises(FixArgumentsError, match="one of these kinds"):
             run.charge(4, 5, dp_accounting.LaplaceDpEvent(1.0))
         assert path.read_bytes() == before
         run.charge(4, 5, EVENT)
@@ -291,7 +293,7 @@ def test_a_charge_that_could_not_be_written_is_not_counted(path, monkeypatch):
             run.charge(4, 5, EVENT)
 
 
-def test_without_being_open_nothing_is_charged(path):
+def test_a_closed_ledger_accepts_no_charge(path):
     ledger = Ledger.open(path, **TERMS)
     ledger.close()
     ledger.close()
@@ -300,7 +302,7 @@ def test_without_being_open_nothing_is_charged(path):
             each.run("run", **RUN).charge(4, 5, EVENT)
 
 
-def test_there_must_be_a_ledger_to_read(tmp_path):
+def test_reading_a_missing_or_empty_ledger_is_an_error(tmp_path):
     with pytest.raises(FixArgumentsError, match="there is no ledger at"):
         Ledger.read(tmp_path / "none")
     (tmp_path / "empty").touch()
@@ -345,12 +347,12 @@ def test_two_writers_at_once_lose_nothing(tmp_path):
     assert len(path.read_text().splitlines()) == 41
 
 
-def test_a_writer_that_holds_the_ledger_keeps_others_out(path):
+def test_an_open_ledger_excludes_other_writers(path):
     with Ledger.open(path, **TERMS) as ledger:
         with pytest.raises(FixArgumentsError, match="held by another run"):
             Ledger.open(path, **TERMS)
         ledger.run("run", **RUN).charge(4, 5, EVENT)
-        assert charged_until(path) == 5  # looking needs no lock
+        assert charged_until(path) == 5  # reading needs no lock
     Ledger.open(path, **TERMS).close()
 
 
@@ -372,7 +374,7 @@ def test_a_run_can_ask_what_it_affords_and_nothing_is_written(tmp_path):
         before = path.read_bytes()
         assert run.affords(0, 1, event) and run.affords(0, 1, event)
         assert not run.affords(0, 1, dp_accounting.GaussianDpEvent(1.0))
-        with pytest.raises(FixArgumentsError, match="begin at step 0"):
+        with pytest.raises(FixArgumentsError, match="Start at step 0"):
             run.affords(1, 2, event)
         assert path.read_bytes() == before
 

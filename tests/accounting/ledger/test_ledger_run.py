@@ -1,4 +1,4 @@
-"""What a run has charged and released is what the ledger says."""
+"""Runs in a ledger: charges and releases are recorded and read back."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_a_release_is_in_the_file_when_it_returns(path):
     assert released_until(path) == 8
 
 
-def test_what_the_ledger_says_already_is_not_written_again(path):
+def test_a_repeated_release_is_not_written_again(path):
     with Ledger.open(path, **TERMS) as ledger:
         run = ledger.run("run", **RUN)
         run.charge(0, 4, EVENT, released=3)
@@ -75,7 +75,7 @@ def test_what_the_ledger_says_already_is_not_written_again(path):
 @pytest.mark.parametrize(
     "stop, attempt, message",
     [
-        (5, None, "charged are up to 4 of attempt 0. Charge steps before"),
+        (5, None, "charged steps up to 4 of attempt 0. Charge steps before"),
         (1, 1, "steps up to 1 of attempt 1"),
         (-1, None, "stop=-1"),
         (2.5, None, "stop=2.5"),
@@ -90,14 +90,14 @@ def test_steps_that_are_not_charged_are_not_released(path, stop, attempt, messag
         before = path.read_bytes()
         with pytest.raises(FixArgumentsError, match=message):
             run.release(stop, attempt=attempt)
-        with pytest.raises(FixArgumentsError, match="charged are none"):
+        with pytest.raises(FixArgumentsError, match="has charged none"):
             ledger.run("other", plan="plan", key="b" * 64).release(1)
-        with pytest.raises(FixArgumentsError, match="begun with another key"):
+        with pytest.raises(FixArgumentsError, match="started with another key"):
             ledger.run("run", plan="plan", key="b" * 64).release(2)
         assert path.read_bytes() == before and run.released_until == 1
 
 
-def test_a_ledger_that_is_not_open_takes_no_release(path):
+def test_a_closed_ledger_accepts_no_release(path):
     with Ledger.open(path, **TERMS) as ledger:
         ledger.run("run", **RUN).charge(0, 4, EVENT, released=1)
     with pytest.raises(FixArgumentsError, match="is not open for writing"):
@@ -110,7 +110,7 @@ def test_each_attempt_has_its_own_releases(path):
         run.charge(0, 8, EVENT)
         run.charge(2, 6, EVENT, attempt=1, released=3)
         assert run.released_until == released_until(path) == 3
-        with pytest.raises(FixArgumentsError, match="charged are up to 6 of attempt 1"):
+        with pytest.raises(FixArgumentsError, match="charged steps up to 6 of attempt 1"):
             run.release(7)
         with pytest.raises(FixArgumentsError, match="of attempt 0"):
             run.release(5, attempt=0)
@@ -118,11 +118,11 @@ def test_each_attempt_has_its_own_releases(path):
         assert released_until(path) == 6
 
 
-def test_releases_never_go_back(path):
+def test_releases_never_decrease(path):
     with Ledger.open(path, **TERMS) as ledger:
         run = ledger.run("run", **RUN)
         run.charge(0, 4, EVENT)
-        run.charge(0, 8, EVENT, released=1)  # the same range, stated anew
+        run.charge(0, 8, EVENT, released=1)  # restates the same range
         assert run.released_until == released_until(path) == 4
 
 
@@ -137,7 +137,7 @@ def test_a_release_is_not_accounted_for(path, monkeypatch):
         assert ledger.spent() == before
 
 
-def test_a_release_of_uncharged_steps_in_a_file_refuses(path):
+def test_a_release_of_uncharged_steps_in_a_file_is_refused(path):
     with Ledger.open(path, **TERMS) as ledger:
         run = ledger.run("run", **RUN)
         run.charge(0, 4, EVENT, released=1)
@@ -166,7 +166,7 @@ def old_path(path):
     return path
 
 
-def test_a_ledger_of_version_1_goes_on_with_all_that_it_has_spent(old_path):
+def test_a_ledger_of_version_1_continues_with_what_it_has_spent(old_path):
     before = old_path.read_bytes()
     spent = Ledger.read(old_path).spent(1e-5)
     assert spent.epsilon > 0
@@ -181,18 +181,18 @@ def test_a_ledger_of_version_1_goes_on_with_all_that_it_has_spent(old_path):
     assert Ledger.read(old_path).spent(1e-5).epsilon > spent.epsilon
 
 
-def test_new_ledgers_are_of_version_2(path):
+def test_new_ledgers_have_version_2(path):
     Ledger.open(path, **TERMS).close()
     assert last_entry(path)["version"] == 2
 
 
-def test_what_was_released_is_known_by_its_content(path):
+def test_the_content_of_each_release_is_recorded(path):
     one, two = "1" * 32, "2" * 32
     with Ledger.open(path, **TERMS) as ledger:
         run = ledger.run("run", **RUN)
         run.charge(0, 4, EVENT, released=1, content=one)
         run.release(3, content=two)
-        run.release(3, content=one)  # which the ledger says already
+        run.release(3, content=one)  # already released, so it is not written
     run = Ledger.read(path).run("run", **RUN)
     assert [run.content_of(stop) for stop in (1, 2, 3)] == [one, "", two]
     with Ledger.open(path, **TERMS) as ledger:

@@ -1,4 +1,4 @@
-"""No charge makes what was spent less: not one that states steps anew, nor one in a file."""
+"""No charge lowers what was spent, even if it restates steps or was written to the file by hand."""
 
 import collections
 import json
@@ -33,7 +33,7 @@ CHEAPER = {
 
 
 @pytest.mark.parametrize("name", CHEAPER)
-def test_a_cheaper_statement_does_not_lower_what_was_spent(name, tmp_path):
+def test_restating_a_cheaper_event_does_not_lower_what_was_spent(name, tmp_path):
     with Ledger.open(tmp_path / "l", **TERMS) as ledger:
         run = ledger.run("run", **RUN)
         run.charge(0, 100, RUN_OF_100)
@@ -43,7 +43,7 @@ def test_a_cheaper_statement_does_not_lower_what_was_spent(name, tmp_path):
     assert Ledger.read(tmp_path / "l").spent(1e-5).epsilon >= before
 
 
-def test_a_budget_is_not_freed_by_a_cheaper_statement(tmp_path):
+def test_restating_a_cheaper_event_does_not_free_budget(tmp_path):
     most = epsilon(gaussian_event(2.0), delta=1e-5, neighboring_relation="ADD_OR_REMOVE_ONE")
     with Ledger.open(tmp_path / "l", **TERMS, budget=Budget(most, 1e-5)) as ledger:
         run = ledger.run("run", **RUN)
@@ -55,7 +55,7 @@ def test_a_budget_is_not_freed_by_a_cheaper_statement(tmp_path):
             run.charge(6, 7, gaussian_event(20.0))
 
 
-def test_a_cheaper_statement_in_a_file_is_counted_beside_the_first(tmp_path):
+def test_a_cheaper_restatement_in_a_file_is_counted_in_addition(tmp_path):
     path = tmp_path / "l"
     with Ledger.open(path, **TERMS) as ledger:
         ledger.run("run", **RUN).charge(0, 100, RUN_OF_100)
@@ -69,25 +69,25 @@ def test_a_cheaper_statement_in_a_file_is_counted_beside_the_first(tmp_path):
     assert read.spent(1e-5).epsilon > before
 
 
-def test_a_statement_that_dominates_all_before_it_takes_their_place():
-    books = LedgerTotals()
+def test_a_restatement_that_dominates_all_before_it_replaces_them():
+    totals = LedgerTotals()
     for stop, noise in [(1, 2.0), (2, 3.0), (3, 1.0)]:
-        books.add(charge(0, stop, gaussian(noise)))
-    # 1.0 is worth one of the two; both must have a part of their own.
-    assert books.events() == counts(gaussian(2.0), gaussian(3.0), gaussian(1.0))
-    books.add(charge(0, 4, often(gaussian(0.5), 3)))
-    assert books.events() == counts(often(gaussian(0.5), 3))
+        totals.add(charge(0, stop, gaussian(noise)))
+    # 1.0 can only replace one of the two, because each needs its own part.
+    assert totals.events() == counts(gaussian(2.0), gaussian(3.0), gaussian(1.0))
+    totals.add(charge(0, 4, often(gaussian(0.5), 3)))
+    assert totals.events() == counts(often(gaussian(0.5), 3))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_plans_state_anew_takes_the_place_of_what_they_stated(name):
-    made, books, charged, statements = plan(name), LedgerTotals(), 0, 0
+def test_restated_events_of_plans_replace_the_earlier_ones(name):
+    made, totals, charged, statements = plan(name), LedgerTotals(), 0, 0
     for step in range(STEPS):
         if charged <= step:
             first, charged, planned = made.charge(step, step + 1)
-            books.add(charge(first, charged, event_to_json(planned)))
+            totals.add(charge(first, charged, event_to_json(planned)))
             statements += 1
-            assert books.events() == event_counts(event_to_json(made.event_after(charged)))
+            assert totals.events() == event_counts(event_to_json(made.event_after(charged)))
     assert statements > 1 or made.mechanism.bounded_by_sampling
 
 
@@ -109,20 +109,20 @@ charges = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(charges)
-def test_no_sequence_of_charges_makes_what_was_spent_less(sequence):
-    books, spent = LedgerTotals(), 0.0
+def test_no_sequence_of_charges_lowers_what_was_spent(sequence):
+    totals, spent = LedgerTotals(), 0.0
     for first, length, each, attempt, run in sequence:
         new = charge(first, first + length + 1, each, attempt, run)
-        foreseen = books.events(with_charge=new)
+        foreseen = totals.events(with_charge=new)
         try:
-            books.add(new)
+            totals.add(new)
         except FixArgumentsError:
             pass
         else:
-            assert books.events() == foreseen
-            assert total(books.events()) >= total(event_counts(each)) * (1 - 1e-12)
-        assert total(books.events()) >= spent * (1 - 1e-12)
-        spent = total(books.events())
+            assert totals.events() == foreseen
+            assert total(totals.events()) >= total(event_counts(each)) * (1 - 1e-12)
+        assert total(totals.events()) >= spent * (1 - 1e-12)
+        spent = total(totals.events())
 
 
 follow_ups = st.lists(st.tuples(st.booleans(), st.integers(1, 3), event), max_size=25)
@@ -130,10 +130,10 @@ follow_ups = st.lists(st.tuples(st.booleans(), st.integers(1, 3), event), max_si
 
 @settings(max_examples=150, deadline=None)
 @given(follow_ups)
-def test_no_sequence_of_accepted_charges_makes_what_was_spent_less(sequence):
-    books, begun, stop, spent = LedgerTotals(), 0, 0, 0.0
-    for anew, more, each in sequence:
-        begun, stop = (begun if anew else stop), stop + more
-        books.add(charge(begun, stop, each))
-        assert total(books.events()) >= spent * (1 - 1e-12)
-        spent = total(books.events())
+def test_no_sequence_of_valid_charges_lowers_what_was_spent(sequence):
+    totals, first, stop, spent = LedgerTotals(), 0, 0, 0.0
+    for restating, more, each in sequence:
+        first, stop = (first if restating else stop), stop + more
+        totals.add(charge(first, stop, each))
+        assert total(totals.events()) >= spent * (1 - 1e-12)
+        spent = total(totals.events())

@@ -1,4 +1,4 @@
-"""What a ledger's charges cost together: that of the runs composed."""
+"""What is spent: the cost of all charges of a ledger, composed."""
 
 import collections
 
@@ -30,7 +30,7 @@ def together(*events, delta=1e-5, relation=ADD):
     return epsilon_of(counts, delta, relation)
 
 
-def test_nothing_costs_nothing(tmp_path):
+def test_an_empty_ledger_costs_nothing(tmp_path):
     with Ledger.open(tmp_path / "l", unit="example", relation=ADD) as ledger:
         assert ledger.spent(1e-5).epsilon == 0
 
@@ -58,7 +58,7 @@ def test_runs_compose(tmp_path):
     assert max(cost(first), cost(second)) < spent.epsilon < cost(first) + cost(second)
 
 
-def test_a_run_stated_anew_costs_what_its_last_event_costs(tmp_path):
+def test_a_restated_run_costs_what_its_last_event_costs(tmp_path):
     with Ledger.open(tmp_path / "l", unit="example", relation=ADD) as ledger:
         run = ledger.run("run", plan="plan", key="a" * 64)
         for steps in (2, 4, 6):
@@ -91,11 +91,11 @@ def test_events_bounded_by_sampling_share_delta():
         balls_in_bins_event(0.0, 4, cycle_length=4),
     ],
 )
-def test_no_noise_costs_everything(event):
+def test_no_noise_has_infinite_epsilon(event):
     assert together(event) == together(event, gaussian_event(3.0)) == float("inf")
 
 
-def test_what_is_said(tmp_path):
+def test_describe(tmp_path):
     budget = Budget(8, 1e-6)
     with Ledger.open(tmp_path / "l", unit="user", relation=ONE, budget=budget) as ledger:
         ledger.run("mnist", plan="plan-7", key="a" * 64).charge(0, 2, gaussian_event(4.0, 2))
@@ -105,13 +105,13 @@ def test_what_is_said(tmp_path):
         f"epsilon {spent.epsilon:.4g} at delta 1e-06 spent so far, per user, under REPLACE_ONE",
         "budget: epsilon 8 at delta 1e-06",
         "run mnist: steps up to 2, attempts 1, plan plan-7",
-        "This holds if what ran, and when it ended, was chosen without looking at results.",
-        "Where what ran next depended on the data, the guarantee is the budget fixed beforehand: "
+        "This holds if you chose what to run, and when to stop, without looking at results.",
+        "If such a choice depended on the data, the guarantee is the budget fixed beforehand: "
         "epsilon 8 at delta 1e-06.",
     ]
 
 
-def test_without_a_budget_that_is_said_and_delta_is_needed(tmp_path):
+def test_without_a_budget_delta_is_needed(tmp_path):
     with Ledger.open(tmp_path / "l", unit="user", relation=ONE) as ledger:
         assert "fixed beforehand: there was none." in ledger.spent(1e-5).describe()
         with pytest.raises(FixArgumentsError, match=r"give spent\(delta=...\)"):

@@ -1,4 +1,4 @@
-"""Coefficients: the formulae, and no contribution above its bound in exact arithmetic."""
+"""Coefficients follow their formulas, and no contribution exceeds its bound in exact arithmetic."""
 
 import functools
 import math
@@ -49,7 +49,7 @@ def test_formula(kind, limit):
     factors = np.asarray(coefficients(norm_of(norms), limit, clip))
     for norm, factor in zip(norms, factors, strict=True):
         truth = min(formula(float(norm), limit, clip), 2.0**120)
-        if 0 < truth < 1.2e-38:  # below the normal range: zero is right, and safe
+        if 0 < truth < 1.2e-38:  # below the normal range, where zero is correct and safe
             assert 0 <= factor <= truth * 1.01
         else:
             np.testing.assert_allclose(factor, truth, rtol=1e-6)
@@ -66,7 +66,7 @@ def near_powers_of_two(rng, count):
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def contributions(gradient, limit, clip):
-    """What enters the sum, for a tree of stacks."""
+    """The contributions to the sum, for a tree of stacked gradients."""
     leaves = jax.tree.leaves(gradient)
     norm = tree_norm([materialised_norm(g) for g in leaves])
     factor = coefficients(norm, limit, clip)
@@ -87,7 +87,7 @@ def assert_never_above(gradient, limit, clip, bound):
 def test_never_above_the_bound_by_exact_arithmetic(kind, limit):
     clip = Clip.checked(limit, **KINDS[kind])
     gradient = near_powers_of_two(np.random.default_rng(0), 1000)[:, None]
-    # Around the clip norm itself, where the coefficient turns from one to less.
+    # Around the clip norm, where the coefficient drops below one.
     around = np.float32(limit) * (1 + np.arange(-40, 41) * np.float32(2.0**-24))
     gradient = np.concatenate([gradient, around.astype(np.float32)[:, None]])
     assert_never_above(gradient, limit, clip, 1.0 if clip.rescale_to_unit_norm else limit)
@@ -144,7 +144,7 @@ def test_total_norm_of_many_leaves():
 
 
 def assert_pieces_on_shards_add_up(shards):
-    # The first square is one, and every other is just too small to change a sum that holds it.
+    # The first square is one, and every other is just too small to change a sum that includes it.
     pieces = np.full((shards, 2), np.sqrt(0.99 * 2.0**-24), np.float32)
     pieces[0] = 1
     mesh = Mesh(np.array(jax.devices()[:shards]), ("model",))
@@ -156,7 +156,7 @@ def assert_pieces_on_shards_add_up(shards):
     run = jax.shard_map(upper, mesh=mesh, in_specs=spec("model"), out_specs=spec())
     truth = np.sqrt(np.sum(pieces.astype(np.float64) ** 2, axis=0))
     got = np.asarray(jax.jit(run)(pieces), np.float64)
-    assert np.all(got >= truth * (1 + 2.0**-23)), got / truth - 1  # room for the product is left
+    assert np.all(got >= truth * (1 + 2.0**-23)), got / truth - 1  # includes slack for the product
     assert np.all(got <= truth * 1.0001), got / truth - 1
 
 
@@ -165,7 +165,7 @@ def test_pieces_on_shards_add_up():
 
 
 def test_pieces_on_very_many_shards_add_up():
-    # The sum over shards rounds once per shard. More devices than this process has: another one.
+    # The sum over shards rounds once per shard. A subprocess simulates more devices.
     code = (
         "import jax; jax.config.update('jax_platforms', 'cpu')\n"
         "jax.config.update('jax_num_cpu_devices', 256)\n"
@@ -179,7 +179,7 @@ def test_pieces_on_very_many_shards_add_up():
 
 
 def test_a_huge_norm_has_no_coefficient_of_few_bits():
-    # limit / norm is subnormal: rounded to a few bits, it could exceed the bound by far.
+    # limit / norm is subnormal. Rounded to a few bits, it could exceed the bound by far.
     norms = np.float32([1e36, 2.7e37, 1e38, 3e38])
     factors = np.asarray(coefficients(norm_of(norms), 1e-6, Clip.checked(1e-6)), np.float64)
     assert np.all(factors * norms.astype(np.float64) <= 1e-6 * (1 + 2.0**-23))
@@ -188,7 +188,7 @@ def test_a_huge_norm_has_no_coefficient_of_few_bits():
 @pytest.mark.parametrize("limit", [0.0, 1.0, math.inf])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_norm_that_is_not_finite_gives_no_nan(kind, limit):
-    # The coefficient multiplies zeros where an example is left out, and NaN times zero is NaN.
+    # The coefficient multiplies zeros where an example is excluded, and NaN times zero is NaN.
     clip = Clip.checked(limit, **KINDS[kind])
     factors = coefficients(norm_of([math.nan, math.inf, 1.0]), limit, clip)
     assert np.all(np.isfinite(np.asarray(factors)[[0, 1]]))

@@ -1,4 +1,4 @@
-"""Contributions as whole numbers: within the bound, and summed without any rounding."""
+"""Contributions on the integer grid are within the bound and summed exactly."""
 
 import jax
 import jax.numpy as jnp

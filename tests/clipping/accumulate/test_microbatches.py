@@ -1,4 +1,4 @@
-"""Pieces of a batch: the same sum and the same rows in the same order, padding left out."""
+"""Microbatches give the same sum and the same rows in the same order, without padding."""
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def test_per_example_outputs_keep_their_order():
 
 
 def chunk(batch, keys, padding):
-    """Sums and rows of a piece, without any clipping."""
+    """Sums and rows of a microbatch, without any clipping."""
     del keys, padding
     return [jnp.sum(batch, axis=0)], [batch]
 
@@ -92,7 +92,7 @@ def test_pieces_that_are_all_padding_are_skipped():
         jax.debug.callback(lambda row: seen.append(row.tolist()), x[0])
         return loss(w, x)
 
-    padding = np.isin(np.arange(SIZE), (1, 3, 5))  # of the pieces {k, k + 4}, {1, 5} is padding
+    padding = np.isin(np.arange(SIZE), (1, 3, 5))  # of microbatches {k, k + 4}, {1, 5} is padding
     got = run(2, padding, watching)
     jax.effects_barrier()
     assert sorted(seen) == sorted(X[[0, 2, 3, 4, 6, 7]].tolist())
@@ -114,7 +114,7 @@ def test_a_batch_that_does_not_split_is_refused_with_the_size_to_pad_to(size):
 
 
 def test_sums_are_accumulated_in_float32():
-    """Each piece adds 1 to 256, which bfloat16 cannot do."""
+    """Each microbatch adds 1 to 256, which bfloat16 cannot represent."""
     w = jnp.zeros(1, jnp.bfloat16)
     x = jnp.asarray(np.r_[256.0, np.ones(7)][:, None], jnp.bfloat16)
     fn = clipped_grad(lambda w, x: jnp.sum(x * w[None]), l2_clip_norm=1e9, microbatch_size=1)

@@ -10,9 +10,6 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from bevel import clipped_fun, clipped_grad
-from bevel.clipping.accumulate.sums import group_by_clip_norm
-from bevel.clipping.options import Clip
-from bevel.errors import FixArgumentsError
 from bevel.sharding.types import varying_axes
 
 PREFIXES = {
@@ -88,24 +85,6 @@ def test_the_output_of_a_function_is_clipped_and_summed(rescale, normalize_by):
         total += contribution * min(1, 0.5 / norms[-1]) / (0.5 if rescale else 1) / normalize_by
     assert_close(got, {"a": total[:3], "b": total[3]})
     assert_close(aux.grad_norms, np.array(norms, np.float32))
-
-
-def test_leaves_take_the_group_of_their_prefix():
-    tree = jax.tree.structure({"a": [0, 0], "b": {"c": 0, "d": (0,)}})
-    assert group_by_clip_norm(Clip.checked(1.0), tree).of_leaf == [0, 0, 0, 0]
-    prefix = {"a": 1.0, "b": {"c": 2.0, "d": 3.0}}
-    groups = group_by_clip_norm(Clip.checked(prefix), tree)
-    assert groups.of_leaf == [0, 0, 1, 2] and groups.clip_norms == [1.0, 2.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    "norms", [[1.0], [1.0, 2.0, 3.0], {"a": 1.0}, [1.0, {"w": 1.0}], [{"w": [1.0], "b": 1.0}, 1.0]]
-)
-def test_a_tree_of_norms_that_is_no_prefix_is_refused(norms):
-    case = losses.make("mlp")
-    message = "not a prefix of what is clipped.*Give one number, or a tree with a number in place"
-    with pytest.raises(FixArgumentsError, match=message):
-        clipped_grad(case.loss, l2_clip_norm=norms)(case.params, case.batch)
 
 
 @pytest.mark.parametrize("nan_safe", [True, False])

@@ -1,4 +1,4 @@
-"""Kernels of convolutions: the rule against float64 one example at a time, and in a whole model."""
+"""The rule for convolution kernels, against float64 one example at a time, and in a model."""
 
 import dataclasses
 import functools
@@ -23,10 +23,10 @@ from bevel.clipping.norms.weighting import weighted
 from bevel.clipping.options import Clip
 
 B = 3
-TF32 = "as TF32"  # float32 that a matrix unit takes with 11 significant bits
+TF32 = "as TF32"  # float32 that a matrix unit rounds to 11 significant bits
 WAYS = ("gram", "product")
 rule = rule_for("conv_general_dilated")
-# Compiled in a hurry: what is tested is small.
+# Compile quickly: the programs are small.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -86,7 +86,7 @@ def gradient_of(eqn, loops, kind, x, g):
 
 
 def draw(eqn, loops, dtype, seed=0):
-    """x and g (B, loops..., own), examples and steps of sizes of their own."""
+    """x and g (B, loops..., own), with a different scale for each example and step."""
     rng = np.random.default_rng(seed)
     lead = (B, *(length for _, length in loops))
     return [
@@ -99,7 +99,7 @@ def draw(eqn, loops, dtype, seed=0):
 
 @functools.cache
 def pullback(name, axes):
-    """(x, g) -> the gradient of the kernel, batched over so many axes, in float64."""
+    """(x, g) -> the gradient of the kernel in float64, batched over this many axes."""
     _, rhs, own = CASES[name]
 
     def pull(x, g):
@@ -114,7 +114,7 @@ def pullback(name, axes):
 
 
 def gradients(name, loops, x, g):
-    """What autodiff gives for one step of one example at a time: (..., B, separate..., kernel)."""
+    """Gradients by autodiff, one step of one example at a time: (..., B, separate..., kernel)."""
     axes = x.ndim - len(CASES[name][0])
     with jax.enable_x64(True):
         wide = [np.asarray(a).astype(np.float64) for a in (x, g)]
@@ -133,13 +133,13 @@ class Results:
     sums: dict  # by way
     formed: np.ndarray
     truth: np.ndarray  # (B, separate..., kernel), of the operands as they are multiplied
-    sizes: np.ndarray  # the same of the sizes of the terms
+    sizes: np.ndarray  # the same for the absolute terms
     factor: np.ndarray
 
 
 @functools.cache
 def results(name, loops, kind):
-    """Everything at once, for one compilation."""
+    """Everything in one program, to compile once."""
     loops, dtype = LOOPS[loops], dtype_of(kind)
     with jax.enable_x64(kind == "float64"):
         eqn = equation(name, dtype)
@@ -205,7 +205,7 @@ def test_a_wide_result_of_narrow_operands():
     np.testing.assert_allclose(made.norm("product").norm.estimate, exact, rtol=1e-5)
 
 
-# The bound, for what is really summed.
+# The bound holds for the actual contribution.
 
 
 def constant(left, right):
@@ -223,7 +223,7 @@ def cancelling(rng, x, g):
 
 
 def rare(rng, x, g):
-    """Where the image is large there is no cotangent."""
+    """The cotangent is zero where the image is large."""
     image, cotangent = 1e-6 * rng.normal(size=x), rng.normal(size=g)
     image[:, 0], cotangent[:, :2] = 1e3, 0
     return image, cotangent
@@ -254,7 +254,7 @@ ROWS = [(name, kind) for name in HOSTILE for kind in BOUNDED]
 
 @functools.cache
 def hostile(kind, name="same"):
-    """Norms by (way, scaled) of all names at once; lengths of contributions, and clip norms."""
+    """Norms by (way, scaled) of all names at once, norms of contributions, and clip norms."""
     eqn, rng = equation(name, dtype_of(kind)), np.random.default_rng(0)
     shapes = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     pairs = [make(rng, *shapes) for make in HOSTILE.values()]
@@ -273,7 +273,7 @@ def hostile(kind, name="same"):
             limits = jnp.where(ok, limits, 1.0)
             factors = jax.vmap(lambda c, w=whole: coefficients(w, c, Clip(1.0)))(limits)
 
-            # As `weighted_sum` has it, up to the sum itself.
+            # As in `weighted_sum`, up to the sum itself.
             def operands(factor):
                 both = weighted(made.multiplier, made.x, made.g, factor, None)
                 return [made.multiplier.operand(a) for a in both]
@@ -319,7 +319,7 @@ def test_norms_at_any_scale(kind):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_many_small_rows_are_bounded_or_not_trusted(way):
-    """Rows at right angles: the traces are in range, the squares of their parts are not."""
+    """Orthogonal rows: the traces are in range, but the squares of their parts are not."""
     rows = 64
     x = jnp.asarray(2.0**-32 * np.eye(rows)[None, None], jnp.float32)
     types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x.shape[1:], (1, rows, rows))]
@@ -363,14 +363,15 @@ def test_unwanted_examples_add_nothing_whatever_they_hold(loops):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """A device for which there are kernels, which are interpreted."""
+    """Pretends that the device has kernels, and interprets them."""
     tile = convolution_kernel.Tiling(rows=64, columns=16, block=32)
     for name in ("shifted_product_squares", "shifted_weighted_sum"):
         own = functools.partial(getattr(convolution_kernel, name), tile=tile, interpret=True)
         monkeypatch.setattr(convolution_kernel, name, own)
     monkeypatch.setattr(gram_kernel, "available", lambda *dtypes, tf32: True)
-    # The methods themselves: what was compiled before would go to no kernel.
-    monkeypatch.setattr(ConvolutionGradient, "measured", ConvolutionGradient.measured.__wrapped__)
+    # Without `jit`: programs compiled before do not use a kernel.
+    unscaled = ConvolutionGradient.unscaled_norm.__wrapped__
+    monkeypatch.setattr(ConvolutionGradient, "unscaled_norm", unscaled)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +392,7 @@ def test_kernels_give_what_the_compiler_gives(kernels, name, kind):
     )
     assert found[1].dtype == np.float32 and found[1].shape == total.shape
     assert np.all(np.abs(found[1] - total) <= precision.rounding_growth(1000) * sizes)
-    # Examples that are not wanted are zero, whatever they hold.
+    # Excluded examples are zero, whatever their values.
     alone = by_compiler.factor[1] * by_compiler.truth[1]
     np.testing.assert_allclose(found[2], alone, atol=1e-4 * np.max(np.abs(alone)))
 
@@ -425,7 +426,7 @@ def test_loops_with_slices_go_to_no_kernel(kernels):
         assert made.goes_to_kernel is all(kind == SHARED for kind, _ in loops)
 
 
-# What the rule says of an equation.
+# What the rule says about an equation.
 
 
 @pytest.mark.parametrize("loops", LOOPS)
@@ -454,7 +455,7 @@ def traced(lhs, rhs, dtype="float32", **options):
 
 def test_accepts_kernels_of_floats_only():
     assert rule.accepts(traced((1, 2, 5), (3, 2, 2)), 1)
-    assert not rule.accepts(traced((1, 2, 5), (3, 2, 2)), 0)  # the image is no kernel
+    assert not rule.accepts(traced((1, 2, 5), (3, 2, 2)), 0)  # the image is not a kernel
     assert not rule.accepts(traced((1, 2, 5), (3, 2, 2), "int32"), 1)
     assert not rule.accepts(traced((4, 2, 5), (4, 2, 2), batch_group_count=2), 1)
     assert not rule.accepts(traced((0, 2, 5), (3, 2, 2)), 1)

@@ -54,7 +54,7 @@ def test_a_place_of_the_layout_is_an_offset_of_the_window(stack):
     x = np.random.default_rng(0).normal(size=(1, 3, 9, 5, 2, 2)).astype(np.float32)
     ones = jnp.ones((1, 3, 4, 9, 2, 1))
     flat, chosen = layout.image(jnp.asarray(x)), np.asarray(layout.cotangent(ones))[0, 0, :, 0]
-    # Padded by hand: lows 1 and -1, the columns two apart.
+    # Padded by hand: lows 1 and -1, columns dilated by two.
     padded = np.zeros((3, 12, 11, 2, 2), np.float32)
     padded[:, 1:10, 0:8:2] = 0
     padded[:, 1:10, 1:9:2] = x[0, :, :, 1:]
@@ -71,5 +71,5 @@ def test_a_place_of_the_layout_is_an_offset_of_the_window(stack):
 
 def test_batch_groups_are_refused():
     params = {"batch_group_count": 2}
-    with pytest.raises(ValueError, match=r"batch_group_count=2 .* keep its gradients"):
+    with pytest.raises(ValueError, match=r"batch_group_count=2 .* Materialise its gradients"):
         ConvolutionGeometry.of(params, (2, 4), (3, 4), (1, 4))

@@ -18,7 +18,7 @@ rule = rule_for("dot_general")
 
 
 def product(h_contract, w_contract, weight=1, h_batch=(), w_batch=()):
-    """dot_general of (h, w), the weight as operand number `weight`."""
+    """dot_general of (h, w), with the weight as operand number `weight`."""
     h, w = (h_contract, h_batch), (w_contract, w_batch)
 
     def fun(x, y, **options):
@@ -65,14 +65,14 @@ LOOPS = {
     "shared in shared": ((SHARED, 2), (SHARED, 3)),
 }
 DTYPES = ("float32", "bfloat16", "float64", "float16")
-# Every equation in a loop and a dtype of its own, one of them in each.
+# Each equation in one loop and dtype, and one equation in all of them.
 TABLE = [
     (name, list(LOOPS)[i % len(LOOPS)], DTYPES[i % len(DTYPES)]) for i, name in enumerate(CASES)
 ]
 TABLE += [("rows", "no loop", dtype) for dtype in DTYPES]
 TABLE = list(dict.fromkeys(TABLE))
 table = pytest.mark.parametrize(("name", "loops", "dtype"), TABLE)
-# Compiled in a hurry: what is tested is small.
+# Compile quickly: the programs are small.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -84,7 +84,7 @@ def equation(name, dtype="float32", **options):
 
 
 def draw(eqn, weight, loops, dtypes):
-    """h and g (B, loops..., own), examples and steps of sizes of their own."""
+    """h and g (B, loops..., own), with a different scale for each example and step."""
     rng = np.random.default_rng(0)
     lead = (B, *(length for _, length in loops))
     shapes = eqn.invars[1 - weight].aval.shape, eqn.outvars[0].aval.shape
@@ -97,7 +97,7 @@ def draw(eqn, weight, loops, dtypes):
 
 
 def gradients(name, loops, h, g):
-    """What autodiff gives in float64, and the sums of the sizes of its terms.
+    """The gradients by autodiff in float64, and the sums of their absolute terms.
 
     Both are (B, separate loops..., weight).
     """
@@ -121,7 +121,7 @@ def ways_for(eqn, weight, loops):
 
 @functools.cache
 def results(name, loops, dtypes, **options):
-    """Norm and sum at once, for one compilation; the ways take turns."""
+    """Norm and sum in one program, to compile once. The ways alternate."""
     turn = list(CASES).index(name) + list(LOOPS).index(loops)
     loops = LOOPS[loops]
     with jax.enable_x64("float64" in dtypes):
@@ -199,14 +199,14 @@ def test_sizes_and_sides_are_those_of_the_gradient(name, loops):
         shape = side.values.shape
         assert np.prod(shape[1:first]) == sizes.separate
         assert np.prod(shape[first : first + made.rows]) == sizes.rows
-        assert shape[first + made.rows :] == side.entries and not side.unit
+        assert shape[first + made.rows :] == side.entries and not side.one_hot
     assert (made.left.size, made.right.size) == (sizes.left, sizes.right)
     assert not sizes.looked_up
     separate, left, right = rule.sides(eqn, weight)
     assert sorted((*separate, *left, *right)) == list(range(len(CASES[name][2])))
-    apart = [None for kind, _ in loops if kind == SEPARATE]
-    assert made.places == (*apart, *separate, *left, *right)
-    assert made.left_places == tuple(left) and made.right_places == tuple(right)
+    loop_dims = [None for kind, _ in loops if kind == SEPARATE]
+    assert made.dims == (*loop_dims, *separate, *left, *right)
+    assert made.left_dims == tuple(left) and made.right_dims == tuple(right)
     assert rule.others(eqn, weight) == (1 - weight,)
 
 
@@ -249,7 +249,7 @@ TURNED = {"turned": lambda w, x: squares(w.T, x), "used both ways": used_both_wa
 @pytest.mark.parametrize("way", ["gram", "product"])
 @pytest.mark.parametrize("name", TURNED)
 def test_sums_of_a_turned_matrix_in_bfloat16(name, way):
-    """As compiled for users: a CPU has no product of bfloat16 for each order of its result."""
+    """With default compiler options: CPUs lack bfloat16 products with a transposed result."""
     rng = np.random.default_rng(3)
     w = jnp.asarray(0.1 * rng.normal(size=(64, 64)), jnp.bfloat16)
     x = jnp.asarray(rng.normal(size=(2, 4, 64)), jnp.bfloat16)

@@ -1,4 +1,4 @@
-"""Gram matrices and the sums over them, against float64; and what bounds their rounding."""
+"""Gram matrices, sums over them and bounds on their rounding, against float64."""
 
 import functools
 
@@ -13,7 +13,7 @@ from bevel.clipping.norms.kernels import gram_kernel
 from bevel.clipping.norms.outer_products import OuterProducts, Side
 
 B = 2
-# Compiled in a hurry: what is tested is small.
+# Compile quickly: the programs are small.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -22,7 +22,7 @@ def side(rng, lead, entries, dtype, unit):
     size = int(np.prod(entries))
     if unit:
         index = rng.integers(0, size, size=lead)
-        return Side(jnp.asarray(index, jnp.int32), entries, unit=True), np.eye(size)[index]
+        return Side(jnp.asarray(index, jnp.int32), entries, one_hot=True), np.eye(size)[index]
     values = jnp.asarray(rng.normal(size=(*lead, *entries)), dtype)
     return Side(values, entries), np.asarray(values, np.float64).reshape(*lead, size)
 
@@ -34,10 +34,8 @@ def use_of(rng, apart, rows, left, right, dtype="float32", units=(False, False),
         for entries, unit in zip((left, right), units, strict=True)
     ]
     (one, wide), (two, other) = made
-    places = (*[None] * len(apart), *range(len(left) + len(right)))
-    use = OuterProducts(
-        one, two, len(apart), len(rows), places, precision.multiplier(dtype), pieces
-    )
+    dims = (*[None] * len(apart), *range(len(left) + len(right)))
+    use = OuterProducts(one, two, len(apart), len(rows), dims, precision.multiplier(dtype), pieces)
     return use, [x.reshape(B, *apart, int(np.prod(rows)), -1) for x in (wide, other)]
 
 
@@ -47,18 +45,18 @@ def matrix(found, apart, pieces, one, two):
     return np.asarray(found, np.float64).reshape(shape)
 
 
-# name: (separate, rows of one, rows of two, entries, unit vectors in one, in two)
+# name: (separate, rows of one, rows of two, entries, one-hot vectors in one, in two)
 PRODUCTS = {
     "rows": ((), (3,), (4,), (5,), False, False),
     "rows in two dimensions": ((), (2, 3), (4,), (5, 2), False, False),
     "slices": ((3,), (4,), (2, 3), (5,), False, False),
     "slices in slices": ((2, 3), (4,), (1,), (3, 2), False, False),
-    "places": ((), (6,), (4,), (3,), True, True),
-    "places in two dimensions": ((2,), (2, 3), (4,), (3,), True, True),
-    "places and rows": ((), (3,), (4,), (5,), True, False),
-    "rows and places": ((), (3,), (4,), (5,), False, True),
-    "places in two dimensions and rows": ((2,), (2, 3), (4,), (3, 2), True, False),
-    "rows and places in two dimensions": ((2,), (4,), (2, 3), (3, 2), False, True),
+    "dims": ((), (6,), (4,), (3,), True, True),
+    "dims in two dimensions": ((2,), (2, 3), (4,), (3,), True, True),
+    "dims and rows": ((), (3,), (4,), (5,), True, False),
+    "rows and dims": ((), (3,), (4,), (5,), False, True),
+    "dims in two dimensions and rows": ((2,), (2, 3), (4,), (3, 2), True, False),
+    "rows and dims in two dimensions": ((2,), (4,), (2, 3), (3, 2), False, True),
 }
 
 
@@ -67,7 +65,7 @@ PRODUCTS = {
 def test_inner_products_are_those_of_all_pairs_of_rows(name, dtype):
     apart, one, two, entries, *units = PRODUCTS[name]
     for which in gram.Sides._fields:
-        # The other side has one entry, and plays no part.
+        # The other side has one entry and does not matter.
         rng = np.random.default_rng(1)
         sizes = [entries, (1,)] if which == "left" else [(1,), entries]
         flags = [[u, False] if which == "left" else [False, u] for u in units]
@@ -118,14 +116,14 @@ def test_diagonal_is_the_squares_of_the_rows(rows):
 
 def test_sums_over_rows_and_over_the_rest():
     x = np.random.default_rng(4).normal(size=(2, 3, 4, 5))
-    np.testing.assert_allclose(gram.over_rows(jnp.asarray(x), 2), x.sum((2, 3)), rtol=1e-4)
-    np.testing.assert_allclose(gram.over(jnp.asarray(x)), x.sum((1, 2, 3)), rtol=1e-4)
-    np.testing.assert_allclose(gram.over(jnp.asarray(x), 2), x.sum((2, 3)), rtol=1e-4)
+    np.testing.assert_allclose(gram.sum_last(jnp.asarray(x), 2), x.sum((2, 3)), rtol=1e-4)
+    np.testing.assert_allclose(gram.sum_from(jnp.asarray(x)), x.sum((1, 2, 3)), rtol=1e-4)
+    np.testing.assert_allclose(gram.sum_from(jnp.asarray(x), 2), x.sum((2, 3)), rtol=1e-4)
 
 
 def pairs_of(use, apart):
     grams = [gram.inner_products(use, use, name) for name in gram.Sides._fields]
-    return gram.over_matrices(*grams, 1 + len(apart), use.rows)
+    return gram.pair_sums(*grams, 1 + len(apart), use.rows)
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -139,7 +137,7 @@ def test_sums_over_matrices(apart, rows, pieces):
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4)
     close(found.square, np.sum(np.einsum("...td,...tk->...dk", left, right) ** 2, axis=(-1, -2)))
     at = 1 + len(apart)
-    # Of each side, its pieces: (pieces, B, apart..., rows, entries).
+    # The pieces of each side: (pieces, B, apart..., rows, entries).
     cut = [np.stack(np.split(x, pieces, axis=-1)) for x in (left, right)]
     squares = [np.sum(x**2, axis=-1) for x in cut]
     for i, x in enumerate(cut):
@@ -148,7 +146,7 @@ def test_sums_over_matrices(apart, rows, pieces):
         close(found.sizes[i], np.sum(np.abs(own), axis=(-1, -2)))
         close(found.traces[i], np.sum(squares[i], axis=(0, -1)))
         close(found.longest[i], np.sum(np.max(squares[i], axis=-1), axis=0))
-        # Which are bounds of those of whole vectors.
+        # They bound those of whole vectors.
         whole = np.sum((left, right)[i] ** 2, axis=-1)
         assert np.all(found.longest[i] >= np.max(whole, axis=-1) * (1 - 1e-6))
     lengths = [np.sum(np.sqrt(s), axis=0) for s in squares]
@@ -163,7 +161,9 @@ def test_sums_by_the_kernel_are_those_over_matrices(monkeypatch):
     monkeypatch.setattr(gram_kernel, "gram_sums", kernel)
     use, _ = use_of(np.random.default_rng(6), (3,), (2, 9), (6,), (4, 2), "bfloat16")
     values = use.left.values, use.right.values
-    found = jax.jit(lambda *v: gram.by_kernel(*v, 2, 2, False), compiler_options=QUICK)(*values)
+    found = jax.jit(lambda *v: gram.pair_sums_by_kernel(*v, 2, 2, False), compiler_options=QUICK)(
+        *values
+    )
     wanted = pairs_of(use, (3,))
     assert found.sizes is None and found.longest is None
     for name in ("square", "squares", "traces", "lengths"):
@@ -172,7 +172,7 @@ def test_sums_by_the_kernel_are_those_over_matrices(monkeypatch):
             np.testing.assert_allclose(a, b, rtol=1e-4, err_msg=name)
 
 
-# What bounds the norm of several uses.
+# Bounds on the norm of several uses.
 
 
 def frobenius(u, v):
@@ -185,7 +185,7 @@ def test_rows_of_two_uses_meet_no_more_than_each_its_own(spread):
     rng = np.random.default_rng(7)
     for trial in range(50):
         t, s, d = rng.integers(1, 7, size=3)
-        # Of few directions, so that the two sides come close.
+        # Few directions, so that the two sides of the inequality are close.
         u, v = (rng.normal(size=(n, d)) * np.geomspace(1, 1 / spread, d) for n in (t, s))
         v = v if trial % 3 else rng.normal(size=(s, t)) @ u
         own = frobenius(u, u), frobenius(v, v)
@@ -197,13 +197,13 @@ def test_rows_of_two_uses_meet_no_more_than_each_its_own(spread):
 
 
 def bounded(uses, apart, growth, summed, scaled):
-    """`bound` of uses, without the error that comes from rounding to float32 here."""
+    """`bound` of uses, without the error of rounding to float32."""
     across = 0.0
     for i, one in enumerate(uses):
         for two in uses[i + 1 :]:
             grams = [gram.inner_products(one, two, name) for name in gram.Sides._fields]
             rows = one.rows + two.rows
-            across += 2 * gram.over_products(*grams, 1 + len(apart), rows)
+            across += 2 * gram.sum_of_products(*grams, 1 + len(apart), rows)
     across = jnp.asarray(across)
     rows = sum(int(np.prod(u.right.values.shape[1 + len(apart) :][: u.rows])) for u in uses)
     rounding = gram.Rounding(gram.Sides(*growth), summed, float(rows))
@@ -224,7 +224,7 @@ BOUNDS = {
 
 @functools.cache
 def bounds(name, growth=(0.125, 0.03125), summed=2.0**-6):
-    """In float64: what `bound` gives for some growth, and the rows it is of."""
+    """The result of `bound` for some growth, in float64, and its rows."""
     apart, rows, pieces = BOUNDS[name]
     rng = np.random.default_rng(8)
     with jax.enable_x64(True):
@@ -259,7 +259,7 @@ def test_square_and_traces_are_those_of_all_uses_together(name):
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_error_covers_what_entries_and_sums_may_be_off_by(name):
-    """Entries off by growth times the lengths of their rows, the sum by its own growth."""
+    """Perturbs entries by growth times the lengths of their rows, and the sum by its own growth."""
     growth, summed = (0.125, 0.03125), 2.0**-6
     found, wide, _ = bounds(name)
     grams, lengths = [], []
@@ -269,7 +269,7 @@ def test_error_covers_what_entries_and_sums_may_be_off_by(name):
         lengths.append(own[..., :, None] * own[..., None, :])
     exact = np.sum(grams[0] * grams[1], axis=(1, 2, 3))
     rng = np.random.default_rng(9)
-    # At random, and each as far off as hurts most.
+    # At random, and in the worst direction.
     signs = [(rng.choice([-1, 1], grams[0].shape), rng.choice([-1, 1], grams[0].shape))] * 2
     signs += [(np.sign(grams[1]), np.sign(grams[0])), (-np.sign(grams[1]), np.sign(grams[0]))]
     for one, two in signs:
@@ -292,14 +292,14 @@ def test_moved_covers_rows_that_are_off(name):
         for (left, right), (roundoff, which) in zip(wide, scaled, strict=True):
             own, other = (left, right) if which == "left" else (right, left)
             d = rng.normal(size=own.shape)
-            if trial % 2:  # all in one direction, along what the other side has most of
+            if trial % 2:  # all along the largest singular vector of the other side
                 _, _, vectors = np.linalg.svd(other)
                 sign = np.sign(np.einsum("bstd,bsd->bst", other, vectors[..., 0, :]))
                 d = np.broadcast_to(d[:, :, :1], own.shape) * sign[..., None]
             d *= (np.linalg.norm(own, axis=-1) / np.linalg.norm(d, axis=-1))[..., None] * roundoff
             pair = (d, other) if which == "left" else (other, d)
             total = total + np.einsum("bstd,bstk->bsdk", *pair)
-        assert np.all(np.linalg.norm(total.reshape(B, -1), axis=-1) <= found.moved)
+        assert np.all(np.linalg.norm(total.reshape(B, -1), axis=-1) <= found.shift)
 
 
 def test_bound_in_float32_covers_its_own_rounding():
@@ -311,10 +311,10 @@ def test_bound_in_float32_covers_its_own_rounding():
     found = form(use)
     exact = np.sum(np.einsum("btd,btk->bdk", left, right) ** 2, axis=(1, 2))
     assert np.all(np.abs(np.asarray(found.square, np.float64) - exact) <= found.error)
-    assert np.all(found.error <= 1e-3 * exact) and not np.any(found.moved)
+    assert np.all(found.error <= 1e-3 * exact) and not np.any(found.shift)
 
 
-# Whether there is a kernel.
+# Whether the kernel is used.
 
 
 @pytest.mark.parametrize("rows", [gram.KERNEL_ROWS - 1, gram.KERNEL_ROWS])

@@ -1,4 +1,4 @@
-"""Rows of tables: the gradient that the rule describes is the one that autodiff gives."""
+"""Lookups: the gradient that the rule describes is the one that autodiff gives."""
 
 import functools
 
@@ -14,12 +14,12 @@ from bevel.clipping.norms.registry import SEPARATE, SHARED
 from bevel.clipping.program.equations import bind
 
 B = 3
-# Compiled in a hurry: what is tested is small.
+# Compile quickly: the programs are small.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def gather(table, picked, indices, offsets, mode="fill"):
-    """The places of the dimensions `picked`, with `indices` of some shape, one for each of them."""
+    """Gathers one index in each of the dimensions `picked`, with `indices` of any shape."""
     numbers = lax.GatherDimensionNumbers(offsets, tuple(sorted(picked)), tuple(picked))
     sizes = tuple(1 if i in picked else n for i, n in enumerate(table))
     types = table, (*indices, len(picked))
@@ -58,7 +58,7 @@ LOOPS = {
     "shared in shared": ((SHARED, 2), (SHARED, 3)),
 }
 DTYPES = ("float32", "bfloat16", "float64")
-# Every equation in a loop and a dtype of its own.
+# Each equation in one loop and dtype.
 TABLE = [
     (name, list(LOOPS)[i % len(LOOPS)], DTYPES[i % len(DTYPES)]) for i, name in enumerate(CASES)
 ]
@@ -74,7 +74,7 @@ def equation(name, dtype="float32", index="int32"):
 
 
 def draw(eqn, name, loops, dtype, index="int32"):
-    """Indices and g (B, loops..., own); some indices are beyond the table, and some alike."""
+    """Indices and g (B, loops..., own). Some indices are out of range, and some are equal."""
     rng = np.random.default_rng(0)
     lead = (B, *(length for _, length in loops))
     shape = eqn.invars[0].aval.shape
@@ -91,7 +91,7 @@ def draw(eqn, name, loops, dtype, index="int32"):
 
 
 def gradients(eqn, loops, h, g):
-    """What autodiff gives in float64, and the sums of the sizes of its terms.
+    """The gradients by autodiff in float64, and the sums of their absolute terms.
 
     Both are (B, separate loops..., table).
     """
@@ -111,7 +111,7 @@ def gradients(eqn, loops, h, g):
 
 @functools.cache
 def results(name, loops, dtype):
-    """Everything at once, for one compilation."""
+    """Everything in one program, to compile once."""
     scaled = list(CASES).index(name) % 2 == 0
     loops = LOOPS[loops]
     with jax.enable_x64(dtype == "float64"):
@@ -142,7 +142,7 @@ def test_norm_is_that_of_the_gradient_it_avoids(name, loops, dtype):
         assert norm.estimate.dtype == norm.upper.dtype == precision.accumulation_dtype(dtype)
         np.testing.assert_allclose(norm.estimate, lengths, rtol=tolerance)
         assert np.all(norm.upper >= lengths) and np.all(sound)
-        assert np.all(norm.upper <= slack * lengths + 1e-9)  # not 0 where all is beyond the table
+        assert np.all(norm.upper <= slack * lengths + 1e-9)  # above 0 even if none is in range
 
 
 @table
@@ -163,7 +163,7 @@ def test_sizes_and_sides_are_those_of_the_gradient(name, loops):
     h, g = draw(eqn, name, loops, "float32")
     made = jax.eval_shape(lambda h, g: rule.gradient(eqn, 0, loops, h, g), h, g)
     first, sizes = 1 + made.separate, rule.sizes(eqn, 0, loops)
-    assert sizes.looked_up and made.left.unit and not made.right.unit
+    assert sizes.looked_up and made.left.one_hot and not made.right.one_hot
     assert made.left.values.shape == made.right.values.shape[: first + made.rows]
     assert np.prod(made.left.values.shape[1:first]) == sizes.separate
     assert np.prod(made.left.values.shape[first:]) == sizes.rows
@@ -172,8 +172,8 @@ def test_sizes_and_sides_are_those_of_the_gradient(name, loops):
     separate, left, right = rule.sides(eqn, 0)
     assert not separate
     assert sorted((*left, *right)) == list(range(len(eqn.invars[0].aval.shape)))
-    apart = [None for kind, _ in loops if kind == SEPARATE]
-    assert made.places == (*apart, *left, *right)
+    loop_dims = [None for kind, _ in loops if kind == SEPARATE]
+    assert made.dims == (*loop_dims, *left, *right)
     assert rule.others(eqn, 0) == tuple(range(1, len(eqn.invars)))
 
 

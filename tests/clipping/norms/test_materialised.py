@@ -1,4 +1,4 @@
-"""Norms of kept gradients on hostile inputs, against exact sums of squares."""
+"""Norms of materialised gradients on hostile inputs, against exact sums of squares."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ from bevel.clipping.norms.materialised import (
 )
 
 TINY = float(np.finfo(np.float32).tiny)
-# The bound may exceed the norm by this factor in any shape: more would waste the clip norm.
+# The bound may exceed the norm by this factor in any shape. More would waste the clip norm.
 SHARP = 1.005
 
 kept = jax.jit(materialised_norm)
@@ -29,7 +29,7 @@ kept = jax.jit(materialised_norm)
 
 @pytest.fixture(params=["one device", "mesh"])
 def place(request, monkeypatch):
-    """The norms there: sums are staged in another way where a mesh may cut arrays."""
+    """The norms on one device, or on a mesh, where sums are staged differently."""
     quick_norm.clear_cache()
     monkeypatch.setattr(module, "on_one_device", lambda: request.param == "one device")
     yield jax.jit(lambda x: materialised_norm.__wrapped__(x))
@@ -50,7 +50,7 @@ def exact_norm(x):
 
 
 def assert_bounds(gradient, sharp=SHARP, kept=kept):
-    """Both numbers of every example: the estimate is close, the bound is never below."""
+    """For every example, the estimate is close and the bound is never below the norm."""
     norm = kept(jnp.asarray(gradient))
     for estimate, upper, row in zip(*map(np.asarray, norm), np.asarray(gradient), strict=True):
         truth = exact_norm(row)
@@ -105,7 +105,7 @@ def test_scalars_and_empty_gradients():
 
 @pytest.mark.parametrize("size", [2**25], ids=str)
 def test_a_long_sum_does_not_stall(size, place):
-    # One float32 counter stops at 2^24. The stages have to survive the compiler.
+    # One float32 counter stops at 2^24. The compiler must not merge the stages.
     norm = place(jnp.ones((1, size), jnp.float32))
     truth = math.sqrt(size)
     assert abs(float(norm.estimate[0]) - truth) <= 1e-5 * truth
@@ -116,7 +116,7 @@ def test_a_long_sum_does_not_stall(size, place):
     "shape",
     [
         (2**25,),
-        (2**25 + 1,),  # a model raveled into one vector of odd length
+        (2**25 + 1,),  # a model flattened into one vector of odd length
         (10**6 + 3,),
         (30522, 1024),
         (50257, 768),
@@ -153,8 +153,8 @@ def test_float64_squares_neither_overflow_nor_underflow(top):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_subnormals_as_the_sum_sees_them(dtype):
-    # A processor that reads subnormal numbers as zero does so in the products too: the bound has
-    # to cover what a product of the gradient with a coefficient can see.
+    # A processor that reads subnormal numbers as zero does so in products too. The bound must cover
+    # the product of the gradient with a coefficient.
     tiny = float(jnp.finfo(dtype).smallest_subnormal)
     x = (tiny * np.arange(1, 65, dtype=np.float64)[None] * [[1], [-1]]).astype(jnp.dtype(dtype))
     seen = jax.jit(lambda x, c: x.astype(jnp.float32) * c)(jnp.asarray(x), 2.0**30)
@@ -203,7 +203,7 @@ def test_staged_sum_counts_its_roundings(place, shape, seed):
 
 @pytest.mark.parametrize("shape", [(2**20,), (50257, 24), (3, 3, 64, 128)])
 def test_no_sum_is_long(shape, place):
-    """What the bound counts is what is added: each sum is short, and the compiler keeps it so."""
+    """The bound counts the actual additions: each sum is short, also after compilation."""
     x = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
     program = jax.make_jaxpr(lambda x: quick_norm.__wrapped__(x))(x)
     sums = [e for e in program.eqns if e.primitive.name == "reduce_sum"]

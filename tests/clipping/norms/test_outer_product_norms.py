@@ -1,4 +1,4 @@
-"""The forms of a norm: against float64, at scales whose squares no float holds."""
+"""The ways to compute a norm, against float64, at scales whose squares overflow or underflow."""
 
 import dataclasses
 import functools
@@ -13,9 +13,9 @@ from bevel.clipping.norms import outer_product_norms
 from bevel.clipping.norms.outer_products import OuterProducts, Side
 
 B = 4
-TF32 = "as TF32"  # float32 that a matrix unit takes with 11 significant bits
+TF32 = "as TF32"  # float32 that a matrix unit rounds to 11 significant bits
 FLOAT64 = "float64"
-# Compiled in a hurry: what is tested is small.
+# Compile quickly: the programs are small.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -24,16 +24,16 @@ def multiplier(kind):
     return dataclasses.replace(made, roundoff=2.0**-11, mantissa=10) if kind == TF32 else made
 
 
-def use_of(left, right, separate, rows, kind="float32", unit=None):
-    """From values (B, separate..., rows..., entries...); `unit`: places of which left are."""
+def use_of(left, right, separate, rows, kind="float32", table=None):
+    """From values (B, separate..., rows..., entries...), or indices of a `table` on the left."""
     dtype, first = multiplier(kind).dtype, 1 + separate + rows
     narrow = [np.asarray(x).astype(dtype) for x in (left, right)]
     sides = [Side(jnp.asarray(x), x.shape[first:]) for x in narrow]
-    if unit:
-        sides[0] = Side(jnp.asarray(left, jnp.int32), (unit,), unit=True)
+    if table:
+        sides[0] = Side(jnp.asarray(left, jnp.int32), (table,), one_hot=True)
     count = len(sides[0].entries) + len(sides[1].entries)
-    places = (*[None] * separate, *range(count))
-    return OuterProducts(*sides, separate, rows, places, multiplier(kind)).operands()
+    dims = (*[None] * separate, *range(count))
+    return OuterProducts(*sides, separate, rows, dims, multiplier(kind)).operands()
 
 
 def wide_of(use):
@@ -42,19 +42,19 @@ def wide_of(use):
     found = []
     for side in (use.left, use.right):
         x = np.asarray(side.values)
-        x = np.eye(side.size)[x] if side.unit else x.astype(np.float64)
+        x = np.eye(side.size)[x] if side.one_hot else x.astype(np.float64)
         rows = int(np.prod(x.shape[1 + use.separate : 1 + use.separate + use.rows]))
         found.append(x.reshape(B, int(np.prod(shape)), rows, -1))
     return found
 
 
 def lengths(use):
-    """Of the gradients, by the definition."""
+    """Norms of the gradients, by definition."""
     gradient = np.einsum("bstd,bstk->bsdk", *wide_of(use))
     return np.linalg.norm(gradient.reshape(B, -1), axis=-1)
 
 
-# The scales of the two sides for each example: squares overflow, vanish, or both.
+# The scales of the two sides for each example: squares overflow, underflow, or both.
 SCALES = {
     "ordinary": (1, 1),
     "opposite ends": (2.0**125, 2.0**-125),
@@ -81,7 +81,7 @@ def check_outer(use):
 
 
 def numbers(rng, *shape):
-    """None of them subnormal at any of the scales."""
+    """No value is subnormal at any of the scales."""
     return rng.uniform(1, 3.9, size=shape) * rng.choice([-1, 1], size=shape)
 
 
@@ -92,7 +92,7 @@ def test_outer_norm_at_any_scale(kind, apart):
     h, g = numbers(rng, B, *apart, 1, 5), numbers(rng, B, *apart, 1, 2, 3)
     with jax.enable_x64(kind == "float64"):
         for scales in SCALES.values():
-            # Powers whose squares NumPy holds: the norm to compare with is taken plainly.
+            # Powers whose squares NumPy can represent, so the reference norm needs no scaling.
             left, right = (float(s) ** (3 if kind == "float64" else 1) for s in scales)
             check_outer(use_of(h * left, g * right, len(apart), 1, kind))
 
@@ -105,7 +105,7 @@ def test_outer_norm_in_one_pass_says_where_it_is_sound(kind):
     use = use_of(h, g, 1, 1, kind)
     norm, sound = jax.jit(lambda use: outer_product_norms.outer_norm(use, scaled=False))(use)
     exact = lengths(use)
-    # Squares near 2^-140 may vanish or not: in both cases the bound holds.
+    # Squares near 2^-140 may or may not underflow: the bound holds in both cases.
     assert sound.tolist() in ([True, False, kept, True] for kept in (True, False))
     for i in (0, 2, 3):
         assert float(norm.upper[i]) >= exact[i]
@@ -114,19 +114,19 @@ def test_outer_norm_in_one_pass_says_where_it_is_sound(kind):
 
 
 def test_outer_norm_of_slices_of_different_scales():
-    """The larger one decides; none overflows on the way."""
+    """The larger one decides, and no intermediate result overflows."""
     rng = np.random.default_rng(1)
     h, g = rng.normal(size=(B, 4, 1, 5)), rng.normal(size=(B, 4, 1, 3))
     h *= np.array([2.0**120, 2.0**-120, 1, 2.0**60])[:, None, None]
     g *= np.array([2.0**-120, 2.0**120, 1, 2.0**-60])[:, None, None]
     check_outer(use_of(h, g, 1, 1))
-    h[:, 0] *= 2.0**-120  # which now vanishes beside the others
+    h[:, 0] *= 2.0**-120  # now negligible next to the others
     check_outer(use_of(h, g, 1, 1))
 
 
 def test_outer_norm_of_one_place_in_a_table():
     g = np.random.default_rng(2).normal(size=(B, 1, 6)) * 2.0**100
-    check_outer(use_of(np.arange(B)[:, None], g, 0, 1, unit=5))
+    check_outer(use_of(np.arange(B)[:, None], g, 0, 1, table=5))
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -143,7 +143,7 @@ def test_outer_norm_of_zeros_and_of_what_is_not_finite(side):
 def test_lengths_are_none_too_short():
     x = np.random.default_rng(3).normal(size=(2, 3, 7)).astype(np.float32)
     x *= np.array([2.0**-120, 1, 2.0**120], np.float32)[:, None]
-    found = np.asarray(outer_product_norms.lengths_of(jnp.asarray(x)), np.float64)
+    found = np.asarray(outer_product_norms.row_norms(jnp.asarray(x)), np.float64)
     exact = np.linalg.norm(x.astype(np.float64), axis=-1)
     assert np.all(found >= exact) and np.all(found <= exact * (1 + 1e-5))
 
@@ -165,7 +165,7 @@ def drawn(name, kind, seed=4):
     rng = np.random.default_rng(seed)
     lead = (B, *apart, *rows)
     h, g = rng.normal(size=(*lead, *left)), rng.normal(size=(*lead, *right))
-    h[1], g[1] = np.abs(h[1]), np.abs(g[1])  # rows of about the same direction
+    h[1], g[1] = np.abs(h[1]), np.abs(g[1])  # rows with about the same direction
     h[2] *= 2.0 ** rng.integers(-8, 8, size=h[2].shape)
     return use_of(h, g, len(apart), len(rows), kind)
 
@@ -185,9 +185,9 @@ def test_sums_bound_what_they_are_of(name, kind, way):
     each = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
     exact = lengths(use) ** 2
     np.testing.assert_allclose(found.square, exact, rtol=1e-4)
-    # The error of entries that are formed is counted with what moves.
+    # The error of formed entries is counted in `shift`.
     off = np.abs(np.sqrt(found.square) - np.sqrt(exact))
-    assert np.all(off <= np.sqrt(found.square + found.error) - np.sqrt(found.square) + found.moved)
+    assert np.all(off <= np.sqrt(found.square + found.error) - np.sqrt(found.square) + found.shift)
     absolute = np.linalg.norm(each.sum(2), axis=1)  # gradients of slices are orthogonal
     assert np.all(found.absolute >= absolute) and np.all(found.absolute <= absolute * 1.0001)
     for trace, x in ((found.left, left), (found.right, right)):
@@ -195,14 +195,14 @@ def test_sums_bound_what_they_are_of(name, kind, way):
 
 
 def moves(left, right, roundoff):
-    """The longest that was found of `sum_t d_t (x) r_t` with |d_t| <= roundoff |l_t|, (B,)."""
+    """The largest |sum_t d_t (x) r_t| found with |d_t| <= roundoff |l_t|, (B,)."""
     rng = np.random.default_rng(5)
     limit = roundoff * np.linalg.norm(left, axis=-1)
     longest = np.zeros(B)
     _, _, vectors = np.linalg.svd(right)
     for trial in range(40):
         d = rng.normal(size=left.shape)
-        if trial % 2:  # all along one direction, against what r has most of
+        if trial % 2:  # all in one direction, along the largest singular vector of r
             sign = np.sign(np.einsum("bstk,bsk->bst", right, vectors[..., 0, :]))
             d = np.broadcast_to(d[:, :, :1], left.shape) * sign[..., None]
         d = d * (limit / np.linalg.norm(d, axis=-1))[..., None]
@@ -216,12 +216,12 @@ def moves(left, right, roundoff):
 @pytest.mark.parametrize("turned", [False, True])
 def test_product_moves_bounds_rows_that_are_off(name, kind, turned):
     use = drawn(name, kind)
-    use = use.turned() if turned else use
+    use = use.with_sides_swapped() if turned else use
     left, right = wide_of(use)
     absolute = np.sum(np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1), axis=(1, 2))
     traces = [np.sum(x**2, axis=(1, 2, 3)) for x in (left, right)]
     arguments = [[jnp.asarray(t, jnp.float32) for t in traces], jnp.asarray(absolute, jnp.float32)]
-    found = np.asarray(outer_product_norms.product_moves(use, *arguments), np.float64)
+    found = np.asarray(outer_product_norms.product_shift(use, *arguments), np.float64)
     sides = (left, right) if use.scales_left("product") else (right, left)
     assert np.all(moves(*sides, 1.0) <= found * (1 + 1e-5))
     assert np.all(found <= absolute * (1 + 1e-5))
@@ -233,7 +233,7 @@ def test_product_moves_bounds_rows_that_are_off(name, kind, turned):
 @pytest.mark.parametrize("kind", ["bfloat16", TF32])
 def test_moved_bounds_rounding_of_the_side_that_takes_the_coefficient(kind, way):
     use = drawn("rows", kind)
-    found = np.asarray(sums([use], way).moved, np.float64)
+    found = np.asarray(sums([use], way).shift, np.float64)
     left, right = wide_of(use)
     sides = (left, right) if use.scales_left(way) else (right, left)
     assert np.all(moves(*sides, use.multiplier.roundoff) <= found)

@@ -1,4 +1,4 @@
-"""Gradients held as two sides: norms whose bounds hold for what is really summed."""
+"""Gradients stored as two sides: the bounds of their norms hold for the actual contributions."""
 
 import dataclasses
 import functools
@@ -18,9 +18,9 @@ from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.options import Clip
 from bevel.clipping.program.equations import bind, body_of_call, evaluate
 
-TF32 = "as TF32"  # float32 that a matrix unit takes with 11 significant bits
+TF32 = "as TF32"  # float32 that a matrix unit rounds to 11 significant bits
 BF16 = "bfloat16"
-# Compiled in a hurry: what is tested is small.
+# Compile quickly: the programs are small.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -29,7 +29,7 @@ def dtype_of(kind):
 
 
 def made(rule, eqn, operand, loops, h, g, kind):
-    """The gradient that a rule makes, where matrices are multiplied as the kind says."""
+    """The gradient that a rule makes, with matrices multiplied as in `kind`."""
     gradient = functools.partial(rule.gradient, eqn, operand, loops)
     use = jax.jit(gradient, compiler_options=QUICK)(h, g)
     use = jax.tree.map(np.asarray, use)
@@ -62,11 +62,11 @@ def lookup(index, g, places, kind="float32"):
     return made(rule_for("gather"), eqn, 0, (), [index[..., None]], g, kind)
 
 
-# What is really summed.
+# The actual contributions.
 
 
 def in_float64(eqn, inputs):
-    """Products and sums in float64, everything before and after them as the program has it."""
+    """Evaluates products and sums in float64, and everything else as in the program."""
     body = body_of_call(eqn)
     if body is not None:
         return evaluate(body.jaxpr, body.consts, inputs, in_float64)
@@ -79,15 +79,15 @@ def in_float64(eqn, inputs):
         options = {name: params[name] for name in wanted}
         return [lax.scatter_add(*wide, params["dimension_numbers"], **options)]
     if name == "convert_element_type" and params["new_dtype"] == jnp.dtype("bfloat16"):
-        inputs = [lax.reduce_precision(*inputs, 8, 7)]  # which no compiler leaves out
+        inputs = [lax.reduce_precision(*inputs, 8, 7)]  # which the compiler cannot remove
     return bind(eqn, inputs)
 
 
-SUMS = {}  # compiled once for programs that read alike
+SUMS = {}  # compiled once for equal programs
 
 
 def contributions(use, factors, way, keep=None):
-    """What each example adds to the weighted sum, for coefficients (L, B): (L, B, operand...)."""
+    """Each example's contribution to the sum, for coefficients (L, B): (L, B, operand...)."""
     alone = jax.tree.map(lambda x: np.asarray(x)[:, None], use)
     first = jax.tree.map(lambda x: x[0], (alone, factors[0, :, None]))
     program = jax.make_jaxpr(lambda use, c: use.weighted_sum(c, keep, way))(*first)
@@ -110,7 +110,7 @@ def lengths(x, axes):
 
 @jax.jit
 def coefficients_for(norm, steps, fixed):
-    """Clip norms (L, B), of which `steps` are parts of the norm, and the coefficients."""
+    """Clip norms (L, B), of which `steps` are fractions of the norm, and the coefficients."""
     whole = tree_norm([norm])
     own = jnp.outer(steps, whole.upper)
     own = jnp.where(own < 1e38, own, 1)
@@ -120,9 +120,9 @@ def coefficients_for(norm, steps, fixed):
 
 
 def clipped(norms, uses, way, steps, summed):
-    """Of each norm: (lengths of contributions, clip norms), both (L, B)."""
+    """For each norm: (norms of contributions, clip norms), both (L, B)."""
     roundoff = max(use.multiplier.roundoff for use in uses)
-    if steps is None:  # with some of these, the product with a power of two rounds up
+    if steps is None:  # for some of these, the product with a power of two rounds up
         steps = [*(0.5 * (1 + roundoff * np.arange(0, 3, 0.25))), 0.9, 1.0, 1.5]
     options = [np.asarray(x, norms[0].upper.dtype) for x in (steps, [1e-15, 0.37, 1e12])]
     pairs = [coefficients_for(norm, *options) for norm in norms]
@@ -133,11 +133,11 @@ def clipped(norms, uses, way, steps, summed):
 
 @dataclasses.dataclass
 class Found:
-    """Norms by one way, scaled or not, and what clipping with them lets through."""
+    """Norms by one way, scaled or not, and the norms of contributions clipped with them."""
 
     estimate: np.ndarray  # (B,)
     upper: np.ndarray  # (B,)
-    sound: np.ndarray  # (B,), all where it is scaled
+    sound: np.ndarray  # (B,), all True if scaled
     added: np.ndarray  # (L, B)
     limits: np.ndarray  # (L, B)
 
@@ -165,11 +165,11 @@ def examined(uses, ways, aligned=None, steps=None, summed=contributions):
     return result
 
 
-# Rows that a norm may stumble over: h (T, D) and g (T, K) of one example.
+# Rows with difficult norms: h (T, D) and g (T, K) of one example.
 
 
 def ramp(rng, *shape):
-    """Rows of equal direction but for noise."""
+    """Rows of equal direction, up to noise."""
     return 1 + 1e-3 * rng.normal(size=shape)
 
 
@@ -191,7 +191,7 @@ def cancelling_but_for_one(rng, t, d, k):
 
 
 def far_apart(first, second):
-    """Some of h meet no g, some of g no h, and what meets is small beside both."""
+    """Large rows of h and g meet zeros, and the rows that meet each other are small."""
 
     def rows(rng, t, d, k):
         third = max(1, t // 3)
@@ -257,7 +257,7 @@ IN_RANGE = ("ordinary", "equal rows", "opposite scales", "opposite ends", "oppos
 @dataclasses.dataclass(frozen=True)
 class Shape:
     rows: int
-    h: int | None  # entries; None for the places of a table
+    h: int | None  # entries; None for a lookup
     g: int
     slices: int | None = None
     pieces: int = 1
@@ -274,10 +274,10 @@ SHAPES = {
     "rows": Shape(5, 8, 6),
     "slices of one row": Shape(1, 8, 6, slices=3),
     "slices": Shape(6, 2, 1, slices=3),
-    "places in a table": Shape(6, None, 6),
+    "lookup": Shape(6, None, 6),
     "slices in pieces": Shape(4, 6, 8, slices=2, pieces=4),
 }
-INDEX = np.array([0, 0, 2, 2, 1, 1])  # pairs of rows meet at one place
+INDEX = np.array([0, 0, 2, 2, 1, 1])  # pairs of rows have the same index
 TABLE = [
     ("one row", "float16"),
     ("rows", "float32"),
@@ -287,7 +287,7 @@ TABLE = [
     ("slices of one row", "float64"),
     ("slices", "float32"),
     ("slices", BF16),
-    ("places in a table", BF16),
+    ("lookup", BF16),
     ("slices in pieces", BF16),
 ]
 table = pytest.mark.parametrize(("shape", "kind"), TABLE)
@@ -295,7 +295,7 @@ table = pytest.mark.parametrize(("shape", "kind"), TABLE)
 
 @functools.cache
 def sides(shape, kind):
-    """h and g (B, slices, rows, entries) of every name, as the kind holds them."""
+    """h and g (B, slices, rows, entries) of every name, in the dtype of the kind."""
     shape, rng = SHAPES[shape], np.random.default_rng(0)
     slices, entries = shape.slices or 1, shape.h or shape.g
     top = float(jnp.finfo(dtype_of(kind)).max)
@@ -320,13 +320,13 @@ def use_of(shape, kind, h, g):
 
 @functools.cache
 def hostile(shape, kind):
-    """What was found for every name at once."""
+    """The results for every name at once."""
     with jax.enable_x64(kind == "float64"):
         return examined([use_of(shape, kind, *sides(shape, kind))], SHAPES[shape].ways)
 
 
 def taken(x, kind):
-    """`x` in float64, rounded as the matrix unit takes it."""
+    """`x` in float64, rounded as the matrix unit rounds it."""
     if kind != TF32:
         return x.astype(np.float64)
     part, exponent = np.frexp(x.astype(np.float64))
@@ -335,7 +335,7 @@ def taken(x, kind):
 
 @functools.cache
 def truths(shape, kind):
-    """The lengths of the gradients in float64, and of the same without any cancellation."""
+    """The norms of the gradients in float64, and their norms without any cancellation."""
     h, g = (taken(x, kind) for x in sides(shape, kind))
     if SHAPES[shape].h is None:
         h, g = np.broadcast_to(np.eye(3)[INDEX], (*h.shape[:3], 3)), h
@@ -377,8 +377,8 @@ def test_a_norm_within_range_is_found_whatever_the_scales(shape, kind):
 
 @table
 def test_cancellation_is_capped(shape, kind):
-    # The bound is at least the sum of the lengths of the rows, taken for each slice, over 128:
-    # rounding_bound needs it.
+    # For each slice, the bound is at least the sum of the lengths of the rows over 128, as
+    # rounding_bound needs.
     _, absolute = truths(shape, kind)
     for found in hostile(shape, kind).values():
         assert np.all((found.upper * (1 + 1e-6) >= absolute / MAX_CANCELLATION) | ~found.sound)
@@ -403,15 +403,15 @@ def test_a_non_finite_number_shows_in_the_norm(shape, kind, value):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_non_finite_number_at_a_place_of_a_table_shows_in_the_norm(value):
-    h, g = (x.copy() for x in sides("places in a table", BF16))
+    h, g = (x.copy() for x in sides("lookup", BF16))
     h[:], h[1, 0, 0, 0] = 1, value
-    norm, sound = all_norms([use_of("places in a table", BF16, h, g)], ("gram",))["gram", True]
+    norm, sound = all_norms([use_of("lookup", BF16, h, g)], ("gram",))["gram", True]
     assert list(np.flatnonzero(~np.isfinite(norm.upper))) == [1]
     assert list(np.flatnonzero(~np.isfinite(norm.estimate))) == [1]
     assert list(np.flatnonzero(~np.asarray(sound))) == [1]
 
 
-@pytest.mark.parametrize("shape", ["slices", "places in a table"])
+@pytest.mark.parametrize("shape", ["slices", "lookup"])
 def test_unwanted_examples_add_nothing_whatever_they_hold(shape):
     h, g = (x[:4].copy() for x in sides(shape, "float32"))
     h[0], g[1], h[3, 0, 0, 0] = np.nan, np.inf, -np.inf
@@ -423,7 +423,7 @@ def test_unwanted_examples_add_nothing_whatever_they_hold(shape):
     np.testing.assert_allclose(total, wanted, rtol=1e-6)
 
 
-# Of h and g. The norm is within range each time.
+# The scales of h and g. The norm is always in range.
 SCALES = [
     *((1, 1), (100, 4e-13), (2.0**-39, 2.0**-39), (2.0**38, 2.0**38), (2.0**-41, 2.0**-41)),
     *((1e30, 1e-30), (1e-30, 1e30), (1e-15, 1e-15), (1e15, 1e15)),
@@ -463,8 +463,8 @@ def test_many_values_that_lean_to_one_side_are_not_overstated(turned):
     h = jnp.asarray(0.5 + rng.normal(size=(1, 1024, 512)), jnp.bfloat16)
     g = jnp.asarray(rng.normal(size=(1, 1024, 256)), jnp.bfloat16)
     use = dense(h, g, (512, 256), BF16)
-    use = use.turned() if turned else use
-    assert use.scales_left("gram") != turned  # the values, though they are the longer ones
+    use = use.with_sides_swapped() if turned else use
+    assert use.scales_left("gram") != turned  # the values, although they are longer
     wide = [np.asarray(x, np.float64) for x in (h, g)]
     truth = np.linalg.norm(np.einsum("btd,btk->dk", *wide))
     norm, _ = use.norm("gram")
@@ -475,7 +475,7 @@ def test_many_values_that_lean_to_one_side_are_not_overstated(turned):
 
 @pytest.mark.parametrize("way", ["gram", "product"])
 def test_what_a_coefficient_makes_too_small_for_a_float_is_bounded(way):
-    # Rows that cancel each other, one of which the coefficient would bring below the least float.
+    # Rows that cancel each other, one of which underflows when multiplied by the coefficient.
     h = np.float32([[[0.5 + 2.0**-7], [-0.5 + 2.0**-7]]])
     use = dense(h, np.full((1, 2, 1), 2.0**127, np.float32), (1, 1))
     limits = np.geomspace(2.0**-5, 2.0**-3, 200).astype(np.float32)
@@ -510,7 +510,7 @@ def test_many_rows_and_entries():
     for norm in found.values():
         for example in range(len(MANY)):
             norm.assert_bounded(example)
-        # Rows of random directions are the ordinary case, and must not be overstated.
+        # Rows of random directions are the usual case, and must not be overstated.
         assert np.all(norm.upper[:2] <= 1.005 * truth[:2])
 
 
@@ -526,7 +526,7 @@ def in_two(x):
     return x.reshape(x.shape[0], 2, x.shape[1] // 2, *x.shape[2:])
 
 
-# name: (the use, how the dimensions of w are called in it)
+# name: (the use, the dimension of w for each of its dimensions)
 USES = {
     "h w": (lambda left, right, kind: dense(left, right, (D, K), kind), (0, 1)),
     "h w, in two": (
@@ -551,7 +551,7 @@ JOINED = {
     "head and embedding": ((("h (w^T)", 4), ("w[i]", 4)), ("float32",) * 2, 2),
     "two embeddings and a head": ((("w[i]", 4), ("w[i]", 3), ("h w^T", 3)), (TF32,) * 3, 1),
 }
-# Sizes of the rows of each use.
+# Scales of the rows of each use.
 SIZES = [
     (1, 1, 1),
     (1, 2.0**-40, 1),
@@ -560,11 +560,11 @@ SIZES = [
     (0, 1, 0),
     (1, 0, 0),
 ]
-CANCELLING = [0, 2.0**-6]  # how much of the first use the second one leaves, of 1
+CANCELLING = [0, 2.0**-6]  # the fraction of the first use that the second one leaves
 
 
 def rows_of_uses(name):
-    """L and R of each use: of sizes of their own, then of which the second takes back the first."""
+    """L and R of each use: with different scales, then such that the second cancels the first."""
     rng = np.random.default_rng(0)
     names, kinds, _ = JOINED[name]
     drawn, own = [], len(SIZES)
@@ -590,14 +590,14 @@ def rows_of_uses(name):
 
 def aligned(uses, names):
     """With the sides of all uses in the dimensions of w."""
-    named = [use.relabelled(USES[name][1]) for use, name in zip(uses, names, strict=True)]
-    first = set(named[0].left_places)
-    return [use if set(use.left_places) == first else use.turned() for use in named]
+    named = [use.with_dims(USES[name][1]) for use, name in zip(uses, names, strict=True)]
+    first = set(named[0].left_dims)
+    return [use if set(use.left_dims) == first else use.with_sides_swapped() for use in named]
 
 
 @functools.cache
 def joined(name):
-    """What was found for the uses together, and the lengths of their gradients in float64."""
+    """The results for the uses together, and the norms of their gradients in float64."""
     names, kinds, pieces = JOINED[name]
     names, rows = [use for use, _ in names], rows_of_uses(name)
     uses = [USES[u][0](*pair, k) for u, pair, k in zip(names, rows, kinds, strict=True)]
@@ -642,7 +642,7 @@ def test_norm_of_two_uses_with_heads():
         dense(left[0], right[0], (3, D, K), contract=((2,), (1,)), batch=heads),
         dense(right[1], left[1], (3, D, K), contract=((2,), (2,)), batch=heads),
     ]
-    uses = [uses[0].relabelled(range(3)), uses[1].relabelled(range(3)).turned()]
+    uses = [uses[0].with_dims(range(3)), uses[1].with_dims(range(3)).with_sides_swapped()]
     truth = np.einsum("ubstd,ubstk->bsdk", *(x.astype(np.float64) for x in (left, right)))
     norm, sound = norm_of(uses, "gram")
     np.testing.assert_allclose(norm.estimate, lengths(truth, 1), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""One rule for a primitive, found by its name, and a test for every rule."""
+"""There is one rule per primitive, found by its name, and a test for every rule."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bevel.clipping.norms import NormRule, register, registered, registry, rule_for
+from bevel.clipping.norms import NormRule, register, registry, rule_for
 from bevel.clipping.norms.registry import GradientSizes
 
 HERE = Path(__file__)
@@ -14,7 +14,7 @@ HERE = Path(__file__)
 
 @pytest.fixture
 def rules(monkeypatch):
-    """A registry of its own for one test."""
+    """A separate registry for one test."""
     fresh = {}
     monkeypatch.setattr(registry, "_rules", fresh)
     return fresh
@@ -35,13 +35,13 @@ def test_a_rule_is_found_by_the_name_of_its_primitive(rules):
     mine = rule()
     register("sin", mine)
     assert rule_for("sin") is mine and rule_for("cos") is None
-    assert registered() == {"sin": mine}
+    assert rules == {"sin": mine}
 
 
 def test_a_second_rule_for_one_primitive_is_an_error(rules):
     first = rule("first")
     register("sin", first)
-    with pytest.raises(ValueError, match=r"sin has a norm rule already \(first\)"):
+    with pytest.raises(ValueError, match=r"sin already has a norm rule \(first\)"):
         register("sin", rule("second"))
     assert rule_for("sin") is first
 
@@ -51,11 +51,6 @@ def test_one_rule_may_serve_several_primitives(rules):
     register("sin", mine)
     register("cos", mine)
     assert rule_for("sin") is rule_for("cos")
-
-
-def test_what_is_handed_out_is_a_copy():
-    registered().clear()
-    assert "dot_general" in registered()
 
 
 @pytest.mark.parametrize(
@@ -70,13 +65,13 @@ def test_what_is_handed_out_is_a_copy():
 )
 def test_a_rule_accepts(use):
     program = jax.make_jaxpr(use)(jnp.ones((3, 3)), jnp.array([0, 2])).jaxpr
-    while program.eqns[-1].primitive.name not in registered():
+    while rule_for(program.eqns[-1].primitive.name) is None:
         program = program.eqns[-1].params["jaxpr"].jaxpr  # of a nested jit
     eqn = program.eqns[-1]
-    assert registered()[eqn.primitive.name].accepts(eqn, 0)
+    assert rule_for(eqn.primitive.name).accepts(eqn, 0)
 
 
-@pytest.mark.parametrize("primitive", sorted(registered()))
+@pytest.mark.parametrize("primitive", sorted(registry._rules))
 def test_every_primitive_with_a_rule_has_a_test(primitive):
     files = [path for path in HERE.parent.glob("test_*.py") if path.name != HERE.name]
     mentioned = [path.name for path in files if primitive in path.read_text()]

@@ -1,4 +1,4 @@
-"""Coefficients times values: rounded once, nothing of unwanted examples, nothing subnormal."""
+"""Coefficients times values: rounded once, zero for excluded examples, never subnormal."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 from bevel import precision
 from bevel.clipping.norms import weighting
-from bevel.clipping.norms.weighting import chosen, in_parts, weighted, weighted_rows
+from bevel.clipping.norms.weighting import bfloat16_parts, mask_examples, weighted, weighted_rows
 
 TINY = 2.0**-126  # the smallest normal number of float32 and of bfloat16
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -70,17 +70,17 @@ def test_subnormal_results_are_zero(dtype, sign):
 
 
 def test_integers_and_keys_pass():
-    """Places of unit vectors are selected as numbers are; keys have no zero and stay."""
+    """Indices of one-hot vectors are masked too. Keys have no zero and are left unchanged."""
     places, keep = jnp.asarray([[1, 2], [3, 4]]), jnp.asarray([True, False])
-    assert chosen(keep, places).tolist() == [[1, 2], [0, 0]]
+    assert mask_examples(keep, places).tolist() == [[1, 2], [0, 0]]
     keys = jax.random.split(jax.random.key(0), 2)
-    assert chosen(keep, keys) is keys and chosen(None, places) is places
+    assert mask_examples(keep, keys) is keys and mask_examples(None, places) is places
 
 
 def test_three_parts_make_up_a_factor_and_never_pass_it():
     x = np.random.default_rng(0).uniform(0.5, 1, size=1000).astype(np.float32)
     x = np.concatenate([x, x * np.float32(2.0**-118), [0, 1, 2.0**-126]]).astype(np.float32)
-    parts = [np.asarray(p) for p in in_parts(jnp.asarray(x))]
+    parts = [np.asarray(p) for p in bfloat16_parts(jnp.asarray(x))]
     assert all(p.dtype == jnp.bfloat16 for p in parts)
     total = sum(p.astype(np.float64) for p in parts)
     assert np.all(total <= x) and np.all(x[:1000] == total[:1000])
@@ -92,7 +92,7 @@ def test_three_parts_make_up_a_factor_and_never_pass_it():
 def test_rows_are_weighted_in_full(dtype, platform, monkeypatch):
     monkeypatch.setattr(weighting, "on_gpu", lambda: platform == "gpu")
     monkeypatch.setattr(weighting, "MANY_ROWS", 2)
-    monkeypatch.setattr(weighting, "MANY_NUMBERS", 2)
+    monkeypatch.setattr(weighting, "MANY_ENTRIES", 2)
     with jax.enable_x64(dtype == "float64"):
         rng, wide = np.random.default_rng(1), precision.accumulation_dtype(dtype)
         x = rng.normal(size=(6, 3, 2)).astype(jnp.dtype(dtype))

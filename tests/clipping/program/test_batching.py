@@ -1,4 +1,4 @@
-"""Constraints move from the per-example dimension onto the example axis."""
+"""Constraints move from the per-example dimension to the example axis."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from bevel.clipping.program.batching import over_examples, split_by_inner_shard_maps
 from bevel.sharding.axes import MeshLayout, constraints
-from bevel.sharding.divisibility import one_example_may_be_smaller_than_the_mesh
+from bevel.sharding.divisibility import allow_uneven_shardings
 
 FREE = P.UNCONSTRAINED
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -22,12 +22,12 @@ def constrain(x, *spec):
 
 
 def traced(fun, *shapes) -> ClosedJaxpr:
-    with one_example_may_be_smaller_than_the_mesh():
+    with allow_uneven_shardings():
         return jax.make_jaxpr(fun)(*(jnp.zeros(shape) for shape in shapes))
 
 
 def specs_when_batched(fun, example, layout=LAYOUT):
-    """The specs that the batched program asks for, for 8 examples of one shape."""
+    """The specs that the batched program requests for 8 examples of one shape."""
     batched = over_examples(traced(fun, example), layout)
     program = jax.make_jaxpr(lambda x: batched((), (), [x], ()))(jnp.zeros((8, *example)))
     return [tuple(sharding.spec) for sharding, _ in constraints(program.jaxpr)]
@@ -38,10 +38,10 @@ def specs_when_batched(fun, example, layout=LAYOUT):
     [
         (("data",), (1, 3), ("data", None, None)),
         (("data", "model"), (1, 2), ("data", None, "model")),
-        # Positions of one example, flattened with the batch: divisible, and moved all the same.
+        # Positions of one example, flattened with the batch: divisible, but still moved.
         (("data", None), (4, 3), ("data", None, None)),
         ((("data", "model"), None), (1, 3), ("data", "model", None)),
-        # Nothing about the batch is asked: the compiler decides for the example axis.
+        # No request for the batch: the compiler decides about the example axis.
         ((None, "model"), (1, 2), (FREE, None, "model")),
         ((FREE, "model"), (1, 2), (FREE, FREE, "model")),
     ],

@@ -1,4 +1,4 @@
-"""Programs evaluated equation by equation give what they gave, with their nested calls opened."""
+"""Programs evaluated equation by equation, or with nested calls inlined, give the same results."""
 
 import jax
 import jax.numpy as jnp

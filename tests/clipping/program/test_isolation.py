@@ -1,4 +1,4 @@
-"""The rewrite of equations that could see other examples; what is refused instead.
+"""Equations that could see other examples are rewritten or refused.
 
 `test_coupling.py` has the attacks.
 """
@@ -17,7 +17,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 
 import bevel
-from bevel.clipping.program.isolation import of_jax, one_at_a_time
+from bevel.clipping.program.isolation import is_jax_primitive, isolate_examples
 from bevel.errors import FixLossError
 from bevel.sharding.axes import subprograms
 
@@ -49,13 +49,13 @@ def test_an_ordinary_program_is_left_as_it_is():
         return jnp.sum(jax.checkpoint(lambda h: lax.scan(step, h, length=2)[0])(x @ w))
 
     program = jax.make_jaxpr(jax.grad(jax.jit(loss)))(W, X[:1])
-    assert one_at_a_time(program) is program
+    assert isolate_examples(program) is program
 
 
 def test_primitives_of_jax_are_told_from_those_of_others():
     own = [p for p in vars(jax.extend.core.primitives).values() if isinstance(p, Primitive)]
-    assert len(own) > 100 and all(map(of_jax, own))
-    assert not of_jax(Primitive("sin"))
+    assert len(own) > 100 and all(map(is_jax_primitive, own))
+    assert not is_jax_primitive(Primitive("sin"))
 
 
 def test_what_is_not_a_loop_already_becomes_one():
@@ -111,8 +111,8 @@ def test_io_callback_is_refused_with_the_line_and_the_way_out(name, engine):
     number = next(start + i for i, line in enumerate(lines) if "the user's line" in line)
     with pytest.raises(FixLossError, match=r"io_callback, at .*aux.*jax.pure_callback") as error:
         run(LOSSES[name], engine=engine)
-    # JAX takes the call of the function for the place of its backward rule.
-    assert name == "backward rule" or f"test_one_at_a_time.py:{number}" in str(error.value)
+    # JAX reports the call of the function as the line of its backward rule.
+    assert name == "backward rule" or f"test_isolation.py:{number}" in str(error.value)
 
 
 def test_io_callback_is_refused_in_a_transform_a_function_and_explain():

@@ -1,4 +1,4 @@
-"""The estimate of peak memory: by hand for small programs, and against the compiler."""
+"""The estimate of peak memory, against figures by hand and against the compiler."""
 
 import functools
 
@@ -39,7 +39,7 @@ def test_arguments_and_results_are_counted_once():
 def test_elementwise_work_is_fused_and_done_in_place():
     assert on_matrices(lambda x: jnp.sum(jnp.exp(x) * 2 + 1)) == 0
     assert on_matrices(lambda x: jnp.tanh(x @ x) @ x) == MATRIX
-    # The product is computed where the result will be.
+    # The product is computed in the buffer of the result.
     assert on_matrices(lambda x: jnp.tanh(x @ x) + 1) == 0
 
 
@@ -97,15 +97,15 @@ def test_what_can_run_early_is_held_from_there():
         first = x @ x
         for _ in range(3):
             y = y @ y
-        return y @ (first @ x)  # of which the second product needs nothing that comes before it
+        return y @ (first @ x)  # the second product does not need the first
 
-    # Two of the chain and the early one; the first is gone by then.
+    # Two of the chain and the early one. The first is freed by then.
     assert on_matrices(late, 2) == 3 * MATRIX
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint, lambda plain: plain])
 def test_calls_are_opened(wrap):
-    # relu has a rule of its own for derivatives: one more call.
+    # relu has a custom derivative rule, which adds a call.
     assert on_matrices(wrap(lambda x: jax.nn.relu(x @ x) @ x)) == MATRIX
 
 
@@ -161,6 +161,7 @@ CASES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("which", ["jax.grad", "bevel"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_estimate_is_near_what_the_compiler_says(name, which):
@@ -181,7 +182,7 @@ def test_the_estimate_grows_with_batch_and_length(layers, which):
 
     base = estimate(batch_size=4)
     held = 2 * 4 * sum(x.size for x in jax.tree.leaves(sized_gpt(layers).params))
-    # What is not parameters and gradients doubles with the batch; with the length about, since
-    # scores grow faster, and other norms may be chosen.
+    # Everything but parameters and gradients doubles with the batch. With the length it doubles
+    # roughly, because scores grow faster and other norms may be chosen.
     assert estimate(batch_size=8) - held == pytest.approx(2 * (base - held), rel=0.15)
     assert estimate(batch_size=4, length=48) - held > 1.7 * (base - held)

@@ -30,7 +30,7 @@ def mesh_of(shape, *kinds):
 
 @dataclass(frozen=True)
 class Half(sharded_losses.Reshard):
-    """Explicit data, Auto model: reshard over the one, constrain over the other."""
+    """An Explicit data axis to reshard over, and an Auto model axis to constrain over."""
 
     def __call__(self, x, *spec):
         free = P.UNCONSTRAINED
@@ -116,7 +116,7 @@ def test_constrained_loss_equals_the_oracle(name, setting, call):
             assert g.sharding.is_equivalent_to(params[key].sharding, g.ndim), (key, g.sharding)
 
 
-# Without its shard_map, this loss is another program.
+# Without its shard_map, this loss is a different program.
 COSTED = [name for name in sharded_losses.CASES if name != "shard_map_over_model"]
 
 
@@ -124,7 +124,7 @@ COSTED = [name for name in sharded_losses.CASES if name != "shard_map_over_model
 def test_constraints_cost_nothing(name):
     case = sharded_losses.CASES[name]
     mesh = mesh_of((4, 2), AUTO, AUTO)
-    # A larger batch than elsewhere, for buffers of a few bytes are not the point.
+    # A larger batch than elsewhere, because buffers of a few bytes do not matter.
     tall = jax.tree.map(lambda x: jnp.concatenate([x] * 16), case.batch)
     arguments = dataclasses.replace(case, batch=tall).place(mesh)
 
@@ -133,7 +133,7 @@ def test_constraints_cost_nothing(name):
 
     forms = sharded_losses.Unconstrained(), sharded_losses.Named(mesh)
     free, bound = (cost(step(form), *arguments) for form in forms)
-    # Some constraints ask for a gathered value, which costs something without privacy too.
+    # Some constraints request a gathered value, which has a cost without privacy too.
     free_grad, bound_grad = (cost(jax.grad(case.make(form)), *arguments) for form in forms)
     for what in ("flops", "memory"):
         inherent = max(1.0, bound_grad[what] / free_grad[what])
@@ -142,7 +142,7 @@ def test_constraints_cost_nothing(name):
 
 
 def test_plain_vmap_pays_for_what_bevel_moves():
-    """The edge is real: without it this file would test nothing."""
+    """Without this failure of plain `vmap`, this file would test nothing."""
     mesh = mesh_of((8,), AUTO)
     batch = jax.device_put(jnp.ones((256, 64)), NamedSharding(mesh, P("data")))
 
@@ -178,7 +178,7 @@ def test_a_batch_that_the_mesh_does_not_divide_must_be_padded(kind):
     loss = sharded_losses.CASES["on_input"].make(form)
     case = sharded_losses.CASES["on_input"]
     batch = jax.tree.map(lambda x: jnp.concatenate([x, x[:4]]), case.batch)
-    with jax.set_mesh(mesh), pytest.raises(PadBatchError, match=r"8 equal pieces.*16.*pad"):
+    with jax.set_mesh(mesh), pytest.raises(PadBatchError, match=r"8 equal shards.*16.*is_padding"):
         bevel.clipped_grad(loss, l2_clip_norm=1.0)(case.params, batch)
 
 

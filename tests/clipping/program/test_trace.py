@@ -1,4 +1,4 @@
-"""A loss that cannot be followed for one example is refused with the place and the way out."""
+"""A loss that cannot be traced for one example is refused with its line and with advice."""
 
 import inspect
 
@@ -29,7 +29,7 @@ def run(loss, *args, x=X, **options):
 
 
 def line_of(function, text):
-    """`file:line` of the first line of a function that holds a text."""
+    """`file:line` of the first line of a function that contains a text."""
     lines, start = inspect.getsourcelines(function)
     number = next(start + i for i, line in enumerate(lines) if text in line)
     return f"{inspect.getsourcefile(function)}:{number}"
@@ -44,7 +44,7 @@ def test_a_loss_that_is_no_scalar_for_one_example_is_refused():
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
 def test_a_loss_that_is_no_real_number_is_refused(dtype):
-    with pytest.raises(FixLossError, match=f"the loss has dtype {dtype}: return a real floating"):
+    with pytest.raises(FixLossError, match=f"the loss has dtype {dtype}. Return a real floating"):
         run(lambda p, x: plain(p, x).astype(dtype))
 
 

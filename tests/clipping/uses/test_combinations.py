@@ -1,4 +1,4 @@
-"""Parameters that are joined before they meet an example: the gradients are those of `jax.grad`."""
+"""Parameters combined before they meet an example have the gradients of `jax.grad`."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def through(layer):
 
 
 def merged_layers(p, x):
-    """The frozen matrices go through the loop beside the pairs."""
+    """The loop slices the frozen matrices together with the pairs."""
     layers = {"w": LAYERS, **p}
     return through(lambda own: own["w"] - 0.3 * (own["a"] @ own["b"]))(layers, x)
 
@@ -42,7 +42,7 @@ def one_factor_for_all_layers(p, x):
 
 
 def of_both(p, x):
-    """One factor is shared by the loop, so its gradients add up; the other is not."""
+    """The loop shares one factor, whose gradients add, and slices the other."""
     layers = {"w": LAYERS, "b": p["b"]}
     return through(lambda own: own["w"] + p["a"] @ own["b"])(layers, x)
 
@@ -108,7 +108,7 @@ TURNS = {
         tolerance=0.06,
     ),
 }
-# Joined in ways of which no sum of outer products is left: kept, and right.
+# Combinations whose gradient is not a sum of outer products: materialised, and correct.
 KEPT = {
     "a part of both": Program(
         lambda p, x: total(x @ jnp.concatenate([p["q"], p["k"]], axis=1)[:, 5:15]),
@@ -152,7 +152,7 @@ def test_no_gradient_is_kept(name):
     flat, tree = jax.tree.flatten(program.params)
     loss = lambda *args: program.loss(jax.tree.unflatten(tree, args[:-1]), args[-1])  # noqa: E731
     found = find_uses(jax.make_jaxpr(loss)(*flat, X[:1]), len(flat))
-    assert all(uses and all(use.turns for use in uses) for uses in found.values()) or (
+    assert all(uses and all(use.combinations for use in uses) for uses in found.values()) or (
         name == "merged pair and its matrix"
     )
     assert None not in found.values()

@@ -1,4 +1,4 @@
-"""Which uses of a parameter are found, and what several of them make together."""
+"""Which uses of a parameter are found, and how the gradients of several uses add."""
 
 import functools
 
@@ -210,7 +210,7 @@ def test_indices_outside_of_a_table_have_no_gradient():
     assert_equals_grad(TABLE, TOKENS, lambda w, k: squared(w[2 * k]))
 
 
-def test_places_beyond_int32_are_clipped():
+def test_indices_beyond_int32_are_clipped():
     def loss(w, k):
         rows = [lax.dynamic_slice(w, (i, jnp.uint32(0)), (1, 6)) for i in k]
         return squared(rows[0] + jnp.tanh(rows[1]))
@@ -219,7 +219,7 @@ def test_places_beyond_int32_are_clipped():
 
 
 def test_indices_of_few_bits_into_a_long_table_are_left_to_jax():
-    """In uint8 the length of the table wraps around: XLA clips some of them there, others not."""
+    """In uint8 the length of the table wraps around, and XLA clips only some of these indices."""
     table, indices = draw(300, 3), jnp.array([[40], [200]], jnp.uint8)
 
     def loss(w, k):
@@ -263,18 +263,18 @@ def test_uses_name_their_equations_and_where_they_stand():
     layers, (one,), (shared,) = find_uses(program, len(flat)).values()
     assert [use.loops for use in layers] == [((SEPARATE, 3),)] * 2
     assert shared.loops == ((SHARED, 2),) and one.loops == ()
-    assert [use.recomputed for use in (*layers, one, shared)] == [True, True, False, False]
-    assert [use.branched for use in (*layers, one, shared)] == [False, False, True, False]
-    # Both calls of the jit have one body: only the way there tells their equations apart.
+    assert [use.in_remat for use in (*layers, one, shared)] == [True, True, False, False]
+    assert [use.in_branch for use in (*layers, one, shared)] == [False, False, True, False]
+    # Both calls of the jit share one body: only the path distinguishes their equations.
     assert layers[0].eqn is layers[1].eqn and layers[0].path != layers[1].path
     assert all(use.path[-1] == id(use.eqn) for use in (*layers, one, shared))
 
 
-def test_places_asked_for_by_a_nested_jit_are_left_to_jax():
+def test_shardings_of_a_nested_jit_are_left_to_jax():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     placed = jax.jit(lambda h, w: jnp.tanh(h @ w), in_shardings=(place, place))
-    # At the top they become constraints, in a loop they do not.
+    # At the top level they become constraints, but not in a loop.
     assert understood(SQUARE, X, lambda w, x: squared(placed(x, w))) == [TAPPED]
     looped = (SQUARE, X, lambda w, x: squared(lax.fori_loop(0, 2, lambda _, h: placed(h, w), x)))
     assert understood(*looped) == [OPAQUE]
@@ -323,7 +323,7 @@ NORMS = ("auto", "gram", "product", "outer")
 def test_clipped_sums_equal_the_oracle(number, name):
     params, loss = WHOLE[name]
 
-    # Divided by the clip norm, which may then be traced: one program for both.
+    # Divide by the clip norm, so that it can be traced and one program serves both.
     @functools.partial(jax.jit, compiler_options=QUICK)
     def clipped(params, batch, clip_norm):
         fn = bevel.clipped_grad(
@@ -339,5 +339,5 @@ def test_clipped_sums_equal_the_oracle(number, name):
     for clip_norm in (np.min(norms) / 3, np.max(norms) * 3):
         expected = oracle.clipped_sum(loss, params, BATCH, clip_norm=clip_norm, rescale=True)
         got, aux = clipped(params, BATCH, jnp.float32(clip_norm))
-        assert_close(got, expected.grad, 1e-4)  # the slack of the norm shrinks what is clipped
+        assert_close(got, expected.grad, 1e-4)  # clipping includes the slack of the norm
         np.testing.assert_allclose(aux.grad_norms, expected.norms, rtol=2e-5)

@@ -1,4 +1,4 @@
-"""Terms that are the same for every example: clipped with the rest, never formed for one."""
+"""Terms shared by all examples are clipped with the rest, and never formed per example."""
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,7 @@ def test_a_coefficient_that_is_an_argument():
 
 @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e12])
 def test_no_contribution_is_longer_than_its_clip_norm(scale):
-    """Also where both parts nearly cancel: the bound holds for what is really summed."""
+    """The bound holds for the actual contribution, even where both parts nearly cancel."""
     w = jnp.asarray(W) / jnp.linalg.norm(W)
     loss = lambda w, x: scale * (jnp.sum(x * w) - 0.5 * jnp.sum(w * w))  # noqa: E731
     x = jnp.stack([w, w * (1 + 1e-3), w + 1e-4 * draw(D, K), draw(D, K)])

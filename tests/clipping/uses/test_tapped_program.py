@@ -376,7 +376,7 @@ def test_loops_of_no_steps_have_no_gradient(name):
 
 
 def count(jaxpr):
-    """The equations of a program, those of loop bodies included."""
+    """The equations of a program, including those of loop bodies."""
     inner = [
         x for e in jaxpr.eqns for v in e.params.values() for x in jax.tree.leaves(v) if bodies(x)
     ]

@@ -1,7 +1,7 @@
-"""What taps read, with the gradients that are kept, makes up `jax.grad`, whichever way it is taken.
+"""Gradients read at taps and materialised gradients together equal `jax.grad`, for every way.
 
-Tables of small programs say how each parameter is understood; `test_routes.py`, `test_uses.py` and
-`test_control.py` have further tables for the tests below.
+Tables of small programs state how each parameter is understood. `test_views.py`, `test_find.py` and
+`test_tapped_program.py` have further tables for the tests below.
 """
 
 import dataclasses
@@ -14,9 +14,10 @@ import pytest
 from compare import assert_close
 from jax import lax
 
-from bevel.clipping.accumulate.coefficients import side_by_side
-from bevel.clipping.choose import choose_one, tapped_of
+from bevel.clipping.accumulate.coefficients import norm_of_parts
+from bevel.clipping.choose import choose_one
 from bevel.clipping.norms import materialised_norm
+from bevel.clipping.plan import tapped_parameter
 from bevel.clipping.program.equations import inline_calls
 from bevel.clipping.uses.find import find_uses
 from bevel.clipping.uses.taps import HoldValues, differentiate
@@ -24,10 +25,10 @@ from bevel.clipping.uses.taps import HoldValues, differentiate
 TOLERANCE = 2e-5
 COEFFICIENTS = (0.25, 1.5)  # of the two examples in every table
 
-# Compiling takes nearly all of the time.
+# Compilation takes nearly all of the time.
 QUICK = {"xla_backend_optimization_level": 0}
 
-# What is known of a parameter.
+# What is known about a parameter.
 TAPPED = "tapped"  # its uses are understood, and their gradients need not be formed
 OVERLAPPING = "overlapping"  # its uses are understood, but not how their gradients add
 OPAQUE = "opaque"  # one of its uses has no rule
@@ -47,7 +48,7 @@ def dot(x, w, x_dims, w_dims, **options):
     return lax.dot_general(x, w, ((x_dims, w_dims), ((), ())), **options)
 
 
-W, X = draw(6, 3), draw(2, 1, 6)  # of two examples, as everywhere
+W, X = draw(6, 3), draw(2, 1, 6)  # two examples, as in all tables
 
 
 def traced(params, batch, loss):
@@ -63,13 +64,13 @@ def traced(params, batch, loss):
 
 
 def decided(program, flat, way=None):
-    """The choice for each parameter, with `way` where it is on offer."""
+    """The choice for each parameter: `way` where it is possible."""
     found = find_uses(program, len(flat))
     return [choose_one(i, found[i], flat[i], way) for i in range(len(flat))]
 
 
 def understood(params, batch, loss):
-    """What is known of each parameter."""
+    """What is known about each parameter."""
     program, flat = traced(params, batch, loss)
     found = find_uses(program, len(flat))
 
@@ -109,17 +110,19 @@ def assert_equals_grad(params, batch, loss, tolerance=TOLERANCE):
 
 
 def taken(program, flat, rows):
-    """Values, and by way the sums and the norms of the parameters that can be taken so."""
+    """Values, and for each way the sums and norms of the parameters for which it is possible."""
     every = decided(program, flat)
     ways = {i: [way for way in c.costs if way != "keep"] for i, c in enumerate(every)}
-    taps = [tapped_of(decided(program, flat, w[0])[i], flat[i]) for i, w in ways.items() if w]
+    taps = [
+        tapped_parameter(decided(program, flat, w[0])[i], flat[i]) for i, w in ways.items() if w
+    ]
     reads = [(use, HoldValues()) for tap in taps for use in tap.uses]
     coefficients = jnp.asarray(COEFFICIENTS, jnp.float32)
 
     def added(gradient):
         return jnp.tensordot(coefficients, gradient.astype(jnp.float32), axes=1)
 
-    # Every parameter is kept here, beside the taps: one pass shows that both are right.
+    # Every parameter is both materialised and tapped, so one pass checks both.
     outputs, gradients, readings = jax.vmap(
         lambda rows: differentiate(program, reads, range(len(flat)), [*flat, *rows])
     )(rows)
@@ -134,7 +137,7 @@ def taken(program, flat, rows):
                 total, norm = added(formed), materialised_norm(formed)
             else:
                 total = so.weighted_sum(made, coefficients, None)
-                norm = side_by_side([m.norm for m in so.norms(made, scaled=True)])
+                norm = norm_of_parts([m.norm for m in so.norms(made, scaled=True)])
             sums, norms = found.setdefault(way, ({}, {}))
             sums[tap.param], norms[tap.param] = total, norm
     return outputs[0], found
@@ -323,16 +326,16 @@ def test_gradients_of_inputs_that_are_not_kept_are_not_computed():
     reads = [(use, HoldValues()) for i in range(2) for use in found[i]]
     step = jax.make_jaxpr(lambda *args: differentiate(program, reads, [], args))(*flat, X[0])
     shapes = {v.aval.shape for eqn in step.eqns for v in eqn.outvars}
-    # No product of rows and cotangents, whose result would be as large as a parameter.
+    # There is no product of rows and cotangents, whose result would be as large as a parameter.
     assert not shapes & {w.shape for w in flat}
 
 
 def test_a_joined_use_needs_known_dimensions():
     program, flat = traced(draw(2, 9), X, lambda w, x: squared(x @ w.reshape(6, 3)))
     (chosen,) = decided(program, flat, "gram")
-    tap = tapped_of(chosen, flat[0])
+    tap = tapped_parameter(chosen, flat[0])
     reads = [(use, HoldValues()) for use in tap.uses]
     readings = differentiate(program, reads, [], [*flat, X[0]])[2]
     made = tap.gradients(jax.tree.map(lambda x: x[None], readings))
-    with pytest.raises(ValueError, match="only uses whose dimensions are known"):
+    with pytest.raises(ValueError, match="overlapping uses must have known dimensions"):
         tap.aligned(made)

@@ -1,4 +1,4 @@
-"""The ways on which a parameter reaches an operand, and back: cut, turned, reshaped, in loops."""
+"""Views of parameters, and pulling gradients back: slices, transposes, reshapes and loops."""
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +26,12 @@ from bevel.clipping.norms.registry import SEPARATE, SHARED
 from bevel.clipping.uses.find import find_uses
 from bevel.clipping.uses.views import (
     LoopEntry,
-    apart,
+    covers,
     dimensions,
+    disjoint,
     loops_of,
-    passes_on,
     pull_back,
-    whole,
+    rearranges,
 )
 
 ROWS = draw(2, 1, 4, 6)
@@ -80,7 +80,7 @@ PROGRAMS = {
             ROWS,
             pair(lambda w: w.T[:, :4], lambda w: w[4:].T),
         ),
-        "cut apart, then rearranged": (
+        "sliced, then rearranged": (
             draw(13, 3),
             ROWS,
             pair(lambda w: w[:6][::-1], lambda w: w[7:].reshape(3, 6).T),
@@ -101,7 +101,7 @@ PROGRAMS = {
             ROWS,
             pair(lambda w: w.T[:, :4], lambda w: w[:4].T),
         ),
-        # Apart, but only strides and the reversed order say so.
+        # Disjoint, but only the strides and the reversed order show it.
         "even and odd rows": (draw(12, 3), ROWS, pair(lambda w: w[::2], lambda w: w[1::2])),
         "reversed, then cut": (draw(12, 3), ROWS, pair(lambda w: w[::-1][:6], lambda w: w[:6])),
         "reversed and as it is": (W, ROWS, pair(lambda w: w[::-1], lambda w: w)),
@@ -159,13 +159,13 @@ def test_a_gradient_goes_back_behind_the_dimensions_of_loops():
         return squared(lax.scan(outer, x, w)[0])
 
     use = only_use(draw(*shape), X, loss)
-    assert use.loops == loops_of(use.route) == ((SEPARATE, 2), (SEPARATE, 3))
+    assert use.loops == loops_of(use.view) == ((SEPARATE, 2), (SEPARATE, 3))
     at_operand = draw(2, 3, 6, 6)
     back = np.zeros(shape, np.float32)
     for i in range(2):
         for j in range(3):
             back[i, 2 - j, 1:7] = np.asarray(at_operand)[i, j, :, ::-1]
-    np.testing.assert_array_equal(pull_back(use.route, at_operand), back)
+    np.testing.assert_array_equal(pull_back(use.view, at_operand), back)
 
 
 def test_dimensions_and_the_part_that_is_used():
@@ -176,10 +176,10 @@ def test_dimensions_and_the_part_that_is_used():
             dot(x, jnp.squeeze(w, 1)[2:8][1:4].transpose(1, 2, 0)[:, :, ::2], (0,), (1,))
         ),
     )
-    places, box = dimensions(use.route, (9, 1, 7, 5))
-    assert places == (2, 3, None)  # what is cut from every second row is not followed further
-    assert box == ((3, 6), (0, 1), (0, 7), (0, 5))  # strides leave the part as it is
-    assert not whole(box, (9, 1, 7, 5)) and whole(((0, 2),), (2,))
+    dims, region = dimensions(use.view, (9, 1, 7, 5))
+    assert dims == (2, 3, None)  # a strided slice is not tracked further
+    assert region == ((3, 6), (0, 1), (0, 7), (0, 5))  # strides do not change the region
+    assert not covers(region, (9, 1, 7, 5)) and covers(((0, 2),), (2,))
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_dimensions_and_the_part_that_is_used():
 )
 def test_dimensions_that_a_reshape_or_a_reversal_mixes_are_not_known(arrange):
     use = only_use(draw(2, 9), X, lambda w, x: squared(x @ arrange(w)))
-    assert dimensions(use.route, (2, 9)) == (None, ((0, 2), (0, 9)))
+    assert dimensions(use.view, (2, 9)) == (None, ((0, 2), (0, 9)))
 
 
-def test_parts_are_apart_if_one_dimension_keeps_them_so():
-    assert apart(((0, 2), (0, 3)), ((2, 4), (0, 3)))
-    assert apart(((0, 4), (2, 3)), ((0, 4), (0, 2)))
-    assert not apart(((0, 3), (0, 3)), ((2, 4), (2, 3)))
-    assert not apart((), ())  # numbers have one part
+def test_regions_are_disjoint_if_one_dimension_separates_them():
+    assert disjoint(((0, 2), (0, 3)), ((2, 4), (0, 3)))
+    assert disjoint(((0, 4), (2, 3)), ((0, 4), (0, 2)))
+    assert not disjoint(((0, 3), (0, 3)), ((2, 4), (2, 3)))
+    assert not disjoint((), ())  # a scalar has one region
 
 
 def test_entries_into_loops():
@@ -223,7 +223,7 @@ def test_entries_into_loops():
 )
 def test_only_rearrangements_pass_a_parameter_on(rearranged, passes):
     eqns = jax.make_jaxpr(rearranged)(W).eqns
-    assert all(map(passes_on, eqns)) == passes
+    assert all(map(rearranges, eqns)) == passes
 
 
 @pytest.mark.parametrize("norms", ["gram", "product"])

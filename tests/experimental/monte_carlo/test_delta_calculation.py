@@ -1,4 +1,4 @@
-"""What a check by sampling allows to report, and deltas from losses."""
+"""The delta that may be reported after a check by sampling, and deltas from losses."""
 
 import math
 
@@ -25,14 +25,14 @@ ADD = "ADD_OR_REMOVE_ONE"
 
 @pytest.mark.parametrize("base", [0.02, 0.1])
 @pytest.mark.parametrize("count", [30, 300])
-def test_what_passes_by_chance_is_within_the_overall_delta(base, count):
+def test_checks_that_pass_by_chance_are_within_the_overall_delta(base, count):
     overall = get_overall_delta(count, base)
     assert overall > base
-    # A mechanism that gives everything away with probability d: each sample is 0 or 1.
+    # A mechanism that reveals everything with probability d: each sample is 0 or 1.
     for d in np.linspace(base, 0.99, 200):
         passes = scipy.stats.binom.cdf(math.floor(base * count), count, d)
         assert d * passes <= overall
-    # And it is the maximum of the bound, not more.
+    # It equals the maximum of the bound.
     grid = np.linspace(base, 0.999, 20000)
     kl = base * np.log(base / grid) + (1 - base) * np.log((1 - base) / (1 - grid))
     assert overall == pytest.approx(np.max(grid * np.exp(-count * kl)), rel=1e-5)
@@ -58,9 +58,9 @@ def losses_of_a_gaussian(noise, count, rng):
 def test_deltas_are_those_of_the_mechanism():
     rng = np.random.default_rng(0)
     losses = losses_of_a_gaussian(1.0, 400_000, rng)
-    found = delta_from_epsilon_and_samples(1.0, losses)
+    estimate = delta_from_epsilon_and_samples(1.0, losses)
     exact = exact_delta(gaussian_event(1.0), epsilon=1.0, neighboring_relation=ADD)
-    assert found == pytest.approx(exact, rel=0.02)
+    assert estimate == pytest.approx(exact, rel=0.02)
     values, counts = np.unique(np.round(losses, 2), return_counts=True)
     assert delta_from_epsilon_and_samples(1.0, values, counts) == pytest.approx(exact, rel=0.03)
 
@@ -71,10 +71,10 @@ def test_another_event_is_composed(as_accountant):
     other = dp_accounting.GaussianDpEvent(2.0)
     if as_accountant:
         other = dp_accounting.pld.PLDAccountant().compose(other)
-    found = delta_from_epsilon_and_samples(1.0, losses, other_event=other)
+    estimate = delta_from_epsilon_and_samples(1.0, losses, other_event=other)
     both = dp_accounting.ComposedDpEvent([gaussian_event(1.0), gaussian_event(2.0)])
     exact = exact_delta(both, epsilon=1.0, neighboring_relation=ADD)
-    assert found == pytest.approx(exact, rel=0.02)
+    assert estimate == pytest.approx(exact, rel=0.02)
 
 
 def test_the_first_parameter_within_the_budget_is_found():
@@ -110,6 +110,6 @@ def test_the_first_parameter_within_the_budget_is_found():
         ),
     ],
 )
-def test_bad_input_is_refused(call):
+def test_bad_input_is_rejected(call):
     with pytest.raises(FixArgumentsError):
         call()

@@ -1,4 +1,4 @@
-"""Samples of privacy losses against what the events cost."""
+"""Samples of privacy losses, compared with the deltas of the events."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_balls_in_bins_losses_are_those_of_the_event(positive):
 
 
 def test_cyclic_poisson_losses_are_those_of_the_event():
-    found = [
+    deltas = [
         delta_from_epsilon_and_samples(
             0.5, get_privacy_loss_sample(POISSON, 1.0, COLUMN, 1, positive, COUNT)[0]
         )
@@ -45,7 +45,7 @@ def test_cyclic_poisson_losses_are_those_of_the_event():
     ]
     event = amplified_bandmf_event(1.0, 6, num_bands=2, sampling_prob=0.3)
     exact = bound(event, epsilon=0.5, neighboring_relation="REPLACE_SPECIAL")
-    assert max(found) == pytest.approx(exact, rel=0.03)
+    assert max(deltas) == pytest.approx(exact, rel=0.03)
 
 
 def test_samples_are_those_of_the_seed():
@@ -58,27 +58,27 @@ def test_samples_are_those_of_the_seed():
     )
 
 
-@pytest.mark.parametrize("chance", [0.0, 1.0])
-def test_certain_and_impossible_uses(chance):
-    sampler = CyclicPoissonSampling(chance, 4)
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_sampling_probabilities_of_zero_and_one(probability):
+    sampler = CyclicPoissonSampling(probability, 4)
     losses, sample = get_privacy_loss_sample(sampler, 2.0, np.ones(1), 1, True, 50)
-    np.testing.assert_allclose(losses, chance * np.sum(sample - 0.5, axis=1) / 4, atol=1e-9)
+    np.testing.assert_allclose(losses, probability * np.sum(sample - 0.5, axis=1) / 4, atol=1e-9)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((FixedBatchSampling(2, 4), 1.0, COLUMN), "no pair of laws is known"),
-        ((CyclicPoissonSampling(0.3, 4, 2), 1.0, np.ones(1)), "no pair of laws is known"),
+        ((FixedBatchSampling(2, 4), 1.0, COLUMN), "no dominating pair is known"),
+        ((CyclicPoissonSampling(0.3, 4, 2), 1.0, np.ones(1)), "no dominating pair is known"),
         ((CyclicPoissonSampling(0.3, 4), 1.0, COLUMN), "num_bands=2"),
         ((BINS, 0.0, COLUMN), "noise_multiplier=0.0"),
         ((BINS, 1.0, np.zeros(2)), "not all zero"),
     ],
 )
-def test_pairs_that_are_not_proven_are_refused(arguments, message):
+def test_unproven_pairs_are_rejected(arguments, message):
     with pytest.raises(FixArgumentsError, match=message):
         generate_sample(*arguments)
-    with pytest.raises(FixArgumentsError, match="give what generate_sample gave"):
+    with pytest.raises(FixArgumentsError, match="give the result of generate_sample"):
         compute_privacy_loss(BINS, np.zeros(3), 1.0, COLUMN)
 
 

@@ -23,7 +23,7 @@ def gathered_from(function, *args):
 X = on(LINE, (512, 32), "data")
 PROGRAMS = {
     "plain": (lambda p, x: x @ p["w"], {"w": on(LINE, (32, 16), "data")}),
-    "turned": (lambda p, x: x @ p["w"].T, {"w": on(LINE, (16, 32), "data")}),
+    "transposed": (lambda p, x: x @ p["w"].T, {"w": on(LINE, (16, 32), "data")}),
     "cast": (
         lambda p, x: x @ p["w"].astype(jnp.float32),
         {"w": on(LINE, (32, 16), "data", dtype=jnp.bfloat16)},
@@ -36,7 +36,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_arguments_are_found_behind_what_only_cuts_and_turns(name):
+def test_arguments_are_found_through_slices_and_transposes(name):
     function, params = PROGRAMS[name]
     assert gathered_from(function, params, X) == {"p['w']"}
 

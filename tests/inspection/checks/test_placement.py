@@ -78,7 +78,7 @@ def test_parameters_that_come_back_elsewhere():
     whole = on(GRID, ()).sharding
     moved = found(moved_parameters, jax.jit(sgd_step, out_shardings=whole), *args)
     assert len(moved) == 2 and "out_shardings" in moved[0].fix
-    assert any("comes in as" in f.what and "P('data'" in f.what for f in moved)
+    assert any("before the step" in f.what and "P('data'" in f.what for f in moved)
     stay = {name: x.sharding for name, x in args[0].items()}
     assert found(moved_parameters, jax.jit(sgd_step, out_shardings=stay), *args) == []
 

@@ -1,4 +1,4 @@
-"""Rules that no virtual device can run, against their definition."""
+"""Collectives that virtual devices cannot run, compared with their definition."""
 
 import jax
 import jax.numpy as jnp
@@ -57,12 +57,12 @@ def test_asynchronous_halves_are_done_at_once():
 
 
 def test_groups_name_every_device_once():
-    table, group_of, place_of = tables_of_groups([[2, 0], [1, 3]], 4)
+    table, group_of, index_of = tables_of_groups([[2, 0], [1, 3]], 4)
     assert table.tolist() == [[2, 0], [1, 3]]
     assert group_of.tolist() == [0, 1, 0, 1]
-    assert place_of.tolist() == [1, 0, 0, 1]
+    assert index_of.tolist() == [1, 0, 0, 1]
     for groups in ([[0, 1], [2]], [[0, 1]], [[0, 1], [1, 2]]):
-        with pytest.raises(FixArgumentsError, match="once, in groups of one size"):
+        with pytest.raises(FixArgumentsError, match="once, in groups of equal size"):
             tables_of_groups(groups, 4)
 
 

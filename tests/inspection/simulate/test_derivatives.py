@@ -1,4 +1,4 @@
-"""Derivatives of simulated programs; `test_shard_map.py` has those against the real mesh."""
+"""Derivatives of simulated programs. `test_shard_map.py` compares them with a real mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from bevel.inspection.simulate.derivatives import holds, is_inexact
+from bevel.inspection.simulate.derivatives import contains, is_inexact
 from bevel.sharding.simulate import simulate_shard_map
 
 X = np.linspace(-1, 1, 8, dtype=np.float32)
@@ -54,9 +54,9 @@ def test_hessian():
     np.testing.assert_allclose(jax.hessian(f)(X), np.diag(6 * X), rtol=1e-5, atol=1e-6)
 
 
-def test_holds_looks_into_loops():
+def test_contains_looks_into_loops():
     looped = jax.make_jaxpr(lambda x: lax.map(jnp.sin, x))(X).jaxpr
-    assert holds("sin", looped) and not holds("cos", looped)
+    assert contains("sin", looped) and not contains("cos", looped)
 
 
 def test_keys_and_integers_have_no_derivative():

@@ -1,4 +1,4 @@
-"""The exercise of the starting document on manual data parallelism."""
+"""The exercise on manual data parallelism."""
 
 import sys
 
@@ -29,7 +29,7 @@ def test_equals_the_apply_of_one_device(shards):
 @pytest.mark.parametrize(
     ("x", "shards", "features", "says"),
     [
-        (X, 5.0, 4.0, "12 rows, which 5 shards do not divide"),
+        (X, 5.0, 4.0, "12 rows, which cannot be split into 5 equal shards"),
         (X[0], 1.0, 4.0, "one row per example"),
         (X[:0], 1.0, 4.0, "0 rows"),
         (X, 0.0, 4.0, "num_shards=0"),

@@ -18,7 +18,7 @@ def padded(body, **options):
     return simulate_shard_map(body, pad=True, **options)
 
 
-def test_rows_are_filled_up_and_cut_back():
+def test_rows_are_padded_and_the_padding_removed():
     seen = []
 
     def body(x):
@@ -31,7 +31,7 @@ def test_rows_are_filled_up_and_cut_back():
     np.testing.assert_array_equal(found[1], ROWS[:, 0])
 
 
-def test_ones_tell_the_filled_rows():
+def test_a_vector_of_ones_marks_the_real_rows():
     def mean(x, real):
         return lax.psum(jnp.sum(x * real[:, None], 0), "data") / lax.psum(jnp.sum(real), "data")
 
@@ -61,19 +61,19 @@ def test_several_dimensions_and_axes():
     np.testing.assert_allclose(found, ROWS @ weights)
 
 
-def test_one_row_for_each_device_is_not_cut():
+def test_one_row_for_each_device_is_kept():
     found = padded(lambda x: jnp.sum(x)[None])(ROWS)
     assert found.shape == (8,)
     np.testing.assert_allclose(jnp.sum(found), ROWS.sum())
 
 
 def test_rows_of_another_number_are_refused():
-    with pytest.raises(FixArgumentsError, match="what to cut cannot be told"):
+    with pytest.raises(FixArgumentsError, match="padding cannot be removed"):
         padded(lambda x: x.reshape(-1))(ROWS)
 
 
-def test_two_lengths_that_fill_up_to_one_are_refused():
-    with pytest.raises(FixArgumentsError, match="both filled up to 16"):
+def test_two_lengths_padded_to_one_are_refused():
+    with pytest.raises(FixArgumentsError, match="both padded to 16"):
         padded(lambda x, y: x)(ROWS, np.ones((14, 2)))
 
 

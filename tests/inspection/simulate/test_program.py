@@ -1,4 +1,4 @@
-"""What is not understood raises; what would hang on a real mesh raises too."""
+"""Unknown primitives raise, and so do programs that would hang on a real mesh."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The simulation against the real `shard_map` on eight virtual devices."""
+"""The simulation compared with the real `shard_map` on eight virtual devices."""
 
 import jax
 import jax.numpy as jnp
@@ -261,7 +261,7 @@ def test_a_mesh_that_is_manual_already_is_refused():
         return simulate_shard_map(lambda y: y, in_specs=P("x"), out_specs=P("x"))(x)
 
     outer = jax.shard_map(body, mesh=real_mesh({"x": 8}), in_specs=P("x"), out_specs=P("x"))
-    with pytest.raises(FixArgumentsError, match="manual over"):
+    with pytest.raises(FixArgumentsError, match="already manual over"):
         outer(X)
 
 

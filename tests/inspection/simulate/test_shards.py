@@ -1,4 +1,4 @@
-"""Shards against those that JAX makes."""
+"""Shards compared with those of JAX."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bevel.inspection.simulate.shards import joined, mentioned, over_devices, split
+from bevel.inspection.simulate.shards import joined, named_in, over_devices, split
 
 SIZES = {"x": 2, "y": 2, "z": 2}
 SPECS = [P(), P("x"), P(None, "z"), P(("z", "x")), P("y", ("x", "z")), P(("y", "x"), "z")]
@@ -25,5 +25,5 @@ def test_split_and_joined_as_jax_does(spec):
 
 
 def test_axes_that_a_spec_names():
-    assert mentioned(P(None, ("x", "y"), "z")) == {"x", "y", "z"}
-    assert mentioned(P()) == set()
+    assert named_in(P(None, ("x", "y"), "z")) == {"x", "y", "z"}
+    assert named_in(P()) == set()

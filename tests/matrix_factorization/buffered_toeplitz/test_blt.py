@@ -1,4 +1,4 @@
-"""BLTs against the Toeplitz matrices they stand for."""
+"""BLTs, compared with their Toeplitz matrices."""
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,9 @@ def test_the_inverse_is_a_blt(buffers):
     blt = RATIONAL(buffers)
     inverse = blt.inverse()
     np.testing.assert_allclose(blt.materialize(N) @ inverse.materialize(N), np.eye(N), atol=1e-14)
-    again = inverse.inverse()
-    np.testing.assert_allclose(again.buf_decay, blt.buf_decay, rtol=1e-10)
-    np.testing.assert_allclose(again.output_scale, blt.output_scale, rtol=1e-9)
+    inverse_twice = inverse.inverse()
+    np.testing.assert_allclose(inverse_twice.buf_decay, blt.buf_decay, rtol=1e-10)
+    np.testing.assert_allclose(inverse_twice.output_scale, blt.output_scale, rtol=1e-9)
     merged = np.stack([blt.buf_decay, inverse.buf_decay], axis=1).reshape(-1)
     assert np.all(np.diff(merged) < 0) and np.all(inverse.output_scale < 0)
     assert np.all(inverse.buf_decay > 0)
@@ -122,15 +122,15 @@ def test_precision_is_checked():
 
 
 def test_decorators_check_plain_numbers_only():
-    fits = buffered_toeplitz.require_buf_decay_less_eq_one(lambda blt: blt.buf_decay)
-    positive = buffered_toeplitz.require_output_scale_gt_zero(lambda blt: blt.output_scale)
-    wild = BufferedToeplitz.build([1.5], [-0.5])
+    decay_checked = buffered_toeplitz.require_buf_decay_less_eq_one(lambda blt: blt.buf_decay)
+    scale_checked = buffered_toeplitz.require_output_scale_gt_zero(lambda blt: blt.output_scale)
+    invalid = BufferedToeplitz.build([1.5], [-0.5])
     with pytest.raises(FixArgumentsError, match="at most 1"):
-        fits(wild)
+        decay_checked(invalid)
     with pytest.raises(FixArgumentsError, match="positive"):
-        positive(wild)
-    assert jax.jit(fits)(wild)[0] == 1.5 and jax.jit(positive)(wild)[0] == -0.5
-    np.testing.assert_array_equal(fits(BLT), BLT.buf_decay)
+        scale_checked(invalid)
+    assert jax.jit(decay_checked)(invalid)[0] == 1.5 and jax.jit(scale_checked)(invalid)[0] == -0.5
+    np.testing.assert_array_equal(decay_checked(BLT), BLT.buf_decay)
 
 
 def test_bad_starts():
@@ -138,7 +138,7 @@ def test_bad_starts():
         with pytest.raises(FixArgumentsError, match="num_buffers"):
             RATIONAL(**kwargs)
     for kwargs in ({"max_buf_decay": 1.5}, {"max_buf_decay": 0.0}, {"buf_decay_scale": 0.0}):
-        with pytest.raises(FixArgumentsError, match="write a decay"):
+        with pytest.raises(FixArgumentsError, match="give a decay"):
             RATIONAL(2, **kwargs)
     with pytest.raises(FixArgumentsError, match="n=0"):
         BLT.toeplitz_coefs(0)

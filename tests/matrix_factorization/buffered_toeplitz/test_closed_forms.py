@@ -1,4 +1,4 @@
-"""Closed forms of BLTs against sums over their coefficients."""
+"""Closed forms of BLTs, compared with sums over their coefficients."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ BLTS = {
     "none": BufferedToeplitz.build([], []),
     "one": BufferedToeplitz.build([0.7], [0.5]),
     "root": BufferedToeplitz.from_rational_approx_to_sqrt_x(4),
-    "endless": BufferedToeplitz.build([1.0, 0.3], [0.01, 0.4]),
+    "no_decay": BufferedToeplitz.build([1.0, 0.3], [0.01, 0.4]),
     "slow": BufferedToeplitz.build([1 - 1e-9, 0.3], [0.01, 0.4]),
 }
 

@@ -49,8 +49,8 @@ def test_penalties_are_small_inside_and_nan_outside():
     ]:
         wrong = BufferedToeplitz(np.array(decay), np.array(scale))
         assert np.isnan(loss_fn.compute_penalties(wrong, inverse)[name])
-    turned = BufferedToeplitz(inverse.buf_decay, -inverse.output_scale)
-    assert np.isnan(loss_fn.compute_penalties(BLT, turned)["inverse_output_scale_negative"])
+    flipped = BufferedToeplitz(inverse.buf_decay, -inverse.output_scale)
+    assert np.isnan(loss_fn.compute_penalties(BLT, flipped)["inverse_output_scale_negative"])
 
 
 def test_penalties_have_weights():

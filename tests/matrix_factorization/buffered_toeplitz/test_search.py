@@ -26,7 +26,7 @@ def test_a_few_buffers_are_within_one_percent_of_the_optimal_factor(n, buffers):
     assert optimum(n) < loss < 1.01 * optimum(n)
     assert loss == pytest.approx(loss_fn.loss(blt))
     assert len(steps) <= 150  # each step costs O(log n)
-    # A stream in float32 runs this very matrix.
+    # A float32 stream uses exactly this matrix.
     for x in (blt.buf_decay, blt.output_scale):
         assert x.dtype == np.float64
         np.testing.assert_array_equal(x, x.astype(np.float32))
@@ -76,7 +76,7 @@ def test_no_buffers_is_independent_noise():
 
 
 def test_examples_in_every_step_gain_nothing():
-    # All steps of one example add up: correlated noise cannot help, and nothing must break.
+    # All steps of one example add up, so correlated noise cannot help. It must not break either.
     loss_fn = LossFn.build_min_sep(40, "mean", 1)
     _, loss = bt.optimize_loss(loss_fn, 1)
     independent = loss_fn.loss(BufferedToeplitz.build([], []))
@@ -84,14 +84,14 @@ def test_examples_in_every_step_gain_nothing():
 
 
 def test_starts_and_parameterizations_find_the_same_optimum():
-    given = BufferedToeplitz.build([0.9, 0.4], [0.2, 0.2])
-    assert bt.get_init_blt(2, given) is given
+    start = BufferedToeplitz.build([0.9, 0.4], [0.2, 0.2])
+    assert bt.get_init_blt(2, start) is start
     assert len(bt.get_init_blt().buf_decay) == 3
     loss_fn = LossFn.build_closed_form_single_participation(50)
-    from_given = bt.optimize_loss(loss_fn, 2, init_blt=given)[1]
+    from_start = bt.optimize_loss(loss_fn, 2, init_blt=start)[1]
     other = bt.optimize_loss(loss_fn, 2, parameterization=Parameterization.strategy_blt())[1]
-    assert from_given == pytest.approx(5.3429671544, rel=1e-7)
-    assert other == pytest.approx(from_given, rel=1e-7)
+    assert from_start == pytest.approx(5.3429671544, rel=1e-7)
+    assert other == pytest.approx(from_start, rel=1e-7)
 
 
 def test_bad_input():

@@ -1,4 +1,4 @@
-"""Geometric sums against exact fractions, near and at a ratio of 1."""
+"""Geometric sums, compared with exact fractions near and at a ratio of 1."""
 
 import math
 from fractions import Fraction
@@ -31,7 +31,7 @@ def test_sums_of_many_terms(num):
         np.testing.assert_allclose(geometric_sum(1.0, r, num), expected, rtol=1e-12)
 
 
-def test_endless_sums():
+def test_infinite_sums():
     got = geometric_sum(np.array([2.0, 2.0, 2.0]), np.array([0.0, 0.75, 1.0]))
     np.testing.assert_array_equal(got, [2, 8, np.inf])
     assert geometric_sum(1.0, 1.5) == np.inf

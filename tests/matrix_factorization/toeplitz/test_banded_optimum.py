@@ -1,4 +1,4 @@
-"""Banded optima: nothing near them is better, and known ones are found."""
+"""Banded optima: no nearby point is better, and known optima are found."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ LOSSES = {"mean": jnp.mean, "max": jnp.max}
 
 @pytest.mark.parametrize("error", LOSSES)
 @pytest.mark.parametrize("n, bands", [(12, 12), *([(12, 1)] if FULL else [])])
-def test_nothing_near_the_optimum_is_better(n, bands, error):
+def test_no_nearby_coefficients_are_better(n, bands, error):
     coef = toeplitz.optimize_banded_toeplitz(n, bands, reduction_fn=LOSSES[error])
     assert coef.shape == (bands,) and coef.dtype == np.float64
     assert np.linalg.norm(coef) == pytest.approx(1)
@@ -36,7 +36,7 @@ def test_two_bands_are_the_best_of_a_line():
     assert toeplitz.loss(coef, 20) <= min(losses) * (1 + 1e-12)
 
 
-def test_the_square_root_is_the_best_of_all_for_the_largest_error():
+def test_the_square_root_is_optimal_for_the_largest_error():
     n = 30
     coef = toeplitz.optimize_banded_toeplitz(n, n, reduction_fn=jnp.max)
     root = toeplitz.optimal_max_error_strategy_coefs(n)
@@ -61,7 +61,7 @@ def test_the_start_does_not_matter(scale):
 
 
 def test_long_runs_take_few_evaluations(monkeypatch):
-    # Each costs O(n bands): counted, because time on a shared machine means little.
+    # Each evaluation costs O(n bands). Count them, because timings are noisy.
     results = []
     minimize = scipy.optimize.minimize
     monkeypatch.setattr(
@@ -82,7 +82,7 @@ def test_no_steps_give_the_start():
 
 
 @pytest.mark.parametrize("min_sep, most", [(3, None), *([(10, 1)] if FULL else [])])
-def test_nothing_near_the_best_banded_inverse_is_better(min_sep, most):
+def test_no_nearby_banded_inverse_is_better(min_sep, most):
     n, bands = 10, 3
 
     def loss(coef):
@@ -111,7 +111,7 @@ def test_starts_of_banded_inverses():
     np.testing.assert_allclose([by_strategy, by_noise], [expected, expected], atol=1e-5)
 
 
-def test_a_workload_of_its_own():
+def test_another_workload():
     n = 8
     decayed = 0.5 ** np.arange(n)
     coef = toeplitz.optimize_banded_inverse_toeplitz(n, n, 2, workload_coef=decayed)
@@ -132,12 +132,12 @@ def test_bad_input():
         (lambda: toeplitz.optimize_banded_toeplitz(0, 1), "n=0"),
         (lambda: toeplitz.optimize_banded_toeplitz(4, 0), "bands=0"),
         (lambda: toeplitz.optimize_banded_toeplitz(4, 5), "bands=5 for n=4"),
-        (lambda: toeplitz.optimize_banded_toeplitz(4, 2, [1.0]), "write 2"),
+        (lambda: toeplitz.optimize_banded_toeplitz(4, 2, [1.0]), "give 2"),
         (lambda: toeplitz.optimize_banded_toeplitz(4, 2, [0.0, 1.0]), "not zero"),
         (lambda: toeplitz.optimize_banded_toeplitz(4, 2, [np.nan, 1.0]), "nan"),
         (lambda: toeplitz.optimize_banded_inverse_toeplitz(4, 1, 5), "bands=5 for n=4"),
         (lambda: toeplitz.optimize_banded_inverse_toeplitz(4, 0, 2), "min_sep=0"),
-        (lambda: toeplitz.optimize_banded_inverse_toeplitz(4, 1, 2, noising_coef=[1.0]), "write 2"),
+        (lambda: toeplitz.optimize_banded_inverse_toeplitz(4, 1, 2, noising_coef=[1.0]), "give 2"),
         (
             lambda: toeplitz.optimize_banded_inverse_toeplitz(
                 4, 1, 1, noising_coef=[1.0], strategy_coef=[1.0]

@@ -1,4 +1,4 @@
-"""Sensitivities of Toeplitz strategies against trying every set of steps."""
+"""Sensitivities of Toeplitz matrices, compared with an exhaustive search over steps."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Algebra of Toeplitz coefficients against dense matrices."""
+"""Algebra of Toeplitz coefficients, compared with dense matrices."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def test_a_product_has_the_size_of_the_longer_factor():
     assert toeplitz.multiply([1.0], COEF).shape == toeplitz.multiply(COEF, [1.0]).shape == (4,)
 
 
-# Around the size of a block, and where the bands reach over several of them.
+# Around the block size, and with bands that span several blocks.
 @pytest.mark.parametrize("n, bands", [(1, 1), (5, 4), (129, 1), (300, 7), (300, 200), (260, 260)])
 def test_solutions(n, bands):
     coef = np.concatenate([[1.5], 0.5 * RNG.normal(size=bands - 1) / bands])
@@ -123,7 +123,7 @@ def test_bad_coefficients(coef):
             function(coef)
 
 
-def test_what_has_no_inverse_is_refused():
+def test_singular_matrices_are_rejected():
     for call in (
         lambda: toeplitz.inverse_coef([0.0, 1.0]),
         lambda: toeplitz.solve_banded([0.0, 1.0], np.ones(2)),
@@ -131,7 +131,7 @@ def test_what_has_no_inverse_is_refused():
     ):
         with pytest.raises(FixArgumentsError, match="no inverse"):
             call()
-    with pytest.raises(FixArgumentsError, match="rhs is a number"):
+    with pytest.raises(FixArgumentsError, match="rhs is a scalar"):
         toeplitz.solve_banded(COEF, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Square roots of workloads against exact fractions and the published closed form."""
+"""Square roots of workloads, compared with exact fractions and the published closed form."""
 
 import math
 from fractions import Fraction
@@ -27,7 +27,7 @@ def test_coefficients_are_those_of_the_square_root():
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 200])
-def test_squared_it_is_prefix_sums_and_inverted_it_is_the_noise(n):
+def test_the_square_is_prefix_sums_and_the_inverse_is_the_noise(n):
     C = toeplitz.materialize_lower_triangular(toeplitz.optimal_max_error_strategy_coefs(n))
     inverse = toeplitz.materialize_lower_triangular(toeplitz.optimal_max_error_noising_coefs(n))
     np.testing.assert_allclose(C @ C, np.tril(np.ones((n, n))), atol=1e-13)
@@ -70,12 +70,12 @@ def test_bisr_of_any_workload_is_its_inverse_root(workload):
     np.testing.assert_allclose(toeplitz.multiply(squared, workload, 6), np.eye(6)[0], atol=1e-13)
 
 
-def test_bisr_of_prefix_sums_is_cut_from_the_noise():
-    whole = toeplitz.optimal_max_error_noising_coefs(9)
+def test_bisr_of_prefix_sums_truncates_the_noising_coefficients():
+    full = toeplitz.optimal_max_error_noising_coefs(9)
     got = toeplitz.banded_inverse_square_root_noising_coefs(4)
-    np.testing.assert_array_equal(got, whole[:4])
+    np.testing.assert_array_equal(got, full[:4])
     same = toeplitz.banded_inverse_square_root_noising_coefs(4, np.ones(2 * 4))
-    np.testing.assert_allclose(same, whole[:4], rtol=1e-14)
+    np.testing.assert_allclose(same, full[:4], rtol=1e-14)
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.0])
@@ -90,6 +90,6 @@ def test_sizes_are_checked(n):
 
 
 @pytest.mark.parametrize("workload", [[0.0, 1.0], [-1.0]])
-def test_a_workload_without_a_root_is_refused(workload):
+def test_a_workload_without_a_root_is_rejected(workload):
     with pytest.raises(FixArgumentsError, match="positive diagonal"):
         toeplitz.banded_inverse_square_root_noising_coefs(3, workload)

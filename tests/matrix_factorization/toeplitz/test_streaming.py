@@ -1,4 +1,4 @@
-"""Streams of Toeplitz matrices against the matrices themselves."""
+"""Streaming Toeplitz matrices, compared with dense matrices."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def test_columns_scaled_to_norm_one(bands):
     assert np.isfinite(past_the_end[:N]).all() and np.isnan(past_the_end[N])
 
 
-def test_the_state_has_one_buffer_less_than_there_are_bands():
+def test_the_state_has_one_buffer_fewer_than_bands():
     for make in (toeplitz.inverse_as_streaming_matrix, toeplitz.as_streaming_matrix):
         for bands, coef in COEFS.items():
             state = make(coef).init_multiply(jnp.ones((3, 2), jnp.bfloat16))

@@ -1,4 +1,4 @@
-"""The kernels, interpreted on the CPU, against float64; and lowered for a GPU that need not be."""
+"""The kernels, interpreted on the CPU against float64, and lowered for a GPU without one."""
 
 import functools
 import types
@@ -160,7 +160,7 @@ def test_the_flat_layout_gives_the_gradient_of_a_convolution(strides):
     x, w = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in (x_shape, w_shape))
     out, transpose = jax.vjp(lambda w: apply(x, w), w)
     g = jnp.asarray(rng.normal(size=out.shape), jnp.float32)
-    x = x.astype(jnp.bfloat16).astype(jnp.float32)  # products of such are exact in float32
+    x = x.astype(jnp.bfloat16).astype(jnp.float32)  # their products are exact in float32
     image = layout.image(geometry.image(x[:, None]))[:, :, 0]
     cotangent = layout.cotangent(geometry.cotangent(g[:, None]))[:, 0]
     ones = jnp.ones(x_shape[0], jnp.float32)
@@ -174,7 +174,7 @@ def test_the_flat_layout_gives_the_gradient_of_a_convolution(strides):
 
 @pytest.mark.parametrize("form", SUMS.values(), ids=SUMS)
 def test_factors_are_not_rounded_to_the_dtype_of_g(form):
-    """With ones of a row, the sum is the factors' own; in bfloat16 they would cancel."""
+    """With rows of ones, the sum is that of the factors. Rounded to bfloat16, they would cancel."""
     shape = Shape(1, 2, 1, 8, 1, 8, ((0, 0),))
     x, g = jnp.ones((1, 2, 1, 8), jnp.bfloat16), jnp.ones((2, 1, 8), jnp.bfloat16)
     factor = jnp.array([1 + 2**-20, -1], jnp.float32)
@@ -184,7 +184,7 @@ def test_factors_are_not_rounded_to_the_dtype_of_g(form):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("form", SQUARES.values(), ids=SQUARES)
 def test_what_is_not_finite_stays_in_its_example_and_shows(form, value):
-    """Also in the first and the last row, next to those of other examples."""
+    """Also in the first and last row, which are next to rows of other examples."""
     for row in 0, PHASES.length - 1:
         x, g, _ = operands(PHASES)
         x, g = x.at[0, 1, row, 2].set(value), g.at[3, row, 30].set(-value)
@@ -196,7 +196,7 @@ def test_what_is_not_finite_stays_in_its_example_and_shows(form, value):
 def test_what_is_not_finite_shows_in_the_sum_even_for_a_factor_of_zero(form):
     x, g, factor = operands(PHASES)
     found = quick(form, PHASES.places)(x.at[0, 4, 16, 2].set(np.inf), g, factor.at[4].set(0))
-    # Of place 0 only the channel is hit: every other sum is as it was.
+    # At place 0 only that channel is affected. All other sums are unchanged.
     wrong = np.argwhere(~np.isfinite(np.asarray(found)))
     assert len(wrong) == PHASES.k and {tuple(at) for at in wrong[:, :2].tolist()} == {(0, 2)}
 
@@ -244,7 +244,7 @@ def test_each_shard_sums_its_own_examples(check_vma):
     x, g, factor = operands(shape)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     split = PartitionSpec("data")
-    # The interpreter's loops lose what varies: with the check, the kernel is only traced.
+    # The interpreter's loops lose varying axes, so with check_vma the kernel is only traced.
     options = {"tile": TILE, "tf32": True, "interpret": not check_vma}
 
     def both(x, g, factor):
@@ -295,7 +295,7 @@ LOWERED = {
 }
 
 
-# Compiling needs a GPU, but not what comes before: every step of the kernel has a rule there.
+# Compiling needs a GPU, but lowering does not. It checks that every operation has a rule.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("case", LOWERED.values(), ids=LOWERED)
 @pytest.mark.parametrize("dtypes", [DTYPES, ("bfloat16",) * 2, ("float32",) * 2])
@@ -320,7 +320,7 @@ def test_kernel_lowers_for_a_gpu(form, dtypes, case):
 
 
 def both_forms(x, g, factor, places=PHASES.places, **options):
-    """Each form, called when asked."""
+    """A call of each form."""
     return (
         lambda: shifted_product_squares(x, g, places, interpret=True, **options),
         lambda: shifted_weighted_sum(x, g, factor, places, interpret=True, **options),
@@ -330,7 +330,7 @@ def both_forms(x, g, factor, places=PHASES.places, **options):
 def test_float32_is_taken_only_as_tf32():
     x, g, factor = operands(PHASES, ("float32", "float32"))
     for call in both_forms(x, g, factor):
-        with pytest.raises(ValueError, match=r"x is float32, and the kernel .* tf32=True"):
+        with pytest.raises(ValueError, match=r"x is float32, but the kernel .* tf32=True"):
             call()
     for call in both_forms(x, g.astype("float16"), factor, tf32=True):
         with pytest.raises(ValueError, match="g is float16"):
@@ -341,7 +341,7 @@ def test_float32_is_taken_only_as_tf32():
 def test_rows_that_do_not_pair_are_refused(shapes):
     x, g = (jnp.zeros(shape, jnp.bfloat16) for shape in shapes)
     for call in both_forms(x, g, jnp.zeros(g.shape[0], jnp.float32), ((0, 0),)):
-        with pytest.raises(ValueError, match=r"pass x as \(phases, N, size, C\) and g as"):
+        with pytest.raises(ValueError, match=r"Pass x as \(phases, N, size, C\) and g as"):
             call()
 
 
@@ -355,7 +355,7 @@ def test_places_outside_the_image_are_refused(place):
 def test_factors_are_float32_and_one_for_each_example():
     x, g, factor = operands(PHASES, ("bfloat16", "bfloat16"))
     for wrong in factor.astype("bfloat16"), factor[:3], factor[:, None]:
-        with pytest.raises(ValueError, match="pass one float32 number for each"):
+        with pytest.raises(ValueError, match="Pass one float32 number for each"):
             shifted_weighted_sum(x, g, wrong, PHASES.places, interpret=True)
 
 
@@ -365,14 +365,14 @@ LARGE_G = jax.ShapeDtypeStruct((2**15, 2**14, 3), jnp.bfloat16)
 
 def test_operands_beyond_the_reach_of_offsets_are_refused():
     """Rows of 3 count as 8, to which they are padded."""
-    with pytest.raises(ValueError, match=r"x is .*, and the kernel reaches entries below 2\^31"):
+    with pytest.raises(ValueError, match=r"x is .*, but the kernel can address only 2\^31"):
         jax.eval_shape(lambda x, g: shifted_product_squares(x, g, ((0, 0),)), LARGE, LARGE_G)
 
 
 def test_without_the_backend_the_error_names_the_other_form(monkeypatch):
     monkeypatch.setattr(convolution_kernel, "triton", None)
     for call in both_forms(*operands(PHASES)):
-        with pytest.raises(NotImplementedError, match="use xla_shifted_product_squares or xla_"):
+        with pytest.raises(NotImplementedError, match="Use xla_shifted_product_squares or xla_"):
             call()
 
 

@@ -1,4 +1,4 @@
-"""The kernel, interpreted on the CPU, against float64; and lowered for a GPU that need not be."""
+"""The kernel, interpreted on the CPU against float64, and lowered for a GPU without one."""
 
 import functools
 import types
@@ -32,9 +32,9 @@ SHAPES = {
     "one of everything": (1, 1, 1, 1),
 }
 RAGGED = SHAPES["ragged rows"]
-# The two operands are read apart, so one call tells about two dtypes.
+# The operands are read separately, so one call tests two dtypes.
 DTYPES = ("bfloat16", "float32")
-# Compiled in a hurry: what is tested is small.
+# Compile quickly: the programs are small.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 quick = functools.partial(jax.jit, compiler_options=QUICK)
 interpreted = functools.partial(gram_sums, tile=TILE, block_d=TILE, tf32=True, interpret=True)
@@ -52,7 +52,7 @@ def operands(shape, dtypes=DTYPES, seed=0):
 
 
 def truth(h, g):
-    """The definition, entry by entry of the Gram matrices, in float64."""
+    """The definition, from the entries of the Gram matrices, in float64."""
     h, g = (np.asarray(x, np.float64) for x in (h, g))
     gh, gg = (np.einsum("ntd,nsd->nts", x, x) for x in (h, g))
     dh, dg = (np.einsum("ntt->nt", x) for x in (gh, gg))
@@ -62,7 +62,7 @@ def truth(h, g):
 
 
 def truth_in_chunks(h, g, chunk):
-    """The same with g in chunks of columns: the parts of each sum over Gg, put together."""
+    """The same with g in chunks of columns, from the parts of each sum over Gg."""
     parts = [truth(h, g[..., start : start + chunk]) for start in range(0, g.shape[2], chunk)]
     each = GramSums(*(np.stack(x) for x in zip(*parts, strict=True)))
     return each._replace(
@@ -193,7 +193,7 @@ def test_chunks_of_columns_add_up(monkeypatch, shape):
     h, g = operands(shape)
     found, exact = in_chunks(monkeypatch, h, g)
     check(found, exact, shape)
-    # Sizes put together from those of chunks are bounds of what is wanted; the rest is that.
+    # Squares and lengths combined from chunks are upper bounds. The other sums are exact.
     whole = truth(h, g)
     for name, wanted in whole._asdict().items():
         assert np.all(getattr(found, name) >= wanted * (1 - 1e-5)), name
@@ -238,7 +238,7 @@ def test_each_shard_sums_its_own_examples(check_vma):
     h, g = operands((8, 20, 16, 16))
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     split = PartitionSpec("data")
-    # The interpreter's loops lose what varies: with the check, the kernel is only traced.
+    # The interpreter's loops lose varying axes, so with check_vma the kernel is only traced.
     form = functools.partial(gram_sums, tf32=True) if check_vma else interpreted
     sharded = jax.shard_map(form, mesh=mesh, in_specs=split, out_specs=split, check_vma=check_vma)
     if check_vma:
@@ -247,7 +247,7 @@ def test_each_shard_sums_its_own_examples(check_vma):
     check(quick(sharded)(h, g), truth(h, g), (8, 20, 16, 16))
 
 
-# Compiling needs a GPU, but not what comes before: every step of the kernel has a rule there.
+# Compiling needs a GPU, but lowering does not. It checks that every operation has a rule.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "shape", [(4, 512, 768, 2304), (4, 197, 768, 50257), (4, 197, 9000, 8), (1, 1, 1, 1)]
@@ -265,7 +265,7 @@ def test_kernel_lowers_for_a_gpu(dtypes, shape):
 
 def test_float32_is_taken_only_as_tf32():
     h, g = operands((1, 4, 8, 8), ("float32", "float32"))
-    with pytest.raises(ValueError, match=r"h is float32, and the kernel .* tf32=True"):
+    with pytest.raises(ValueError, match=r"h is float32, but the kernel .* tf32=True"):
         gram_sums(h, g, interpret=True)
     with pytest.raises(ValueError, match="g is float16"):
         gram_sums(h, g.astype("float16"), tf32=True, interpret=True)
@@ -274,14 +274,14 @@ def test_float32_is_taken_only_as_tf32():
 @pytest.mark.parametrize("shapes", [((4, 8), (4, 8)), ((2, 4, 8), (2, 5, 8)), ((2, 4), (2, 4, 3))])
 def test_rows_that_do_not_pair_are_refused(shapes):
     h, g = (jnp.zeros(shape, jnp.bfloat16) for shape in shapes)
-    with pytest.raises(ValueError, match=r"pass h as \(N, T, D\) and g as \(N, T, K\)"):
+    with pytest.raises(ValueError, match=r"Pass h as \(N, T, D\) and g as \(N, T, K\)"):
         gram_sums(h, g, interpret=True)
 
 
 def test_without_the_backend_the_error_names_the_other_form(monkeypatch):
     monkeypatch.setattr(gram_kernel, "triton", None)
     h, g = operands((1, 4, 8, 8))
-    with pytest.raises(NotImplementedError, match="use xla_gram_sums"):
+    with pytest.raises(NotImplementedError, match="Use xla_gram_sums"):
         gram_sums(h, g)
 
 

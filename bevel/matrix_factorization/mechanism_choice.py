@@ -1,4 +1,4 @@
-"""Which mechanism to use: DP-SGD, BandMF, BLT or BISR, by error at equal privacy and memory."""
+"""Chooses between DP-SGD, BandMF, BLT and BISR by error at equal privacy and limited memory."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from bevel.matrix_factorization import (
 from bevel.matrix_factorization.streaming_matrix import StreamingMatrix
 
 REDUCTIONS: dict[str, Callable[[Any], Any]] = {"mean": jnp.mean, "max": jnp.max}
-# Buffers of a BLT beyond which no more are tried: the loss is within 1% at 1e6 steps with five.
+# At most this many BLT buffers are tried: with five, the loss is within 1% of optimal at 1e6 steps.
 MOST_BLT_BUFFERS = 8
 
 
@@ -31,16 +31,16 @@ class Candidate:
     """A mechanism with its parameters, its memory and its error.
 
     Attributes:
-      name: of the mechanism.
-      detail: its parameters, in words.
-      buffers: copies of the gradient that noise keeps between steps.
-      state_bytes: bytes of these, on one device.
-      error: root of the mean (or largest) squared error of the prefix sums of contributions of norm
-        at most 1, at the privacy that was asked for.
-      stddev: of the independent noise that goes into the matrix, for a clip norm of 1: what
-        `matrix_factorization_privatizer(stddev=...)` takes, times the clip norm.
-      sampling: how batches must be chosen for this privacy to hold.
-      make_noising_matrix: gives C^-1 as a StreamingMatrix; None for a baseline that is not run so.
+      name: name of the mechanism.
+      detail: a description of its parameters.
+      buffers: copies of the gradient in the noise state.
+      state_bytes: bytes of the noise state on one device.
+      error: square root of the mean (or largest) squared error of the prefix sums of contributions
+        of norm at most 1, at the requested privacy.
+      stddev: standard deviation of the independent noise z for a clip norm of 1. Multiply it by
+        the clip norm for `matrix_factorization_privatizer(stddev=...)`.
+      sampling: how batches must be sampled for the privacy to hold.
+      make_noising_matrix: returns C^-1 as a StreamingMatrix; None for a baseline.
     """
 
     name: str
@@ -57,13 +57,15 @@ class Candidate:
     def noising_matrix(self) -> StreamingMatrix:
         """C^-1, for `noise_addition.matrix_factorization_privatizer`."""
         if self.make_noising_matrix is None:
-            raise FixArgumentsError(f"{self.name} is a baseline: it has no streaming form here.")
+            raise FixArgumentsError(
+                f"{self.name} is a baseline without a streaming form: use another row."
+            )
         return self.make_noising_matrix()
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The mechanism that was chosen, why, and all that were compared, the smallest error first."""
+    """The chosen mechanism, the reasons, and all candidates in order of error."""
 
     chosen: Candidate
     why: str
@@ -84,7 +86,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class _Setting:
-    """What all candidates share."""
+    """The arguments that all candidates share."""
 
     n: int
     participations: int
@@ -95,7 +97,7 @@ class _Setting:
     target: tuple[float, float] | None  # epsilon and delta
 
     @property
-    def separated(self) -> str:
+    def separated_sampling(self) -> str:
         if self.participations == 1:
             return "each example once"
         steps = f"{self.min_sep} step{'s' * (self.min_sep > 1)}"
@@ -103,17 +105,18 @@ class _Setting:
 
     @functools.cached_property
     def unamplified_noise(self) -> float:
-        """Noise beside the sensitivity; 1 without a target, which compares all alike."""
+        """Noise per unit of sensitivity; 1 without a target, to compare at equal privacy."""
         return 1.0 if self.target is None else calibration.gaussian_noise_multiplier(*self.target)
 
     def candidate(
         self, name: str, detail: str, buffers: int, squared_error: Any, sensitivity_squared: Any
     ) -> Candidate:
-        """One without amplification: its noise is proportional to its sensitivity."""
+        """A candidate without amplification: noise is proportional to sensitivity."""
         stddev = self.unamplified_noise * math.sqrt(sensitivity_squared)
-        return self.noised(name, detail, buffers, squared_error, stddev, self.separated)
+        sampling = self.separated_sampling
+        return self.with_noise(name, detail, buffers, squared_error, stddev, sampling)
 
-    def noised(
+    def with_noise(
         self,
         name: str,
         detail: str,
@@ -141,34 +144,35 @@ def choose_mechanism(
 ) -> Choice:
     """Compares DP-SGD, BandMF, BLT and BISR at equal privacy, and chooses one that fits.
 
-    Mechanisms whose noise needs more than `memory_per_device` are left out. The one with the
-    smallest error is chosen, or one that keeps less and is within `tolerance` of it. Tree
-    aggregation is in the table as a baseline.
+    Mechanisms whose noise state needs more than `memory_per_device` are excluded. The mechanism
+    with the smallest state within `tolerance` of the smallest error is chosen. The table also lists
+    tree aggregation, as a baseline.
 
-    Without a target, privacy is equal in the sense of Gaussian differential privacy for known,
-    separated participations, and errors are per unit of noise. With `epsilon` and `delta`, DP-SGD
-    and BandMF are taken with (cyclic) Poisson sampling, whose amplification is proven for them, and
-    also without; BLT and BISR are taken without.
+    Without a target, candidates have equal Gaussian differential privacy for known, separated
+    participations, and errors are per unit of noise. With `epsilon` and `delta`, DP-SGD and BandMF
+    are listed both with (cyclic) Poisson sampling, for which amplification is proven, and without;
+    BLT and BISR are listed without.
 
     Args:
-      n: steps.
-      participations: steps that one example joins, at most (for Poisson sampling: on average).
-      memory_per_device: bytes that noise may keep between steps on one device.
-      params_per_device: numbers of the gradient on one device; buffers are float32.
-      min_sep: least distance of these steps, n // participations by default: the same order in
-        every epoch.
-      error: of the prefix sums, 'mean' or 'max'.
-      epsilon, delta: a privacy target for adding or removing one example; give both or none.
-      tolerance: share of the error that is given up to keep less.
+      n: number of steps.
+      participations: largest number of steps that one example joins (for Poisson sampling: the
+        average number).
+      memory_per_device: bytes that the noise state may take on one device.
+      params_per_device: number of gradient elements on one device; buffers are float32.
+      min_sep: minimum distance between these steps. The default, n // participations, is that of
+        epochs with the same order.
+      error: 'mean' or 'max' error of the prefix sums.
+      epsilon, delta: privacy target for adding or removing one example; give both or neither.
+      tolerance: relative increase of the error that is acceptable for a smaller state.
 
-    Cost: some seconds for n = 1e4, more with a target or for longer runs (BandMF takes O(n bands)
-    for each of its steps).
+    Cost: some seconds for n = 1e4, more with a target or for longer runs (each optimizer step of
+    BandMF takes O(n bands)).
     """
     setting = _checked_setting(
         n, participations, memory_per_device, params_per_device, min_sep, error, (epsilon, delta)
     )
     if not 0 <= tolerance < math.inf:
-        raise FixArgumentsError(f"tolerance={tolerance!r}: write a share, such as 0.01.")
+        raise FixArgumentsError(f"tolerance={tolerance!r}: give a finite fraction, such as 0.01.")
     families = (_dp_sgd, _band_mf, _blt, _bisr)
     runnable = [c for family in families for c in family(setting)]
     fitting = [c for c in runnable if c.buffers <= setting.most_buffers]
@@ -178,7 +182,7 @@ def choose_mechanism(
 
 
 def chosen_and_best(fitting: list[Candidate], tolerance: float) -> tuple[Candidate, Candidate]:
-    """The one that keeps least of those within `tolerance` of the smallest error, and that one."""
+    """The candidate with the least state within `tolerance` of the best error, and the best one."""
     best = min(fitting, key=lambda c: c.error)
     near = [c for c in fitting if c.error <= (1 + tolerance) * best.error]
     return min(near, key=lambda c: (c.state_bytes, c.error)), best
@@ -196,17 +200,20 @@ def _checked_setting(
     n = whole_number("n", n)
     participations = whole_number("participations", participations)
     if participations > n:
-        raise FixArgumentsError(f"participations={participations}: there are only n={n} steps.")
+        raise FixArgumentsError(
+            f"participations={participations}: there are only n={n} steps, so give at most {n}."
+        )
     min_sep = n // participations if min_sep is None else whole_number("min_sep", min_sep)
     fit = sensitivity.minsep_true_max_participations(n, min_sep)
     if participations > fit:
         raise FixArgumentsError(
-            f"participations={participations}, {min_sep} steps apart: only {fit} fit into n={n}."
+            f"participations={participations} with min_sep={min_sep}: only {fit} fit into n={n} "
+            "steps. Give fewer participations, or a smaller min_sep."
         )
     if error not in REDUCTIONS:
-        raise FixArgumentsError(f"error={error!r}: write 'mean' or 'max'.")
+        raise FixArgumentsError(f"error={error!r}: give 'mean' or 'max'.")
     if (target[0] is None) != (target[1] is None):
-        raise FixArgumentsError(f"epsilon={target[0]}, delta={target[1]}: give both, or neither.")
+        raise FixArgumentsError(f"epsilon={target[0]}, delta={target[1]}: give both or neither.")
     bytes_per_buffer = 4 * whole_number("params_per_device", params)
     memory = whole_number("memory_per_device", memory, least=0)
     return _Setting(
@@ -221,39 +228,39 @@ def _checked_setting(
 
 
 def _dp_sgd(setting: _Setting) -> Iterator[Candidate]:
-    """Independent noise: no state."""
+    """Independent noise, without state."""
     n, times = setting.n, setting.participations
     squared = float(n if setting.error == "max" else (n + 1) / 2)
-    made = [setting.candidate("DP-SGD", "independent noise", 0, squared, times)]
+    rows = [setting.candidate("DP-SGD", "independent noise", 0, squared, times)]
     if setting.target is not None:
         stddev = calibration.poisson_noise_multiplier(*setting.target, times / n, n)
         sampling = f"Poisson, probability {times / n:.3g}"
-        made.append(setting.noised("DP-SGD", "independent noise", 0, squared, stddev, sampling))
-    for c in made:
+        rows.append(setting.with_noise("DP-SGD", "independent noise", 0, squared, stddev, sampling))
+    for c in rows:
         yield dataclasses.replace(c, make_noising_matrix=streaming_matrix.identity)
 
 
 def _band_mf(setting: _Setting) -> Iterator[Candidate]:
-    """Banded Toeplitz strategies with powers of two of bands, and with as many as fit."""
+    """Banded Toeplitz matrices C. The number of bands doubles up to the largest that fits."""
     n, times = setting.n, setting.participations
     reduction = REDUCTIONS[setting.error]
     for bands in doubling(2, min(setting.most_buffers + 1, setting.min_sep, n)):
         coefs = toeplitz.optimize_banded_toeplitz(n, bands, reduction_fn=reduction)
         squared = float(toeplitz.loss(coefs, n, reduction))
         detail = f"{bands} bands"
-        made = [setting.candidate("BandMF", detail, bands - 1, squared, times)]
+        rows = [setting.candidate("BandMF", detail, bands - 1, squared, times)]
         if setting.target is not None:
-            share = min(1.0, bands * times / n)
-            stddev = calibration.poisson_noise_multiplier(*setting.target, share, -(-n // bands))
-            sampling = f"cyclic Poisson, {bands} groups, probability {share:.3g}"
-            made.append(setting.noised("BandMF", detail, bands - 1, squared, stddev, sampling))
-        for c in made:
+            prob = min(1.0, bands * times / n)
+            stddev = calibration.poisson_noise_multiplier(*setting.target, prob, -(-n // bands))
+            sampling = f"cyclic Poisson, {bands} groups, probability {prob:.3g}"
+            rows.append(setting.with_noise("BandMF", detail, bands - 1, squared, stddev, sampling))
+        for c in rows:
             make = functools.partial(toeplitz.inverse_as_streaming_matrix, coefs)
             yield dataclasses.replace(c, make_noising_matrix=make)
 
 
 def _blt(setting: _Setting) -> Iterator[Candidate]:
-    """Buffered Toeplitz strategies, one buffer more at a time while that helps."""
+    """Buffered Toeplitz matrices C. Buffers are added as long as they help."""
     loss_fn = buffered_toeplitz.LossFn.build_min_sep(
         setting.n, setting.error, setting.min_sep, setting.participations
     )
@@ -272,7 +279,7 @@ def _blt(setting: _Setting) -> Iterator[Candidate]:
 
 
 def _bisr(setting: _Setting) -> Iterator[Candidate]:
-    """Banded inverse square roots with powers of two of bands, and with as many as fit."""
+    """Banded inverse square roots. The number of bands doubles up to the largest that fits."""
     n = setting.n
     for bands in doubling(2, min(setting.most_buffers + 1, n)):
         coefs = toeplitz.banded_inverse_square_root_noising_coefs(bands)
@@ -288,7 +295,7 @@ def _bisr(setting: _Setting) -> Iterator[Candidate]:
 
 
 def _tree(setting: _Setting) -> Candidate:
-    """The baseline."""
+    """Tree aggregation, the baseline."""
     errors = tree_aggregation.per_query_error(setting.n)
     squared = np.max(errors) if setting.error == "max" else np.mean(errors)
     squared_sensitivity = tree_aggregation.sensitivity_squared(
@@ -300,7 +307,7 @@ def _tree(setting: _Setting) -> Candidate:
 
 
 def doubling(first: int, last: int) -> list[int]:
-    """first, 2 first, 4 first, ... below last, and last itself; nothing if last is below first."""
+    """first, 2 * first, 4 * first, ... below last, then last. Empty if last is below first."""
     powers = [first << k for k in range(last.bit_length()) if first << k < last]
     return [*powers, last] if last >= first else []
 
@@ -308,26 +315,26 @@ def doubling(first: int, last: int) -> list[int]:
 def _reasons(
     setting: _Setting, chosen: Candidate, best: Candidate, fitting: list[Candidate]
 ) -> str:
-    """Why, in a few sentences."""
+    """Explains the choice in a few sentences."""
     fits = {
-        0: "no copy of the gradient fits into the memory given, so noise is independent",
-        1: "one copy of the gradient fits into the memory given",
+        0: "no copy of the gradient fits into the given memory, so noise is independent",
+        1: "one copy of the gradient fits into the given memory",
     }
-    many = f"{setting.most_buffers} copies of the gradient fit into the memory given"
+    many = f"{setting.most_buffers} copies of the gradient fit into the given memory"
     limit = fits.get(setting.most_buffers, many)
-    said = [
+    sentences = [
         f"{chosen.name} ({chosen.detail}) has the smallest {setting.error} error at equal privacy "
-        f"of all that fit: {limit}."
+        f"among the mechanisms that fit: {limit}."
         if chosen is best
-        else f"{chosen.name} ({chosen.detail}) keeps {chosen.state_bytes} bytes and is within "
-        f"{chosen.error / best.error - 1:.2%} of the smallest error, that of {best.name} "
-        f"({best.detail}), which keeps {best.state_bytes}: {limit}."
+        else f"{chosen.name} ({chosen.detail}) has {chosen.state_bytes} bytes of state and is "
+        f"within {chosen.error / best.error - 1:.2%} of the smallest error, that of {best.name} "
+        f"({best.detail}) with {best.state_bytes} bytes: {limit}."
     ]
     others: dict[str, Candidate] = {}
     for c in sorted(fitting, key=lambda c: c.error):
         if c.name != chosen.name:
             others.setdefault(c.name, c)
     for c in others.values():
-        said.append(f"{c.name} ({c.detail}) has {c.error / chosen.error:.3g} times its error.")
-    said.append(f"Its privacy holds for batches chosen so: {chosen.sampling}.")
-    return " ".join(said)
+        sentences.append(f"{c.name} ({c.detail}) has {c.error / chosen.error:.3g} times its error.")
+    sentences.append(f"Its privacy requires batches sampled like this: {chosen.sampling}.")
+    return " ".join(sentences)

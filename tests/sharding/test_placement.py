@@ -1,4 +1,4 @@
-"""Placing trees: values stay, places follow the rules, and what does not fit is said."""
+"""Placing trees: values stay, shardings follow the rules, and misfits raise."""
 
 import re
 
@@ -60,7 +60,7 @@ def test_inside_jit_values_are_placed_too(kind, spec):
 
 
 def test_a_place_in_a_clipped_loss_stays():
-    """Losses are traced for one example, which is smaller than the mesh."""
+    """Losses are traced for one example, which does not divide over the mesh."""
     x = place(np.arange(64.0, dtype=np.float32).reshape(8, 8) / 64, MESH, P("data"))
     w = place(np.ones((8, 4), np.float32), MESH, P(None, "model"))
     seen = []
@@ -83,7 +83,7 @@ def test_what_cannot_be_placed_inside_a_program_is_refused():
             lambda x: place(x, MESH, P("data")), mesh=MESH, in_specs=P(), out_specs=P("data")
         )(x)
     mixed = make_mesh("data=4,model=2", axis_types={"data": "explicit"})
-    with pytest.raises(FixArgumentsError, match=r"Explicit axes \('data',\) and Auto ones"):
+    with pytest.raises(FixArgumentsError, match=r"Explicit axes \('data',\) and Auto axes"):
         jax.jit(lambda x: place(x, mixed, P("data")))(place(x, mixed, P("data")))
 
 
@@ -141,13 +141,13 @@ def test_the_plan_serves_jit_and_shard_map():
             P("model"),
             (3, 4),
             P(),
-            "dimension 0 of 3 does not divide by model=2 and stays whole",
+            "dimension 0 of 3 is not divisible by model=2 and is not split",
         ),
         (
             P(("model", "data")),
             (6,),
             P("model"),
-            "divide by model=2 x data=4 and is split over model",
+            "divisible by model=2 x data=4 and is split over model",
         ),
         (P("data", "model"), (8, 5), P("data"), "dimension 1 of 5"),
     ],
@@ -166,14 +166,14 @@ def test_uneven_dimensions_fall_back_and_say_so(spec, shape, expected, reason):
     [
         (
             [("*/kernel", P()), ("*", P())],
-            r"'\*/kernel: .*' matches none of the 6 leaves, of which",
+            r"'\*/kernel: .*' matches none of the 6 leaves. The first",
         ),
-        ([("*", P()), ("layers/0/w", P("data"))], "decides nothing: what it matches.*Put it first"),
+        ([("*", P()), ("layers/0/w", P("data"))], "is never used: earlier rules.*Move it up"),
         ([("layers/*", P())], "no rule matches 'key'"),
-        ([("layers/*", P(None, None, "data")), ("*", P())], "more dimensions. Put a rule"),
-        ([("*", P("batch"))], r"the mesh has axes \('data', 'model'\). Make it with batch=1"),
+        ([("layers/*", P(None, None, "data")), ("*", P())], "more dimensions than the leaf"),
+        ([("*", P("batch"))], r"the mesh has axes \('data', 'model'\). Create it with batch=1"),
         ([("*/w", P("data", "data")), ("*", P())], "names an axis twice"),
-        ([("*", P(P.UNCONSTRAINED))], "write None or an axis"),
+        ([("*", P(P.UNCONSTRAINED))], "Write None or an axis"),
         ([logical({}), ("*", P())], "'logical axes' matches none"),
     ],
 )

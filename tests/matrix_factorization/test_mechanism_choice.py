@@ -1,4 +1,4 @@
-"""The choice: every number in its table against the matrix it stands for."""
+"""Every number in the table of choose_mechanism, compared with its matrix."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from bevel.matrix_factorization import (
     sensitivity,
     tree_aggregation,
 )
-from bevel.matrix_factorization import choose_mechanism as choose_module
+from bevel.matrix_factorization.mechanism_choice import chosen_and_best, doubling
 
 N, TIMES, PARAMS = 24, 3, 100
 
@@ -29,22 +29,22 @@ def matrices(candidate, n=N):
     return np.linalg.inv(noising), np.tril(np.ones((n, n))) @ noising
 
 
-def test_every_row_is_the_mechanism_that_it_says(choice):
+def test_every_row_has_the_noise_and_error_of_its_matrix(choice):
     seen = set()
     for c in choice.candidates:
         if c.name == "tree aggregation":
             continue
         seen.add(c.name)
         C, decoder = matrices(c)
-        moved = sensitivity.get_min_sep_sensitivity_upper_bound(C, N // TIMES, TIMES)
+        bound = sensitivity.get_min_sep_sensitivity_upper_bound(C, N // TIMES, TIMES)
         # Equal privacy: noise is proportional to the sensitivity.
-        assert c.stddev == pytest.approx(moved, rel=1e-6)
+        assert c.stddev == pytest.approx(bound, rel=1e-6)
         error = c.stddev * np.sqrt((decoder**2).sum(1).mean())
         assert c.error == pytest.approx(error, rel=1e-6)
     assert seen == {"DP-SGD", "BandMF", "BLT", "BISR"}
 
 
-def test_states_have_the_bytes_that_are_said(choice):
+def test_noise_states_have_the_stated_size(choice):
     for c in choice.candidates:
         if c.name == "tree aggregation":
             continue
@@ -65,15 +65,15 @@ def test_the_smallest_error_that_fits_is_chosen(choice):
             assert choice.chosen.state_bytes <= c.state_bytes
 
 
-def test_less_state_is_worth_the_tolerance_and_no_more():
+def test_a_smaller_state_is_chosen_within_the_tolerance():
     def row(error, state_bytes):
         return Candidate("BLT", "", 0, state_bytes, error, 1.0, "")
 
     best, near, far = row(1.0, 30), row(1.009, 20), row(1.02, 0)
     for tolerance, expected in ((0.0, best), (0.01, near), (0.03, far)):
-        assert choose_module.chosen_and_best([far, best, near], tolerance) == (expected, best)
+        assert chosen_and_best([far, best, near], tolerance) == (expected, best)
     same = row(1.0, 20)
-    assert choose_module.chosen_and_best([best, same], 0.0)[0] is same
+    assert chosen_and_best([best, same], 0.0)[0] is same
 
 
 def test_the_baseline_is_in_the_table(choice):
@@ -85,7 +85,7 @@ def test_the_baseline_is_in_the_table(choice):
         tree.noising_matrix()
 
 
-def test_it_says_why(choice):
+def test_the_choice_is_explained(choice):
     text = str(choice)
     assert choice.why in text and f"* {choice.chosen.name}" in text
     assert choice.chosen.name in choice.why
@@ -97,7 +97,7 @@ def test_it_says_why(choice):
         assert c.detail in text
 
 
-def test_without_memory_noise_is_independent():
+def test_without_memory_the_noise_is_independent():
     choice = choose_mechanism(N, TIMES, 4 * PARAMS - 1, params_per_device=PARAMS)
     assert (choice.chosen.name, choice.chosen.state_bytes) == ("DP-SGD", 0)
     assert choice.chosen.stddev == pytest.approx(np.sqrt(TIMES))
@@ -111,7 +111,7 @@ def test_the_largest_error():
     assert "each example once" in choice.why
 
 
-def test_with_a_target_sampling_is_credited_where_it_is_proven(monkeypatch):
+def test_amplification_is_credited_where_it_is_proven(monkeypatch):
     monkeypatch.setattr(
         calibration, "poisson_noise_multiplier", lambda e, d, prob, steps: prob * np.sqrt(steps)
     )
@@ -136,16 +136,16 @@ def test_with_a_target_sampling_is_credited_where_it_is_proven(monkeypatch):
     _, decoder = matrices(banded)
     assert banded.error == pytest.approx(banded.stddev * np.sqrt((decoder**2).sum(1).mean()))
     C, _ = matrices(rows["BLT", "each example at most 3 times"])
-    moved = sensitivity.get_min_sep_sensitivity_upper_bound(C, N // TIMES, TIMES)
+    bound = sensitivity.get_min_sep_sensitivity_upper_bound(C, N // TIMES, TIMES)
     blt = rows["BLT", "each example at most 3 times"]
-    assert blt.stddev == pytest.approx(noise * moved, rel=1e-6)
+    assert blt.stddev == pytest.approx(noise * bound, rel=1e-6)
 
 
-def test_bands_double_up_to_what_fits():
-    assert choose_module.doubling(2, 1) == []
-    assert choose_module.doubling(2, 2) == [2]
-    assert choose_module.doubling(2, 5) == [2, 4, 5]
-    assert choose_module.doubling(2, 8) == [2, 4, 8]
+def test_bands_double_up_to_the_limit():
+    assert doubling(2, 1) == []
+    assert doubling(2, 2) == [2]
+    assert doubling(2, 5) == [2, 4, 5]
+    assert doubling(2, 8) == [2, 4, 8]
 
 
 GOOD = {"n": 10, "participations": 2, "memory_per_device": 0, "params_per_device": 1}
@@ -162,7 +162,7 @@ GOOD = {"n": 10, "participations": 2, "memory_per_device": 0, "params_per_device
         ({"min_sep": 0}, "min_sep"),
         ({"min_sep": 10}, "only 1 fit"),
         ({"error": "sum"}, "'mean' or 'max'"),
-        ({"epsilon": 1.0}, "give both"),
+        ({"epsilon": 1.0}, "give both or neither"),
         ({"epsilon": -1.0, "delta": 1e-5}, "positive epsilon"),
         ({"tolerance": -0.1}, "tolerance"),
     ],

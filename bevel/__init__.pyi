@@ -1,0 +1,35 @@
+# ruff: noqa: I001 (in the order of the documentation)
+__version__: str
+from bevel.clipping.clipped_grad import clipped_grad as clipped_grad
+from bevel.clipping.clipped_grad import clipped_fun as clipped_fun
+from bevel.clipping.clip_pytree import clip_pytree as clip_pytree
+from bevel.clipping.clip_pytree import clip_and_round_to_grid as clip_and_round_to_grid
+from bevel.clipping.explain import explain as explain
+from bevel.clipping.bounded import BoundedSensitivityCallable as BoundedSensitivityCallable
+from bevel.clipping.bounded import AuxiliaryOutput as AuxiliaryOutput
+from bevel.noise_addition import gaussian_privatizer as gaussian_privatizer
+from bevel.noise_addition import matrix_factorization_privatizer as matrix_factorization_privatizer
+from bevel.execution_plan import DPSGDConfig as DPSGDConfig
+from bevel.execution_plan import BandMFConfig as BandMFConfig
+from bevel.execution_plan import BLTConfig as BLTConfig
+from bevel.execution_plan import NonPrivateConfig as NonPrivateConfig
+from bevel.execution_plan import AdaptiveClipping as AdaptiveClipping
+from bevel.execution_plan import DPExecutionPlan as DPExecutionPlan
+from bevel.execution_plan import PerformanceFlags as PerformanceFlags
+from bevel.execution_plan import PlanSecrets as PlanSecrets
+from bevel.training import Trainer as Trainer
+from bevel import batch_selection as batch_selection
+from bevel import clipping as clipping
+from bevel import noise_addition as noise_addition
+from bevel import matrix_factorization as matrix_factorization
+from bevel import optimizers as optimizers
+from bevel import execution_plan as execution_plan
+from bevel import accounting as accounting
+from bevel import training as training
+from bevel import report as report
+from bevel import sharding as sharding
+from bevel import inspection as inspection
+from bevel import processes as processes
+from bevel import precision as precision
+from bevel import errors as errors
+from bevel import experimental as experimental

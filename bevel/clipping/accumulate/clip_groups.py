@@ -1,0 +1,31 @@
+"""Which leaves are clipped together, and to which norm."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from bevel.clipping.options import Clip
+from bevel.errors import FixArgumentsError
+
+
+class ClipGroups(NamedTuple):
+    """The clip norm of each group, and the group of each leaf."""
+
+    clip_norms: list[Any]
+    of_leaf: list[int]
+
+
+def group_by_clip_norm(clip: Clip, out_tree: Any) -> ClipGroups:
+    """Spreads a clip norm, or a prefix tree of clip norms, over the leaves of the result."""
+    numbers = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
+    group_tree: Any = jax.tree.structure(clip.l2_clip_norm)
+    groups = jax.tree.unflatten(group_tree, range(group_tree.num_leaves))
+    try:
+        spread = jax.tree.map(lambda g, sub: jax.tree.map(lambda _: g, sub), groups, numbers)
+    except (ValueError, TypeError, KeyError) as error:
+        raise FixArgumentsError(
+            f"l2_clip_norm has the structure {group_tree}, which is not a prefix of what is "
+            f"clipped, {out_tree}. Give one number, or a tree with a number in place of each "
+            f"subtree that is clipped by itself. JAX says: {error}"
+        ) from error
+    return ClipGroups(clip.norms, jax.tree.leaves(spread))

@@ -1,0 +1,200 @@
+"""The gradients of all examples, and what follows from them: norms, and sums with coefficients."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bevel import precision
+from bevel.clipping.accumulate.coefficients import norm_of_parts
+from bevel.clipping.accumulate.integer_grid import on_grid
+from bevel.clipping.norms import MeasuredNorm, Norm, materialised_norm, quick_norm
+from bevel.clipping.norms.weighting import mask_examples, weighted_rows, weighted_rows_of
+from bevel.clipping.options import Task
+from bevel.clipping.plan import ClipPlan, ExampleOutputs
+from bevel.clipping.uses.shared_terms import derivative, shared_term_gradients
+from bevel.clipping.uses.taps import TappedParameter, TapReading
+from bevel.sharding.source_lines import keep_line
+from bevel.sharding.types import explicit_sharding, on_one_device, varying_axes
+
+# Above this many elements, in the whole batch, norms are first computed in one pass.
+ONE_PASS = {"cpu": 2**12, "gpu": 2**22, "tpu": 2**22}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleGradients:
+    """The gradients of all examples, by leaf: materialised, or as values read at taps."""
+
+    task: Task
+    plan: ClipPlan
+    materialised: dict[int, Any]
+    tapped: dict[int, list[Any]]
+
+    @classmethod
+    def read(
+        cls, task: Task, plan: ClipPlan, outputs: ExampleOutputs, params: Sequence[Any]
+    ) -> "ExampleGradients":
+        contribution = jax.tree.leaves(outputs.contribution)
+        materialised = dict(zip(plan.materialised, contribution, strict=True))
+        tapped = _tapped_gradients(plan, _rounded_once(outputs.readings), params)
+        for tap in plan.taps:
+            if tap.way == "form":
+                materialised[tap.param] = tap.formed(tapped.pop(tap.param))
+        contiguous = {leaf: _contiguous(gradient) for leaf, gradient in materialised.items()}
+        return cls(task, plan, contiguous, tapped)
+
+    @property
+    def leaves(self) -> list[int]:
+        return sorted((*self.materialised, *self.tapped))
+
+    def tap(self, leaf: int) -> TappedParameter | None:
+        """The taps of a leaf whose gradient is not formed."""
+        taps = (tap for tap in self.plan.taps if tap.param == leaf)
+        return next(taps) if leaf in self.tapped else None
+
+    def recomputes(self, leaf: int) -> bool:
+        """Whether a second backward pass computes the sum of a leaf."""
+        tap = self.tap(leaf)
+        return tap is not None and tap.recompute
+
+    def in_one_pass(self, leaf: int) -> bool:
+        """Whether the norm of a leaf is first computed without scaling, to read its values once."""
+        arrays = jax.tree.leaves(self.tapped.get(leaf, self.materialised.get(leaf)))
+        return sum(x.size for x in arrays) >= one_pass() and not self.recomputes(leaf)
+
+    def quick_norms(self, leaf: int) -> list[MeasuredNorm]:
+        """Norms without scaling, and whether each is sound."""
+        tap = self.tap(leaf)
+        if tap is None:
+            return [quick_norm(self.materialised[leaf])]
+        return tap.norms(self.tapped[leaf], False)
+
+    def norms(self, leaves: Collection[int]) -> dict[int, Norm]:
+        """Norms with scaling. Leaves that are measured together appear under the first of them."""
+        found = {}
+        for first, *others in self._measured_together(leaves):
+            tap = self.tap(first)
+            if others:
+                found[first] = materialised_norm(
+                    _concatenated([self.materialised[i] for i in (first, *others)])
+                )
+            elif tap is None:
+                found[first] = materialised_norm(self.materialised[first])
+            else:
+                parts = tap.norms(self.tapped[first], True)
+                found[first] = norm_of_parts([m.norm for m in parts])
+        return found
+
+    def _measured_together(self, leaves: Collection[int]) -> list[list[int]]:
+        """Lists of leaves to measure together, because many small norms take long.
+
+        Only on one device, where concatenating leaves moves nothing, and only leaves of one group
+        that are split over the same axes.
+        """
+        if not on_one_device():
+            return [[leaf] for leaf in leaves]
+        lists = dict[Any, list[int]]()
+        for leaf in leaves:
+            gradient = self.materialised.get(leaf)
+            key: Any = leaf
+            small = gradient is not None and gradient.size <= one_pass() // 8
+            if small and explicit_sharding(gradient) is None:
+                key = "small", self.plan.groups.of_leaf[leaf], varying_axes(gradient)
+            lists.setdefault(key, []).append(leaf)
+        return list(lists.values())
+
+    def sums(
+        self, leaves: Collection[int], factors: Sequence[Any], keep: Any, finite: bool = False
+    ) -> dict[int, Any]:
+        """The weighted sums. `finite`: no value is NaN or inf, so a coefficient of 0 removes it."""
+        result = {}
+        if finite:
+            factors, keep = [mask_examples(keep, factor) for factor in factors], None
+        # Behind a barrier: else a GPU's compiler sums materialised gradients in the kernel that
+        # scales the values of all taps, and that kernel reaches a third of its bandwidth.
+        for_taps = _rounded_once(factors)
+        formed = {tap.param: tap.shape for tap in self.plan.taps if tap.way == "form"}
+        for leaf in leaves:
+            group, tap = self.plan.groups.of_leaf[leaf], self.tap(leaf)
+            if tap is None:
+                total = _materialised_sum(self.task, self.materialised[leaf], factors[group], keep)
+                whole = leaf not in formed
+                result[leaf] = total if whole else total[tuple(map(slice, formed[leaf]))]
+            else:
+                with keep_line(tap.uses[0].eqn):
+                    result[leaf] = tap.weighted_sum(self.tapped[leaf], for_taps[group], keep)
+        return result
+
+
+def one_pass() -> int:
+    """From this many elements on, norms are first computed in one pass."""
+    return ONE_PASS.get(jax.default_backend(), ONE_PASS["gpu"])
+
+
+def _concatenated(gradients: Sequence[jax.Array]) -> jax.Array:
+    """The elements of several gradients (B, ...) as rows (B, N)."""
+    dtype = precision.accumulation_dtype(*(g.dtype for g in gradients))
+    return jnp.concatenate([g.reshape(g.shape[0], -1).astype(dtype) for g in gradients], axis=1)
+
+
+def _tapped_gradients(
+    plan: ClipPlan, readings: Sequence[TapReading], params: Sequence[Any]
+) -> dict[int, list[Any]]:
+    """The gradients of each tapped parameter at its uses, not formed."""
+    read = dict(zip(plan.readings, readings, strict=True))
+    gradients = {}
+    for tap in plan.taps:
+        own = [read[use.path] for use in tap.uses]
+        at_uses = tap.gradients(own, plan.layout.pieces, params)
+        computed = any(use.combinations for use in tap.uses)
+        gradients[tap.param] = _rounded_once(at_uses) if computed else at_uses
+        if tap.shared_terms:
+            weights = [read[term].g for term in tap.shared_terms]
+            derivatives = [
+                derivative(plan.loss.jaxpr, term, tap.param, params) for term in tap.shared_terms
+            ]
+            pairs = list(zip(tap.uses, own, strict=True))
+            terms = shared_term_gradients(weights, derivatives, pairs)
+            gradients[tap.param].append(_rounded_once(terms))
+    return gradients
+
+
+def _rounded_once(values: Any) -> Any:
+    """The same values, behind a barrier, so that norm and sum see the same numbers.
+
+    Without the barrier the compiler may compute a bfloat16 gradient twice, once without rounding
+    it. The norm would then be that of another gradient than the one that is summed.
+    """
+    # Leaf by leaf: a joint barrier would give all leaves the manual axes of each.
+    return jax.tree.map(jax.lax.optimization_barrier, values)
+
+
+def _contiguous(gradient: jax.Array) -> jax.Array:
+    """As `_rounded_once`. On a single CPU device, also laid out example by example.
+
+    A scan stacks gradients layer by layer. Norm and sum would each reorder them.
+    """
+    alone = on_one_device() and jax.default_backend() == "cpu"
+    if not alone or gradient.ndim < 3 or explicit_sharding(gradient) is not None:
+        return _rounded_once(gradient)
+    rows = gradient.reshape(gradient.shape[0], math.prod(gradient.shape[1:]))
+    return _rounded_once(rows).reshape(gradient.shape)
+
+
+def _materialised_sum(task: Task, gradient: Any, factor: Any, keep: Any) -> jax.Array:
+    """The sum over examples of `factor * gradient`, in float32 or wider, or on the integer grid."""
+    if task.clip.grid_scale is None:
+        if keep is None:
+            return weighted_rows(factor, gradient)
+        return weighted_rows_of(keep, factor, gradient)
+    dtype = precision.accumulation_dtype(gradient.dtype, factor.dtype)
+    weighted = _along(factor, gradient).astype(dtype) * mask_examples(keep, gradient).astype(dtype)
+    return jnp.sum(on_grid(weighted, task.clip.grid_scale), axis=0)
+
+
+def _along(factor: jax.Array, like: jax.Array) -> jax.Array:
+    """`factor` (B,) shaped to multiply `like` (B, ...)."""
+    return jnp.expand_dims(factor, tuple(range(1, like.ndim)))

@@ -1,0 +1,9 @@
+from bevel.execution_plan.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
+from bevel.execution_plan.bandmf import BandMFConfig as BandMFConfig
+from bevel.execution_plan.blt import BLTConfig as BLTConfig
+from bevel.execution_plan.config import ExecutionPlanConfig as ExecutionPlanConfig
+from bevel.execution_plan.dpsgd import DPSGDConfig as DPSGDConfig
+from bevel.execution_plan.non_private import NonPrivateConfig as NonPrivateConfig
+from bevel.execution_plan.performance import PerformanceFlags as PerformanceFlags
+from bevel.execution_plan.plan import DPExecutionPlan as DPExecutionPlan
+from bevel.execution_plan.plan_secrets import PlanSecrets as PlanSecrets

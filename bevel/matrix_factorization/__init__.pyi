@@ -1,0 +1,12 @@
+from bevel.matrix_factorization import banded as banded
+from bevel.matrix_factorization import buffered_toeplitz as buffered_toeplitz
+from bevel.matrix_factorization import dense as dense
+from bevel.matrix_factorization import optimization as optimization
+from bevel.matrix_factorization import sensitivity as sensitivity
+from bevel.matrix_factorization import streaming_matrix as streaming_matrix
+from bevel.matrix_factorization import toeplitz as toeplitz
+from bevel.matrix_factorization import tree_aggregation as tree_aggregation
+from bevel.matrix_factorization.mechanism_choice import Candidate as Candidate
+from bevel.matrix_factorization.mechanism_choice import Choice as Choice
+from bevel.matrix_factorization.mechanism_choice import choose_mechanism as choose_mechanism
+from bevel.matrix_factorization.streaming_matrix import StreamingMatrix as StreamingMatrix

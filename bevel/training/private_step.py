@@ -1,0 +1,156 @@
+"""One step of private training: clip, add noise, update."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bevel.execution_plan import DPExecutionPlan
+from bevel.noise_addition import keys as noise_keys
+from bevel.optimizers import AugmentedGradientTransformation
+from bevel.training.contribution import Augmentation, LossFn, contribution
+from bevel.training.digest import digest
+from bevel.training.program_digest import derivative_digest, program_digest
+from bevel.training.raw_metrics import measures
+from bevel.training.state import Trainable, TrainingState, joined, split
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrivateStep:
+    """`step(state, batch, is_padding, loss_key, noise_key) -> (new state, aux, clipped sum)`.
+
+    `batch` is a pair of the rows and a mask of missing examples, which is None unless users are
+    protected. Only the new state may be released; aux and the clipped sum are not private.
+    """
+
+    plan: DPExecutionPlan
+    loss_fn: LossFn
+    optimizer: AugmentedGradientTransformation
+    transforms_gradients: bool  # the optimizer has a pre_clipping_transform of its own
+    batch_axes: tuple[str, ...] | None
+    trainable: Trainable
+    augmentation: Augmentation | None
+    ema_decay: float | None
+
+    def __call__(
+        self,
+        state: TrainingState,
+        batch: tuple[PyTree, Any],
+        is_padding: jax.Array,
+        loss_key: jax.Array,
+        noise_key: jax.Array,
+    ) -> tuple[TrainingState, Any, PyTree]:
+        sums, aux = self.clip(state, batch, is_padding, loss_key)
+        noised, noise_state = self.add_noise(sums, state, noise_key)
+        params, opt_state = self.update(noised, state)
+        new = TrainingState(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            noise_state=noise_state,
+            average=self.average(state, params),
+        )
+        return new, aux, sums
+
+    def clip(
+        self, state: TrainingState, batch: tuple[PyTree, Any], is_padding: jax.Array, key: jax.Array
+    ) -> tuple[PyTree, Any]:
+        """The clipped sum, and the per-example values, norms and aux."""
+        options: dict[str, Any] = {"batch_argnums": 2, "prng_argnum": 3}
+        options |= {"return_values": True, "return_grad_norms": True}
+        if self.transforms_gradients:
+            transform = self.optimizer.pre_clipping_transform(state.opt_state)
+            options["pre_clipping_transform"] = transform
+        if self.batch_axes is not None:
+            options["batch_axes"] = self.batch_axes
+        loss = contribution(self.loss_fn, self.plan.unit.name == "user", self.augmentation)
+        clip_norm = self.plan.clip_norm(state.noise_state)
+        clipped = self.plan.clipped_grad(loss, 0, has_aux=True, clip_norm=clip_norm, **options)
+        trained, frozen = split(state.params, self.trainable)
+        at_step = jax.random.fold_in(key, state.step)
+        result = clipped(trained, frozen, batch, at_step, is_padding_example=is_padding)
+        self._loss_program[:] = [clipped.program.loss]
+        return result
+
+    def add_noise(self, sums: PyTree, state: TrainingState, key: jax.Array) -> tuple[PyTree, Any]:
+        """The noised sum: from here on, everything may be released.
+
+        The barrier keeps the update a program of its own, which gives the same bits whatever the
+        noised sum was computed from. What is released can then be rebuilt from the noised sums.
+        """
+        transform = self.plan.noise_addition_transform
+        noised, noise_state = transform.update(sums, state.noise_state, prng_key=key)
+        return jax.tree.map(jax.lax.optimization_barrier, noised), noise_state
+
+    def update(self, noised: PyTree, state: TrainingState) -> tuple[PyTree, Any]:
+        """The new parameters and optimizer state."""
+        trained, frozen = split(state.params, self.trainable)
+        updates, opt_state = self.optimizer.update(noised, state.opt_state, trained)
+        return joined(optax.apply_updates(trained, updates), frozen), opt_state
+
+    def average(self, state: TrainingState, params: PyTree) -> PyTree:
+        """The exponential moving average of the trained parameters, or None."""
+        if self.ema_decay is None:
+            return None
+        step = state.step.astype(jnp.float32)
+        decay = jnp.minimum(jnp.float32(self.ema_decay), (1 + step) / (10 + step))
+
+        def moved(average: jax.Array, new: jax.Array) -> jax.Array:
+            share = (1 - decay).astype(average.dtype)
+            return average + share * (new - average)
+
+        return jax.tree.map(moved, state.average, split(params, self.trainable)[0])
+
+    def measured(
+        self, state: TrainingState, batch: tuple[PyTree, Any], is_padding: jax.Array, words: Any
+    ) -> tuple[TrainingState, dict[str, jax.Array]]:
+        """A step of `fit`: the new state, and raw metrics, which are not private.
+
+        Keys are passed as words, so that they are arguments and not constants of the program.
+        """
+        noise_key = noise_keys.wrapped(words["noise"], self.plan.secrets.generator)
+        loss_key = jax.random.wrap_key_data(words["loss"], impl="threefry2x32")
+        new, aux, sums = self(state, batch, is_padding, loss_key, noise_key)
+        clip_norm = self.plan.clip_norm(state.noise_state)
+        stddev = self._noise_stddev(state.step)
+        return new, measures(aux, sums, is_padding, clip_norm, stddev)
+
+    def _noise_stddev(self, step: jax.Array) -> Any:
+        """The standard deviation of the noise on one coordinate of the sum."""
+        rows = self.plan.noise_row_norms()
+        stddev = jnp.float32(self.plan.noise_stddev)
+        return stddev if rows is None else stddev * jnp.asarray(rows, jnp.float32)[step]
+
+    @functools.cached_property
+    def jitted(self) -> Callable[..., Any]:
+        """The step, compiled on its first call. It takes over the memory of the state."""
+        return jax.jit(self.__call__, donate_argnums=0)
+
+    @functools.cached_property
+    def _loss_program(self) -> list[Any]:
+        """The jaxpr of the loss of one example, once a step was traced."""
+        return []
+
+    def digests(self, state: TrainingState) -> dict[str, str]:
+        """Digests of the loss and the optimizer, once a step was traced."""
+        trained, _ = split(state.params, self.trainable)
+        arguments = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (trained, state.opt_state, trained)
+        )
+        try:
+            optimizer = program_digest(jax.make_jaxpr(self.optimizer.update)(*arguments))
+        except Exception:  # it may need a mesh; the whole step has a fingerprint of its own
+            optimizer = "cannot be traced by itself"
+        initial = " ".join(digest(state.opt_state))  # where some keep their learning rate
+        (loss,) = self._loss_program
+        return {
+            "optimizer": f"{optimizer} {initial}",
+            "loss": program_digest(loss),
+            "loss.derivative": derivative_digest(loss),
+        }
