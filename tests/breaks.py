@@ -171,10 +171,13 @@ def main() -> int:
         for broken in breaks:
             print(f"{broken.name}  [bevel/{broken.file}; {', '.join(broken.tests)}]")
         return 0
-    outcomes = run_breaks(breaks, options.workers)
+    if not breaks:
+        print(f"no break has {options.only!r} in its name, file or tests")
+        return 1
+    outcomes = run_breaks(breaks, min(options.workers, len(breaks)))
     missed = [broken.name for broken, outcome in outcomes.items() if outcome.status != "caught"]
     print(f"{len(breaks) - len(missed)} of {len(breaks)} breaks were caught.", *missed, sep="\n  ")
-    return 1 if missed or not breaks else 0
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

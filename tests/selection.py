@@ -12,9 +12,10 @@ import collections
 import itertools
 from collections.abc import Hashable, Iterable
 
+import jax
 import pytest
 
-LARGE = 8  # tables with more rows than this are thinned
+LARGE = 6  # tables with more rows than this are thinned
 EVERY = 3
 
 
@@ -27,6 +28,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: left out of the fast suite")
     config.addinivalue_line("markers", "fast: a row of a large table that always runs")
+    if config.getoption("--fast"):
+        # Compiling takes most of the time. Without LLVM's optimisations it takes a quarter less.
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_collection_modifyitems(config, items):

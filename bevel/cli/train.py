@@ -37,7 +37,7 @@ def _train(config: Config) -> None:
     from bevel.cli.job import Job, use_cpu_devices
     from bevel.processes import join
     from bevel.report import write_report
-    from bevel.training.process_agreement import together
+    from bevel.training.process_agreement import barrier
 
     process = join()
     if process.count == 1 and config.mesh.cpu_devices is not None:
@@ -48,4 +48,4 @@ def _train(config: Config) -> None:
     if process.index == 0:
         report = write_report(config.run.folder)
         print(f"test accuracy {accuracy:.2%} after {int(state.step)} steps; report: {report}")
-    together("report")  # at exit, processes wait for each other only for a limited time
+    barrier("report")  # at exit, processes wait for each other only for a limited time

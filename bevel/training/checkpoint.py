@@ -40,7 +40,7 @@ from bevel.training.folder import (
     RunFolder,
     make_private_folder,
 )
-from bevel.training.process_agreement import any_of, is_first, together
+from bevel.training.process_agreement import any_process, barrier, is_first
 from bevel.training.releases import parse_release
 from bevel.training.state import path_text
 
@@ -108,7 +108,7 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
             for path in (self._private, self._staging):
                 make_private_folder(path)
-        together("bevel: folders of checkpoints")
+        barrier("bevel: folders of checkpoints")
         halves = {RELEASED: array_handler(), PRIVATE: array_handler()}
         self._writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(**halves))
         logging.getLogger("absl").addFilter(_keep_log_record)
@@ -158,7 +158,7 @@ class Checkpoints:
             staged, self._staged = self._staged, None
             if staged is not None and is_first():
                 _complete(self._staging / str(staged.meta.step), staged)
-        together("bevel: checkpoint staged")
+        barrier("bevel: checkpoint staged")
 
     def is_saving(self) -> bool:
         """Returns whether the checkpoint passed to `stage` is still being written."""
@@ -178,7 +178,7 @@ class Checkpoints:
                         replace_folder(staged / half, target / str(step), self._staging)
                 self._clear_staging()
                 self._drop_old()
-        together("bevel: checkpoint published")
+        barrier("bevel: checkpoint published")
 
     def staged(self) -> Staged | None:
         """Returns the newest complete checkpoint that an earlier process did not publish."""
@@ -197,7 +197,7 @@ class Checkpoints:
         """Removes staged checkpoints that were not published. Their steps will be run again."""
         if is_first():
             self._clear_staging()
-        together("bevel: staging is empty")
+        barrier("bevel: staging is empty")
 
     def _clear_staging(self) -> None:
         for path in self._staging.iterdir():
@@ -264,7 +264,7 @@ class Checkpoints:
                 check(restored[1])
             except RestoreCheckpointError as error:
                 failure = str(error)
-            if any_of(bool(failure)):  # all processes must restore the same checkpoint
+            if any_process(bool(failure)):  # all processes must restore the same checkpoint
                 failures.append(failure or f"checkpoint {step} failed in another process")
                 continue
             for failure in failures:
@@ -285,7 +285,7 @@ class Checkpoints:
             make_private_folder(self._damaged)
             names = (self._damaged / f"{step}-{attempt}-{k}" for k in range(10**6))
             self._move_away(step, next(name for name in names if not name.exists()))
-        together("bevel: damaged checkpoint moved")
+        barrier("bevel: damaged checkpoint moved")
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # `wait` has already raised errors that matter

@@ -29,7 +29,7 @@ from bevel.training.disk_full import explain_full_disk
 from bevel.training.folder import IDENTITY, LEDGER, RELEASES, SECRETS, RunFolder
 from bevel.training.identity import Change, Identity, check_resumable, read_identity, write_identity
 from bevel.training.metrics_files import MetricsFiles, checked_metrics, to_json
-from bevel.training.process_agreement import agreed, any_of, is_first, together
+from bevel.training.process_agreement import any_process, barrier, from_first_process, is_first
 from bevel.training.releases import ReleaseRecord, Releases, content_digest, differences
 from bevel.training.resume import ReplayDiffersError, check_composes, fresh_attempt_notice
 from bevel.training.run_json import RunRecord
@@ -69,7 +69,7 @@ class FolderRun:
         if is_first():
             self.folder.create()
             self._lock = self.folder.lock()
-        together("bevel: folder of the run")
+        barrier("bevel: folder of the run")
         try:
             self._open(plan, options)
         except BaseException:
@@ -122,7 +122,7 @@ class FolderRun:
             secrets = known or PlanSecrets.new(self.plan.secrets.generator)
             if is_first():
                 write_secrets(path, secrets)
-        together("bevel: secrets written")
+        barrier("bevel: secrets written")
         return read_secrets(path)
 
     def identify(self, identity: Identity) -> list[Change]:
@@ -137,7 +137,7 @@ class FolderRun:
                 f"{self.folder.private / IDENTITY} is missing, so it is unknown what this run was "
                 "started with. Restore the private half from a backup."
             )
-        together("bevel: identity compared")
+        barrier("bevel: identity compared")
         if is_first() and (before is None or accepted):
             write_identity(self.folder.private, identity)
         return accepted
@@ -210,7 +210,7 @@ class FolderRun:
         if staged is not None and staged.release is not None:
             step, content = staged.meta.step, self._content(ReleaseRecord(**staged.release))
         charged = self.ledger.charged_for(step, content)
-        step = int(agreed(step if charged and step == self.ledger.released else -1)[0])
+        step = int(from_first_process(step if charged and step == self.ledger.released else -1)[0])
         if step >= 0:
             self.checkpoints.publish(step)
 
@@ -226,12 +226,12 @@ class FolderRun:
             and (staged.release["first"], staged.release["before"]) == (last.step, last.digest)
             and not self._replays
         )
-        step = int(agreed(staged.meta.step if staged and follows else -1)[0])
+        step = int(from_first_process(staged.meta.step if staged and follows else -1)[0])
         # Other runs may have spent the budget meanwhile. Then these steps cannot be released.
         if step >= 0 and self.ledger.affordable(last.step, step) == step:
             with contextlib.suppress(RestoreCheckpointError):
                 state, _ = self.checkpoints.restore(step, like, staged=True)
-        if any_of(state is None):
+        if any_process(state is None):
             self.checkpoints.discard_staged()
             return None
         self._earlier_rows = staged.release["rows"] if staged and staged.release else []
@@ -354,7 +354,7 @@ class FolderRun:
         last = self._last_published
         same = last == (step, self.attempt)
         missing = self._metrics and same and step and not self._metrics.has_metrics(*last)
-        return bool(agreed(float(bool(missing)))[0])
+        return bool(from_first_process(float(bool(missing)))[0])
 
     def _meta(self, step: int, digest: list[str]) -> Meta:
         return Meta(

@@ -21,7 +21,13 @@ from bevel.training.identity import Change
 from bevel.training.interrupts import RunInterrupted, StopRequest, interrupts
 from bevel.training.memory_run import MemoryRun
 from bevel.training.prefetch import Prefetched
-from bevel.training.process_agreement import agreed, any_of, check_same, is_first, joined_digests
+from bevel.training.process_agreement import (
+    any_process,
+    check_same,
+    from_first_process,
+    is_first,
+    joined_digests,
+)
 from bevel.training.progress import Progress
 from bevel.training.replicas import check_replicas
 from bevel.training.resume import ReplayDiffersError, surroundings
@@ -105,9 +111,9 @@ class Loop:
         with (
             Progress(plan.iterations, step, show=show, budget=budget) as progress,
             Prefetched(lambda: batches.since(step), self.options.ahead) as selected,
-            interrupts() as wish,
+            interrupts() as stop,
         ):
-            state, status = self.steps(state, step, programs, words, selected, progress, wish)
+            state, status = self.steps(state, step, programs, words, selected, progress, stop)
             run.finish_release()
         # An interruption shows when somebody stopped the run, so only the private record has it.
         run.write_record(ending=None if status == "interrupted" else status)
@@ -119,8 +125,8 @@ class Loop:
             seconds=round(time.perf_counter() - begun, 3),
             seconds_waiting_for_data=round(selected.waited, 3),
         )
-        if wish.number is not None and status == "interrupted":
-            raise RunInterrupted(wish.number, state, plan.iterations, saved=run.keeps)
+        if stop.number is not None and status == "interrupted":
+            raise RunInterrupted(stop.number, state, plan.iterations, saved=run.keeps)
         return state
 
     def steps(
@@ -131,7 +137,7 @@ class Loop:
         words: PyTree,
         selected: Prefetched[Any],
         progress: Progress,
-        wish: StopRequest,
+        stop: StopRequest,
     ) -> tuple[TrainingState, str]:
         """Takes the remaining steps. Returns the last state, and why the run ended there."""
         run, end = self.run, self.trainer.plan.iterations
@@ -152,7 +158,7 @@ class Loop:
                 return state, "ended by the budget"
             since = (step, time.perf_counter())
             while step < goal:
-                if wish and jax.process_count() == 1:
+                if stop and jax.process_count() == 1:
                     self.keep_unreleased(state, step, begun, seen)
                     return state, "interrupted"
                 try:
@@ -168,7 +174,7 @@ class Loop:
             if self.release(state, step, begun, seen, progress, since):  # account
                 return state, "ended by the callback"
             begun = step
-            if step < end and any_of(bool(wish)):
+            if step < end and any_process(bool(stop)):
                 return state, "interrupted"
         return state, "complete"
 
@@ -204,7 +210,7 @@ class Loop:
             return False
         answer = self.callback(shown, released)
         wants_end = isinstance(answer, bool | np.bool_) and bool(answer)
-        return bool(agreed(float(wants_end))[0])
+        return bool(from_first_process(float(wants_end))[0])
 
     def keep_unreleased(
         self, state: TrainingState, step: int, begun: int, seen: "PendingMetrics"

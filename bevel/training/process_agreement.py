@@ -14,7 +14,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def together(name: str) -> None:
+def barrier(name: str) -> None:
     """Waits until all processes of the run have made this call."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
@@ -22,7 +22,7 @@ def together(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
-def agreed(*numbers: float) -> list[float]:
+def from_first_process(*numbers: float) -> list[float]:
     """Returns the numbers of the first process, exactly, in every process."""
     if jax.process_count() == 1:
         return list(numbers)
@@ -33,7 +33,7 @@ def agreed(*numbers: float) -> list[float]:
     return [float(number) for number in sent.view(np.float64)]
 
 
-def any_of(local: bool) -> bool:
+def any_process(local: bool) -> bool:
     """Returns whether `local` is true in any process. All processes must call this."""
     return bool(np.any(gathered(np.asarray(local))))
 

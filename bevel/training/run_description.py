@@ -117,7 +117,7 @@ def identity_of(
     return Identity(**json.loads(json.dumps(dataclasses.asdict(identity))))
 
 
-def in_common(
+def shared_by_processes(
     trainer: "Trainer", batches: Batches, state: Any, options: RunOptions
 ) -> dict[str, str]:
     """Returns what must be equal in all processes before they start, by name."""

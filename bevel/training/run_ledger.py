@@ -11,7 +11,7 @@ from bevel.execution_plan import DPExecutionPlan
 from bevel.training.checkpoint import Meta
 from bevel.training.disk_full import explain_full_disk
 from bevel.training.folder import LEDGER_HEAD, RELEASED, write_whole
-from bevel.training.process_agreement import agreed, is_first, together
+from bevel.training.process_agreement import barrier, from_first_process, is_first
 
 
 class RunLedger:
@@ -81,7 +81,7 @@ class RunLedger:
             run = self._ledger.run(self.name, plan=self.plan.fingerprint(), key=key)
             self._run = run
             numbers = [run.attempt, *run.attempt_charged, run.released_until]
-        numbers = agreed(*numbers)
+        numbers = from_first_process(*numbers)
         self.attempt, self.attempt_start, self.charged, self.released = map(int, numbers)
 
     def check_contains(self, checkpoint: Meta) -> None:
@@ -105,7 +105,7 @@ class RunLedger:
     def charged_for(self, stop: int, content: str) -> bool:
         """Returns whether the current attempt was charged for this content, released at `stop`."""
         same = bool(content) and self._run is not None and self._run.content_of(stop) == content
-        return bool(agreed(float(same))[0])
+        return bool(from_first_process(float(same))[0])
 
     def begin_attempt(self, step: int) -> None:
         """Starts an attempt: steps from `step` on get fresh noise and are charged again."""
@@ -120,7 +120,7 @@ class RunLedger:
     def affordable(self, step: int, stop: int) -> int:
         """Returns the last step up to `stop` that a run at `step` can reach within the budget."""
         affordable = self._affordable(self._run, step, stop) if self._run else 0
-        return int(agreed(affordable)[0])
+        return int(from_first_process(affordable)[0])
 
     def _affordable(self, run: LedgerRun, step: int, stop: int) -> int:
         def affords(target: int) -> bool:
@@ -155,7 +155,7 @@ class RunLedger:
                 elif stop > self.released:
                     self._run.release(stop, attempt=self.attempt, content=content)
                 write_whole(self._head_path, self.head, private=True)
-        together("bevel: charged")
+        barrier("bevel: charged")
         self.charged = self.charged if planned is None else planned.stop
         self.released = max(self.released, stop)
 
@@ -164,7 +164,7 @@ class RunLedger:
         if delta is None:
             return None
         spent = self._ledger.spent(delta).epsilon if self._ledger and self.charged else 0.0
-        return agreed(spent)[0]
+        return from_first_process(spent)[0]
 
     def close(self) -> None:
         if self._ledger:

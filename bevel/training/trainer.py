@@ -27,7 +27,7 @@ from bevel.training.loop import Callback, Evaluate, Loop
 from bevel.training.memory_run import MemoryRun
 from bevel.training.private_step import PrivateStep
 from bevel.training.process_agreement import check_same
-from bevel.training.run_description import in_common
+from bevel.training.run_description import shared_by_processes
 from bevel.training.run_options import RunOptions
 from bevel.training.state import (
     ReleasedState,
@@ -249,7 +249,7 @@ class Trainer:
                 "in secrets.json. For tests: config.make(secrets=PlanSecrets.for_tests(seed))."
             )
         if jax.process_count() > 1:
-            check_same(in_common(self, batches, state, options))
+            check_same(shared_by_processes(self, batches, state, options))
         begin = copied(state) if isinstance(state, TrainingState) else self.init(state)
         if folder is None:
             run: FolderRun | MemoryRun = MemoryRun(

@@ -73,6 +73,7 @@ def test_charged_steps_of_a_folder_put_back_get_fresh_noise_and_are_charged_agai
     assert np.abs(np.asarray(again.params["w"]) - np.asarray(first.params["w"])).max() > 1e-3
 
 
+@pytest.mark.full
 def test_a_record_changed_in_a_folder_put_back_is_refused(put_back):
     folder, ledger, options, _ = put_back()
     before, changed = ledger.read_bytes(), runs.data()
@@ -82,6 +83,7 @@ def test_a_record_changed_in_a_folder_put_back_is_refused(put_back):
     assert ledger.read_bytes() == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("config", [runs.BANDMF, runs.BLT], ids=["BandMF", "BLT"])
 def test_correlated_noise_is_not_run_again_after_a_folder_was_put_back(put_back, config):
     folder, ledger, options, _ = put_back(correlated(config))
@@ -91,6 +93,7 @@ def test_correlated_noise_is_not_run_again_after_a_folder_was_put_back(put_back,
     assert ledger.read_bytes() == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("config", [runs.BANDMF, runs.BLT], ids=["BandMF", "BLT"])
 def test_correlated_noise_goes_on_where_charges_reached_ahead(config, tmp_path):
     unbroken = runs.fit(tmp_path / "unbroken", of=correlated(config))
@@ -159,6 +162,7 @@ def other_loss():
     return runs.trainer(loss_fn=scaled), runs.options(accept=["loss"])
 
 
+@pytest.mark.full
 def test_a_staged_state_of_another_program_is_not_published_in_place_of_what_was_charged(
     tmp_path, monkeypatch
 ):
@@ -176,6 +180,7 @@ def test_a_staged_state_of_another_program_is_not_published_in_place_of_what_was
     assert simulator.files_of(folder / "released" / "checkpoints") == shown
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moment", ["interrupted", "staged"])
 def test_two_copies_of_a_folder_do_not_share_a_charge(moment, tmp_path, monkeypatch):
     """Both copies have the same noise, so neither may publish what the other was charged for."""
@@ -214,6 +219,7 @@ def test_a_released_half_that_was_put_back_alone_is_found(tmp_path):
     assert not (folder / "released" / "ledger.jsonl").exists()
 
 
+@pytest.mark.full
 def test_a_ledger_without_the_attempt_of_a_checkpoint_is_refused(put_back):
     folder, ledger, options, _ = put_back()
     before = ledger.read_bytes()
@@ -312,6 +318,7 @@ def test_damaged_files_are_named(path, text, tmp_path):
         runs.fit(folder)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text", ["[]", "{}", "3", '{"rows": 5}'])
 def test_a_staged_state_whose_record_is_damaged_is_not_gone_on_from(text, tmp_path, monkeypatch):
     folder = tmp_path / "run"
@@ -345,6 +352,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(changed, said, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("value", [b"x", {1}, object()])
 def test_metrics_that_are_not_json_are_named(value, tmp_path):
     with pytest.raises(FixArgumentsError, match="cannot be written as JSON"):
@@ -412,6 +420,7 @@ def with_rule(scale):
     return loss
 
 
+@pytest.mark.full
 def test_another_rule_of_a_custom_derivative_is_seen(tmp_path):
     folder = tmp_path / "run"
     runs.fit(folder, of=runs.trainer(loss_fn=with_rule(1.0)), callback=runs.at_step(4))
@@ -437,6 +446,7 @@ def test_trainers_of_one_plan_do_not_use_its_noise_twice():
         runs.fit(of=runs.trainer(config=plan))
 
 
+@pytest.mark.full
 def test_a_learning_rate_that_an_optimizer_keeps_in_its_state_is_seen(tmp_path):
     def of(rate):
         return runs.trainer(optimizer=optax.inject_hyperparams(optax.sgd)(learning_rate=rate))
@@ -447,6 +457,7 @@ def test_a_learning_rate_that_an_optimizer_keeps_in_its_state_is_seen(tmp_path):
             runs.fit(tmp_path / "run", of=of(0.25))
 
 
+@pytest.mark.full
 def test_settings_do_not_hide_what_the_run_itself_says(tmp_path):
     folder = tmp_path / "run"
     settings = {"ema_decay": 1, "x": float("nan"), "plan": {"mechanism": {"noise_multiplier": 9}}}
@@ -557,6 +568,7 @@ def test_an_older_folder_says_what_to_do_and_its_ledger_goes_on(tmp_path):
     assert sorted(os.listdir(older)) == ["checkpoints", "run.json"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "wrong",
     [{"delta": 1.5}, {"delta": 0.0}, {"keep_period": 0}, {"budget": 3}, {"accept": "loss"}],
@@ -613,6 +625,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "what", ["plan", "optimizer", "loss", "data", "initial parameters", "options"]
 )
@@ -652,11 +665,13 @@ except ValueError as error:
 """
 
 
+@pytest.mark.full
 def test_a_record_that_one_of_two_processes_cannot_read_is_said_at_once(tmp_path):
     codes, outputs = started(UNREADABLE, tmp_path / "run", seconds=150)
     assert codes[1] == 5 and "bad sector" in outputs[1], outputs[1][-2000:]
 
 
+@pytest.mark.full
 def test_a_budget_is_still_one_after_a_folder_was_put_back(tmp_path):
     """Steps that are run again are charged again, so the budget stops the run."""
     plan = runs.plan()
@@ -688,6 +703,7 @@ def interrupting(monkeypatch, *stops):
     return taken
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("config", [runs.config(), runs.BANDMF], ids=["DP-SGD", "BandMF"])
 def test_when_a_run_was_interrupted_is_not_seen_from_what_it_released(
     config, tmp_path, monkeypatch
@@ -705,6 +721,7 @@ def test_when_a_run_was_interrupted_is_not_seen_from_what_it_released(
     assert simulator.files_of(folder / "released") == simulator.files_of(unbroken / "released")
 
 
+@pytest.mark.full
 def test_an_interrupted_run_goes_on_on_another_mesh(tmp_path, monkeypatch):
     expected, folder = runs.fit(), tmp_path / "run"
     interrupting(monkeypatch, 5)
@@ -743,6 +760,7 @@ def test_steps_that_were_taken_are_not_shown_if_the_budget_is_gone(tmp_path, mon
     assert os.listdir(tmp_path / "run" / "released" / "checkpoints") == ["0"]
 
 
+@pytest.mark.full
 def test_a_damaged_interrupted_state_is_not_gone_on_from(tmp_path, monkeypatch):
     expected, folder = runs.fit(), tmp_path / "run"
     interrupting(monkeypatch, 5)

@@ -222,6 +222,7 @@ def test_another_plan_other_keys_and_other_frozen_parameters_are_refused(half, t
         runs.fit(half)
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_another_plan_is_passed_over(unbroken, half, tmp_path):
     other = tmp_path / "other"
     runs.fit(other, of=runs.trainer(config=runs.plan(noise_multiplier=2.0)))
@@ -330,6 +331,7 @@ def test_a_read_error_loses_nothing(unbroken, tmp_path):
     assert runs.same_bits(runs.fit(folder, given=source).params, unbroken[0].params)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_so(unbroken, tmp_path, number, code):
     folder = tmp_path / "run"
@@ -356,6 +358,7 @@ def test_two_runs_of_one_folder_at_a_time_are_refused(half):
         runs.fit(half)
 
 
+@pytest.mark.full
 def test_a_run_keeps_its_name_when_its_folder_moves(unbroken, half, tmp_path):
     half.rename(tmp_path / "moved")
     with warnings.catch_warnings():
@@ -415,6 +418,7 @@ except FreeSpaceError as error:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("limit, what", [(0, "staging"), (9000, "staging")])
 def test_a_full_disk_is_an_error_and_the_last_checkpoint_stays(unbroken, tmp_path, limit, what):
     folder = tmp_path / "run"

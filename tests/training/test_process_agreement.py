@@ -6,20 +6,20 @@ import pytest
 from bevel.errors import FixArgumentsError
 from bevel.training import process_agreement
 from bevel.training.process_agreement import (
-    agreed,
-    any_of,
+    any_process,
+    barrier,
     check_same,
+    from_first_process,
     gathered,
     is_first,
     joined_digests,
-    together,
 )
 
 
 def test_a_single_process_agrees_with_itself():
-    assert is_first() and together("nothing") is None
-    assert agreed(3, 0.1) == [3, 0.1]
-    assert any_of(True) and not any_of(False)
+    assert is_first() and barrier("nothing") is None
+    assert from_first_process(3, 0.1) == [3, 0.1]
+    assert any_process(True) and not any_process(False)
     assert gathered(np.arange(3)).tolist() == [[0, 1, 2]]
     check_same({"plan": "a"})
 

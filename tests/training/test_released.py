@@ -19,6 +19,7 @@ from bevel.execution_plan import AdaptiveClipping, PlanSecrets
 from bevel.optimizers import dp_adam, scale_then_privatize
 from bevel.sharding import make_mesh
 from bevel.training.checkpoint import Checkpoints
+from bevel.training.process_agreement import barrier
 
 USERS = np.arange(runs.N) // 4
 BY_USER = runs.config(
@@ -61,6 +62,7 @@ def fit(folder, of, **changed):
 
 def check_rebuilt(folder, simulation, of):
     """Simulates a run from its noised sums, and compares everything that is released."""
+    barrier("test: the run is closed")  # other processes return from fit before the first does
     replaying = simulator.simulated(of, simulator.recorded_sums(folder))
     record = json.loads((folder / "released" / "run.json").read_text())
     nothing = jax.tree.map(np.zeros_like, runs.data())
@@ -70,6 +72,7 @@ def check_rebuilt(folder, simulation, of):
         mock.patch("bevel.training.run_description.collectives", lambda *_: record["collectives"]),
     ):
         fit(simulation, of=replaying, given=nothing)
+    barrier("test: the simulation is closed")
     found, expected = (simulator.files_of(f / "released") for f in (folder, simulation))
     assert found == expected
     assert {modified for _, modified in found.values()} == {315_532_800}
@@ -124,6 +127,7 @@ tests.check_rebuilt(folder, simulation, tests.trainer(simulator.Recording, 9, **
 """
 
 
+@pytest.mark.full
 def test_what_two_processes_release_is_rebuilt(tmp_path):
     launched(PROGRAM, tmp_path / "run", tmp_path / "simulated" / "run")
 

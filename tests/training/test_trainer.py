@@ -172,6 +172,7 @@ def test_users_are_one_contribution_and_missing_examples_have_no_part():
         runs.fit(of=runs.trainer(config=plan))
 
 
+@pytest.mark.full
 def test_optimizers_of_the_plan_schedules_and_adaptive_clipping_run():
     changed = [
         {"optimizer": lambda plan: dp_adam(0.1, noise_stddev=plan.noise_stddev)},
@@ -221,7 +222,7 @@ def test_what_is_wrong_is_said():
         runs.fit(of=runs.trainer(loss_fn=lambda p, d, k: runs.loss(p, d, k)[0]))
     with pytest.raises(FixArgumentsError, match="not a state"):
         runs.fit("nowhere", begin=runs.trainer().init(runs.params()))
-    with pytest.raises(FixArgumentsError, match="rng_or_seed beside a folder"):
+    with pytest.raises(FixArgumentsError, match="rng_or_seed was given with a folder"):
         runs.fit("nowhere", rng_or_seed=3)
 
 

@@ -9,10 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
 KILLS = int(os.environ.get("BEVEL_KILLS", 5))
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_again_and_again_is_the_unbroken_run(tmp_path):
     command = [sys.executable, str(TESTS / "training_kills.py"), str(tmp_path / "runs"), str(KILLS)]
     environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 import training_runs as runs
 from two_processes import launched
 
@@ -20,6 +21,7 @@ np.savez(f"{folder}/process{process}.npz", **{k: np.asarray(v) for k, v in state
 """
 
 
+@pytest.mark.full
 def test_two_processes_train_as_one_and_one_goes_on(tmp_path):
     folder = tmp_path / "run"
     launched(PROGRAM, folder)

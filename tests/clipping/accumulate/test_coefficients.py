@@ -147,6 +147,7 @@ def assert_pieces_on_shards_add_up(shards):
     # The first square is one, and every other is just too small to change a sum that includes it.
     pieces = np.full((shards, 2), np.sqrt(0.99 * 2.0**-24), np.float32)
     pieces[0] = 1
+    pieces[:, 1] = 3  # and pieces that all count alike
     mesh = Mesh(np.array(jax.devices()[:shards]), ("model",))
 
     def upper(piece):

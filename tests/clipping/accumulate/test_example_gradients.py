@@ -22,6 +22,7 @@ def loss(params, x):
 @pytest.mark.parametrize("norms", ["keep", "outer"])
 def test_one_pass_and_scaled_norms_give_the_same_sum(norms, scale, monkeypatch):
     """At 1e25 squares overflow, so the branch that computes norms with scaling is taken."""
+
     def large(params, x):
         return scale * loss(params, x)
 

@@ -365,7 +365,7 @@ def test_estimate_is_the_norm_and_the_bound_is_sharp(shape, kind):
         assert np.all(found.added[:, example] >= goal / slack**2)
 
 
-@pytest.mark.parametrize(("shape", "kind"), [row for row in TABLE if "table" not in row[0]])
+@pytest.mark.parametrize(("shape", "kind"), [row for row in TABLE if row[0] != "lookup"])
 def test_a_norm_within_range_is_found_whatever_the_scales(shape, kind):
     for name in IN_RANGE:
         example = list(HOSTILE).index(name)
@@ -385,7 +385,7 @@ def test_cancellation_is_capped(shape, kind):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("shape", "kind"), [row for row in TABLE if "table" not in row[0]])
+@pytest.mark.parametrize(("shape", "kind"), [row for row in TABLE if row[0] != "lookup"])
 def test_a_non_finite_number_shows_in_the_norm(shape, kind, value):
     example = list(HOSTILE).index("ordinary")
     h, g = (np.repeat(x[example : example + 1], len(HOSTILE), 0) for x in sides(shape, kind))
