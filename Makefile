@@ -60,7 +60,7 @@ test-slow: .venv/.stamp ## Kill 100 training runs at random moments, and resume 
 	BEVEL_KILLS=100 $(CACHED) \
 	  $(BIN)/python -m pytest tests/training/test_training_survives_kills.py
 
-test-breaks: .venv/.stamp ## Break 40 promises one by one, and see that the fast tests notice
+test-breaks: .venv/.stamp ## Break promises one by one, and check that the fast tests notice
 	$(CACHED) $(BIN)/python tests/breaks.py
 
 test-matrix: $(MATRIX:%=.venv-matrix-%/.stamp) ## Run all tests on every supported Python and jax

@@ -12,10 +12,12 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     """The `__getattr__`, `__dir__` and `__all__` of a package.
 
     The exports are the imports in the package's `__init__.pyi`, in their order, so type checkers
-    see the same names.
+    see the same names. An export with the name of a module of the package is imported at once,
+    because importing the module would otherwise hide it.
     """
     module = sys.modules[package]
-    stub = ast.parse(Path(str(module.__file__)).with_suffix(".pyi").read_text())
+    path = Path(str(module.__file__)).with_suffix(".pyi")
+    stub = ast.parse(path.read_text())
     source_of = {
         alias.name: str(node.module)
         for node in stub.body
@@ -37,6 +39,9 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         dunders = [name for name in vars(module) if name.startswith("__")]
         return sorted({*dunders, *module.__all__})
 
+    for name, source in source_of.items():
+        if source != package and path.with_name(f"{name}.py").exists():
+            load(name)
     return load, listed, list(source_of)
 
 

@@ -1,7 +1,6 @@
 """Poisson sampling with a minimum separation between two uses of an example."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from bevel.batch_selection.proven_event import ALL_RELATIONS, SAME_SIZE, Participation, ProvenEvent
 from bevel.batch_selection.randomness import RngType, SamplingPurpose, fixed_seed, seed_of, stream
-from bevel.batch_selection.sampler import BatchSelectionStrategy, checked_step, share
+from bevel.batch_selection.sampler import StatefulSampler, checked_step
 from bevel.batch_selection.subset import subset_rows
 from bevel.checks import probability, whole_number
 
@@ -28,7 +27,7 @@ class MinSepState:
 
 
 @dataclasses.dataclass(frozen=True)
-class BMinSepSampling(BatchSelectionStrategy):
+class BMinSepSampling(StatefulSampler):
     """Poisson sampling where an example rests for `min_sep - 1` steps after each use.
 
     At each step, every example that is not resting joins with probability `sampling_prob`. Two uses
@@ -106,33 +105,7 @@ class BMinSepSampling(BatchSelectionStrategy):
 
     def batch_iterator(self, num_examples: int, rng: RngType = None) -> Iterator[np.ndarray]:
         seed = seed_of(rng)
-        state = self.initial_state(num_examples, seed)
-        return self._iterate_from(state, num_examples, seed)
-
-    def _iterate_from(
-        self, state: MinSepState, num_examples: int, seed: int
-    ) -> Iterator[np.ndarray]:
-        while state.step < self.iterations:
-            batch, state = self.next_batch(state, num_examples, seed)
-            yield batch
-
-    def batch(
-        self,
-        step: int,
-        num_examples: int,
-        rng: int,
-        *,
-        process_index: int = 0,
-        process_count: int = 1,
-    ) -> np.ndarray:
-        """Returns the indices of step `step` by replaying the earlier steps.
-
-        The time grows with `step`; use `next_batch` to carry the state instead. Every process
-        replays the full draw and takes its share of the rows.
-        """
-        replayed = self.batch_iterator(num_examples, fixed_seed(rng))
-        batch = next(itertools.islice(replayed, checked_step(step, self.iterations), None))
-        return batch[slice(*share(len(batch), process_index, process_count))]
+        return self._iterate_from(self.initial_state(num_examples, seed), num_examples, seed)
 
     def participation(self) -> Participation:
         return Participation(self.min_sep, math.ceil(self.iterations / self.min_sep))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterator
 
@@ -11,7 +10,7 @@ import numpy as np
 from bevel.batch_selection.multi_owner import MultiOwnerGraph
 from bevel.batch_selection.proven_event import SAME_SIZE, Participation, ProvenEvent
 from bevel.batch_selection.randomness import RngType, SamplingPurpose, fixed_seed, seed_of, stream
-from bevel.batch_selection.sampler import BatchSelectionStrategy, checked_step, share
+from bevel.batch_selection.sampler import StatefulSampler, checked_step
 from bevel.checks import whole_number
 
 # A step so far in the past that it is min_sep away from every step.
@@ -30,7 +29,7 @@ class MultiOwnerState:
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiOwnerMinSepSampling(BatchSelectionStrategy):
+class MultiOwnerMinSepSampling(StatefulSampler):
     """Selects up to `batch_size` examples per step, with at most one example per owner.
 
     Two batches with examples of the same owner are at least `min_sep` steps apart, and each owner
@@ -93,27 +92,6 @@ class MultiOwnerMinSepSampling(BatchSelectionStrategy):
         self, graph: MultiOwnerGraph, rng: RngType = None
     ) -> Iterator[np.ndarray]:
         return self._iterate_from(self.initial_state(graph), graph, seed_of(rng))
-
-    def _iterate_from(
-        self, state: MultiOwnerState, graph: MultiOwnerGraph, seed: int
-    ) -> Iterator[np.ndarray]:
-        while state.step < self.iterations:
-            batch, state = self.next_batch(state, graph, seed)
-            yield batch
-
-    def batch(
-        self,
-        step: int,
-        graph: MultiOwnerGraph,
-        rng: int,
-        *,
-        process_index: int = 0,
-        process_count: int = 1,
-    ) -> np.ndarray:
-        """Returns the indices of step `step` by replaying the earlier steps."""
-        replayed = self.batch_iterator(graph, fixed_seed(rng))
-        batch = next(itertools.islice(replayed, checked_step(step, self.iterations), None))
-        return batch[slice(*share(len(batch), process_index, process_count))]
 
     def participation(self) -> Participation:
         """How often one owner can take part."""

@@ -1,7 +1,9 @@
 """Base classes of the samplers."""
 
 import abc
+import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -115,6 +117,39 @@ class RandomAccessSampler(BatchSelectionStrategy):
         """The number of rows of a step over all processes, which determines their padding."""
         checked_step(step, self.iterations)
         return self._size(step, whole_number("num_examples", num_examples, 0), fixed_seed(rng))
+
+
+class StatefulSampler(BatchSelectionStrategy):
+    """A sampler whose batches depend on the earlier ones. Subclasses define `next_batch`."""
+
+    iterations: int
+
+    @abc.abstractmethod
+    def next_batch(self, state: Any, num_examples: Any, rng: int) -> tuple[np.ndarray, Any]:
+        """Returns the batch of step `state.step` and the next state."""
+
+    def _iterate_from(self, state: Any, num_examples: Any, seed: int) -> Iterator[np.ndarray]:
+        while state.step < self.iterations:
+            batch, state = self.next_batch(state, num_examples, seed)
+            yield batch
+
+    def batch(
+        self,
+        step: int,
+        num_examples: Any,
+        rng: int,
+        *,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> np.ndarray:
+        """Returns the indices of step `step` by replaying the earlier steps.
+
+        The time grows with `step`; use `next_batch` to carry the state instead. Every process
+        replays the full draw and takes its share of the rows.
+        """
+        replayed = self.batch_iterator(num_examples, fixed_seed(rng))
+        batch = next(itertools.islice(replayed, checked_step(step, self.iterations), None))
+        return batch[slice(*share(len(batch), process_index, process_count))]
 
 
 def checked_step(step: int, iterations: int) -> int:

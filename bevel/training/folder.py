@@ -33,6 +33,7 @@ import stat
 import warnings
 from pathlib import Path
 
+from bevel.accounting.ledger.durable_files import sync_folder, write_new
 from bevel.errors import FixArgumentsError
 
 RELEASED, PRIVATE = "released", "private"
@@ -178,22 +179,12 @@ def write_whole(path: Path, text: str, *, private: bool, replace: bool = True) -
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    descriptor = open_private(temporary, flags) if private else os.open(temporary, flags, 0o644)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        write_new(temporary, text.encode(), 0o600 if private else 0o644)
         if replace:
             temporary.replace(path)
         else:
             os.link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    # Until the folder is synced, a power failure may lose the name of the file.
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path)

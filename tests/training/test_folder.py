@@ -65,7 +65,7 @@ def test_a_file_is_replaced_atomically(tmp_path):
     write_whole(path, "two", private=True)
     assert path.read_text() == "two" and mode(path) == 0o600
     assert os.listdir(tmp_path) == ["run.json"]
-    with pytest.raises(TypeError):
+    with pytest.raises(AttributeError):
         write_whole(path, 3, private=True)
     assert path.read_text() == "two" and os.listdir(tmp_path) == ["run.json"]
 
