@@ -43,7 +43,7 @@ demo: .venv/.stamp ## Train a private model on 8 virtual devices, and write its 
 CACHED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/compiled \
   JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
-test: .venv/.stamp ## Run the fast tests (ROOM=clipping: of one room and what imports it)
+test: .venv/.stamp ## Run the fast tests (ROOM=clipping: of one package and what imports it)
 ifdef ROOM
 	$(CACHED) $(BIN)/python $(PYTEST) --fast $$($(BIN)/python tests/rooms.py $(ROOM))
 else
@@ -53,7 +53,7 @@ endif
 test-rest: .venv/.stamp ## Run the tests that `make test` leaves out
 	$(BIN)/python $(PYTEST) --rest
 
-test-full: .venv/.stamp ## Run all tests: every row of every table
+test-full: .venv/.stamp ## Run all tests, with all parametrized cases
 	$(BIN)/python $(PYTEST)
 
 test-slow: .venv/.stamp ## Kill 100 training runs at random moments, and resume them

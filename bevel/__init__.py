@@ -1,7 +1,7 @@
 """bevel: train JAX models with differential privacy, on any mesh, in mixed precision.
 
 The public names, in the order in which data flows. They are imported on first use. A user of JAX
-Privacy can write `import bevel as jax_privacy` and carry on.
+Privacy can replace `import jax_privacy` with `import bevel as jax_privacy`.
 """
 
 from bevel.lazy import lazy_exports

@@ -1,4 +1,4 @@
-"""`python -m bevel`, for where the `bevel` command is not on the path."""
+"""`python -m bevel`: the same as the `bevel` command."""
 
 import sys
 

@@ -15,7 +15,7 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or number < least:
-        raise FixArgumentsError(f"{name}={value!r}: give a whole number of at least {least}.")
+        raise FixArgumentsError(f"{name}={value!r}: pass an integer of at least {least}.")
     return number
 
 
@@ -23,7 +23,7 @@ def probability(name: str, value: Any) -> float:
     """Returns `value` as a float; raises unless it is between 0 and 1."""
     if not (is_real(value) and 0 <= value <= 1):
         raise FixArgumentsError(
-            f"{name}={value!r} is not a probability: give a number between 0 and 1, usually the "
+            f"{name}={value!r} is not a probability: pass a number between 0 and 1, usually the "
             "expected batch size divided by the number of examples."
         )
     return float(value)
@@ -32,7 +32,7 @@ def probability(name: str, value: Any) -> float:
 def positive_number(name: str, value: Any, hint: str) -> float:
     """Returns `value` as a float; raises, with a hint, unless it is positive and finite."""
     if not (is_real(value) and 0 < value < math.inf):
-        raise FixArgumentsError(f"{name}={value!r}: give a positive number, {hint}.")
+        raise FixArgumentsError(f"{name}={value!r}: pass a positive number, {hint}.")
     return float(value)
 
 

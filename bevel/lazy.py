@@ -1,4 +1,4 @@
-"""Imports on first use: optax, SciPy, dp-accounting and Pallas take up to seconds to load."""
+"""Imports on first use: optax, SciPy, dp-accounting and Pallas take seconds to load."""
 
 import ast
 import importlib
@@ -46,7 +46,7 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
 
 
 class LazyModule:
-    """A module that is imported when one of its attributes is read. False if it cannot be."""
+    """A module that is imported when one of its attributes is read. False if that fails."""
 
     def __init__(self, name: str) -> None:
         self._name = name

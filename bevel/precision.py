@@ -41,26 +41,26 @@ def unit_roundoff(dtype: jax.typing.DTypeLike) -> float:
     return float(jnp.finfo(dtype).eps) / 2
 
 
-def multiplier(dtype: jax.typing.DTypeLike, asked: object = None) -> "Multiplier":
+def matmul_precision(dtype: jax.typing.DTypeLike, requested: object = None) -> "MatmulPrecision":
     """Returns how to multiply matrices of `dtype` on this backend.
 
     bfloat16 operands are used as they are. GPUs multiply float32 as TF32 (11 significant bits) by
     default. Where the model does so, norms and sums do too, on operands that are rounded once and
     used for both. Products of two such operands are exact in float32. On other backends, and where
-    the model asks for a higher precision (`asked`), float32 operands keep all of their bits.
+    the model asks for a higher precision (`requested`), float32 operands keep all of their bits.
     """
     dtype = np.dtype(dtype)
     if dtype == jnp.dtype("bfloat16"):
-        return Multiplier(dtype, unit_roundoff(dtype), jax.lax.Precision.DEFAULT, None)
+        return MatmulPrecision(dtype, unit_roundoff(dtype), jax.lax.Precision.DEFAULT, None)
     wide = accumulation_dtype(dtype)
-    plain = asked in (None, jax.lax.Precision.DEFAULT, (jax.lax.Precision.DEFAULT,) * 2)
+    plain = requested in (None, jax.lax.Precision.DEFAULT, (jax.lax.Precision.DEFAULT,) * 2)
     if wide == np.dtype(np.float32) and plain and jax.default_backend() == "gpu":
-        return Multiplier(wide, 2.0**-11, jax.lax.Precision.DEFAULT, 10)
-    return Multiplier(wide, unit_roundoff(wide), jax.lax.Precision.HIGHEST, None)
+        return MatmulPrecision(wide, 2.0**-11, jax.lax.Precision.DEFAULT, 10)
+    return MatmulPrecision(wide, unit_roundoff(wide), jax.lax.Precision.HIGHEST, None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Multiplier:
+class MatmulPrecision:
     """How a matrix product is computed: the dtype, rounding and precision of its operands."""
 
     dtype: np.dtype

@@ -1,4 +1,4 @@
-"""The tests of a room and of everything that imports it: `python tests/rooms.py clipping`."""
+"""The tests of a package and of all that imports it: `python tests/rooms.py clipping`."""
 
 import ast
 import sys

@@ -2,9 +2,9 @@
 
 Fast is everything but
 - tests marked `full`: several processes, kills, whole programs, long examples;
-- most rows of large tables. A table with one axis runs every third row. A table with several axes
-  runs rows in which every value of each axis occurs, and every pair of values from three axes on.
-  A row marked `fast` always runs.
+- most cases of tests with many. With one `parametrize`, every third case runs. With several, enough
+  cases run that every value of each occurs, and from three on every pair of values. A case that is
+  marked `fast` always runs.
 `make test-full` runs everything.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable
 import jax
 import pytest
 
-LARGE = 6  # tables with more rows than this are thinned
+LARGE = 6  # tests with more cases than this are thinned
 EVERY = 3
 
 

@@ -79,6 +79,7 @@ def test_clipping_and_noise_load_no_kernels_and_no_optimizers():
     assert not loaded, f"clipping and noise load {sorted(loaded)}"
 
 
+@pytest.mark.full
 def test_mypy_sees_the_types_from_outside(tmp_path):
     """A program that uses the top-level names, checked as its author would."""
     mypy_api = pytest.importorskip("mypy.api")

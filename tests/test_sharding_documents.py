@@ -119,7 +119,7 @@ def test_computation_follows_data():
     assert_close(product, np.asarray(X, np.float64) @ np.asarray(X, np.float64), 1e-6)
 
 
-def test_what_nobody_placed_is_moved():
+def test_unplaced_arrays_are_moved():
     y = place(X, make_mesh("x=8"), P("x"))
     for sum_ in (y + jnp.ones_like(y), y + jnp.arange(256.0).reshape(16, 16)):
         assert spec_of(sum_).startswith("P('x'")

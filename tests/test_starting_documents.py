@@ -47,14 +47,14 @@ def test_without_clipping_the_mean_of_the_examples_is_the_printed_one(loss, data
     np.testing.assert_allclose(fn(PARAM, data), 4.004355, rtol=1e-6)
 
 
-def test_what_broke_works_unchanged(data):
+def test_the_failing_example_works_unchanged(data):
     fn = jax_privacy.clipped_grad(constrained_loss, l2_clip_norm=1.0)
     expected = oracle.clipped_sum(free_loss, PARAM, data, clip_norm=1.0)
     np.testing.assert_allclose(fn(PARAM, data), expected.grad, rtol=1e-5)
     np.testing.assert_allclose(jax.jit(fn)(PARAM, data), expected.grad, rtol=1e-5)
 
 
-def test_what_broke_works_on_the_mesh_that_make_mesh_gives_today(data):
+def test_the_failing_example_works_on_explicit_axes(data):
     mesh = jax.make_mesh((8,), ("data",))  # Explicit axes
 
     def loss(param, data):

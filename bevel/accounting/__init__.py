@@ -1,4 +1,4 @@
-"""Privacy accounting on top of dp-accounting: events, epsilon, trade-off curves and calibration."""
+"""Privacy accounting: events, epsilon, calibration, and the ledger, a record of what was spent."""
 
 from bevel.lazy import lazy_exports
 

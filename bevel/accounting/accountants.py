@@ -45,7 +45,7 @@ def composed_accountant(
     if isinstance(event, MixtureDpEvent):
         raise FixArgumentsError(
             f"no accountant supports {type(event).__name__}, because it has no closed form. bevel "
-            "bounds it by sampling: leave out accountant_fn."
+            "bounds it by Monte Carlo sampling: leave out accountant_fn."
         )
     try:
         return _cached(event, relation, accountant_fn)
@@ -87,7 +87,7 @@ def _converted_for(event: DpEvent, accountant: PrivacyAccountant) -> DpEvent:
 
 
 def with_half_the_noise(event: DpEvent) -> DpEvent:
-    """Restates the noise relative to a sensitivity of twice the bound for one record."""
+    """Divides the noise by 2: replacing one record doubles the sensitivity it is relative to."""
     match event:
         case dp_accounting.NoOpDpEvent() | dp_accounting.NonPrivateDpEvent():
             return event

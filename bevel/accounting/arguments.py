@@ -22,11 +22,11 @@ def check_budget(
     """
     if epsilon is not None and not (is_real(epsilon) and math.isfinite(epsilon) and epsilon > 0):
         raise FixArgumentsError(
-            f"epsilon={epsilon!r}: give a positive number, such as 3. Zero would allow no release."
+            f"epsilon={epsilon!r}: pass a positive number, such as 3. Zero would allow no release."
         )
     if delta is not None and not (is_real(delta) and 0 < delta < 1):
         raise FixArgumentsError(
-            f"delta={delta!r}: give a number between 0 and 1, well below one over the number of "
+            f"delta={delta!r}: pass a number between 0 and 1, well below one over the number of "
             "examples. Gaussian noise cannot give delta = 0."
         )
     if delta is not None and num_examples is not None and delta * num_examples > 1:
@@ -44,7 +44,7 @@ def relation_of(relation: Relation) -> NeighboringRelation:
     if isinstance(relation, str) and relation in NeighboringRelation.__members__:
         return NeighboringRelation[relation]
     raise FixArgumentsError(
-        f"neighboring_relation={relation!r}: give one of dp_accounting.NeighboringRelation."
+        f"neighboring_relation={relation!r}: pass one of dp_accounting.NeighboringRelation."
         f"{{{', '.join(NeighboringRelation.__members__)}}}, or its name."
     )
 
@@ -55,7 +55,7 @@ def checked_noise(noise_multiplier: float) -> float:
         is_real(noise_multiplier) and math.isfinite(noise_multiplier) and noise_multiplier >= 0
     ):
         raise FixArgumentsError(
-            f"noise_multiplier={noise_multiplier!r}: give a number of at least 0, the standard "
+            f"noise_multiplier={noise_multiplier!r}: pass a number of at least 0, the standard "
             "deviation of the noise divided by the bound on one example's contribution."
         )
     return float(noise_multiplier)

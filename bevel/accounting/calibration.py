@@ -76,7 +76,7 @@ def calibrate_noise_multiplier(
     """Returns the least noise multiplier with which `make_event(noise_multiplier)` fits the budget.
 
     Its epsilon is at most `epsilon`, and less by at most `tolerance` (or by a hundredth of epsilon,
-    if that is smaller). For events bounded by sampling, the search comes within three percent. The
+    if that is smaller). With Monte Carlo bounds, the search comes within three percent. The
     result is then checked with fresh samples, because the first ones influenced the choice.
 
     Takes about a second for ten thousand steps of DP-SGD, and almost no time when repeated.
@@ -86,7 +86,7 @@ def calibrate_noise_multiplier(
         return _calibrate_by_sampling(make_event, budget, monte_carlo)
     width = min(tolerance, budget.epsilon / 100)
     if not width > 0:
-        raise FixArgumentsError(f"tolerance={tolerance}: give a positive number.")
+        raise FixArgumentsError(f"tolerance={tolerance}: pass a positive number.")
     search = NoiseSearch(goal=budget.epsilon - width / 2)
 
     def cost_with(accountant: AccountantFn | None) -> Callable[[float], float]:
@@ -160,8 +160,8 @@ def calibrate_batch_size(
 ) -> int:
     """Returns the largest (expected) batch size, up to `num_examples`, that fits the budget."""
     budget = _CalibrationTarget.checked(epsilon, delta, neighboring_relation, accountant_fn)
-    most = whole_number("num_examples", num_examples)
-    return _largest_within("batch of one example", make_event, budget, most)
+    limit = whole_number("num_examples", num_examples)
+    return _largest_within("batch of one example", make_event, budget, limit)
 
 
 def calibrate_iterations(
@@ -179,36 +179,36 @@ def calibrate_iterations(
 
 
 def _largest_within(
-    least: str, make_event: Callable[[int], DpEvent], budget: _CalibrationTarget, most: int
+    smallest: str, make_event: Callable[[int], DpEvent], budget: _CalibrationTarget, limit: int
 ) -> int:
     """Returns the largest number whose event fits the budget: by RDP, coarse PLD, then exactly."""
     if isinstance(make_event(1), MixtureDpEvent):
         raise FixArgumentsError(
-            f"{type(make_event(1)).__name__} is bounded by sampling, so only its noise multiplier "
-            "can be calibrated: use calibrate_noise_multiplier."
+            f"{type(make_event(1)).__name__} is bounded by Monte Carlo sampling, so only its noise "
+            "multiplier can be calibrated: use calibrate_noise_multiplier."
         )
     largest = 1
     if not math.isnan(budget.guess(make_event(1))):
-        largest = largest_that_fits(lambda k: budget.guess(make_event(k)) <= budget.epsilon, most)
+        largest = largest_that_fits(lambda k: budget.guess(make_event(k)) <= budget.epsilon, limit)
     stages = cheaper_accountants(make_event(max(1, largest)), budget.relation, budget.accountant_fn)
     for accountant in (*stages, budget.accountant_fn):
         largest = largest_that_fits(
             lambda k, a=accountant: budget.cost(make_event(k), a) <= budget.epsilon,  # type: ignore[misc]
-            most,
+            limit,
             largest,
         )
     if largest == 0:
         raise FixArgumentsError(
-            f"not even a {least} fits epsilon={budget.epsilon}, delta={budget.delta}. Use more "
+            f"not even a {smallest} fits epsilon={budget.epsilon}, delta={budget.delta}. Use more "
             "noise or a larger budget."
         )
     return largest
 
 
-def largest_that_fits(fits: Callable[[int], bool], most: int, guess: int = 1) -> int:
-    """Returns the largest k from 1 to `most` with `fits(k)`, or 0. The search starts at `guess`."""
-    low, high, stride = 0, most + 1, 1
-    k = min(max(guess, 1), most)
+def largest_that_fits(fits: Callable[[int], bool], limit: int, guess: int = 1) -> int:
+    """Returns the largest k from 1 to `limit` with `fits(k)`, or 0. Starts searching at `guess`."""
+    low, high, stride = 0, limit + 1, 1
+    k = min(max(guess, 1), limit)
     while low + 1 < high:
         if fits(k):
             low, k = k, k + stride

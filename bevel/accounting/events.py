@@ -82,7 +82,7 @@ def fixed_dpsgd_event(
     count = whole_number("iterations", iterations)
     if whole_number("batch_size", batch_size) > size and not replace:
         raise FixArgumentsError(
-            f"batch_size={batch_size} of {size} examples: give a batch_size of at most {size}."
+            f"batch_size={batch_size} of {size} examples: pass a batch_size of at most {size}."
         )
     if use_zcdp:
         if replace:
@@ -166,7 +166,7 @@ def balls_in_bins_event(
     cycle_length: int,
     strategy: Sequence[float] | np.ndarray = (1.0,),
 ) -> DpEvent:
-    """Balls-in-bins batches with noise C^-1 z: bounded by sampling (see monte_carlo.py).
+    """Balls-in-bins batches with noise C^-1 z: bounded by Monte Carlo sampling (monte_carlo.py).
 
     `strategy` is the matrix C, or its first column if C is Toeplitz. The default is the identity.
     """
@@ -175,12 +175,12 @@ def balls_in_bins_event(
     valid = matrix.ndim in (1, 2) and matrix.size and np.isfinite(matrix).all() and matrix.any()
     if not valid or (matrix.ndim == 2 and matrix.shape != (count, count)):
         raise FixArgumentsError(
-            f"strategy has shape {matrix.shape}: give the coefficients of a Toeplitz matrix, or a "
+            f"strategy has shape {matrix.shape}: pass the coefficients of a Toeplitz matrix, or a "
             f"matrix of shape ({count}, {count}), with finite entries that are not all zero."
         )
     if matrix.ndim == 2 and np.triu(matrix, 1).any():
         raise FixArgumentsError(
-            "strategy is not lower triangular, so noise would depend on later steps. Give a lower "
+            "strategy is not lower triangular, so noise would depend on later steps. Pass a lower "
             "triangular matrix."
         )
     entries = tuple(map(tuple, matrix.tolist())) if matrix.ndim == 2 else tuple(matrix.tolist())
@@ -192,12 +192,12 @@ def balls_in_bins_event(
 def random_allocation_event(
     noise_multiplier: float, iterations: int, *, total_participations: int
 ) -> DpEvent:
-    """Each example takes part in exactly `total_participations` steps: bounded by sampling."""
+    """Each example takes part in exactly `total_participations` steps: bounded by Monte Carlo."""
     count = whole_number("iterations", iterations)
     uses = whole_number("total_participations", total_participations)
     if uses > count:
         raise FixArgumentsError(
             f"total_participations={uses} of {count} iterations: an example can join each step at "
-            f"most once, so give at most {count}."
+            f"most once, so pass at most {count}."
         )
     return RandomAllocationDpEvent(checked_noise(noise_multiplier), count, uses)

@@ -1,4 +1,4 @@
-"""Events that no accountant of dp-accounting supports. bevel bounds them by sampling.
+"""Events that no accountant of dp-accounting supports. bevel bounds them by Monte Carlo.
 
 An example that takes part in random steps shifts the outputs of the run by one of many vectors, so
 the privacy loss is that of a mixture of Gaussians against one Gaussian. docs/accounting.md has the

@@ -1,4 +1,4 @@
-"""Bounds delta by sampling privacy losses.
+"""Bounds delta by Monte Carlo sampling of privacy losses.
 
 The result is an upper confidence bound. The probability that the bound fails is added to delta.
 
@@ -33,7 +33,7 @@ MOST_SAMPLES = 10**9
 
 @dataclasses.dataclass(frozen=True)
 class MonteCarlo:
-    """Settings for events that are bounded by sampling.
+    """Settings for events that are bounded by Monte Carlo sampling.
 
     Attributes:
       num_samples: number of samples in each direction. A delta below about 25 / num_samples cannot
@@ -52,7 +52,7 @@ class MonteCarlo:
         whole_number("num_samples", self.num_samples)
         if not 0 < self.failure_probability < 1:
             raise FixArgumentsError(
-                f"failure_probability={self.failure_probability}: give a number between 0 and 1, "
+                f"failure_probability={self.failure_probability}: pass a number between 0 and 1, "
                 "well below delta."
             )
 

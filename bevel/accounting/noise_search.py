@@ -18,30 +18,30 @@ class NoiseSearch:
     slope: float = -1.5  # of that line; updated by each search and reused by the next one
 
     def near(self, cost: Callable[[float], float], noise: float) -> float:
-        """Returns a noise whose cost is close to the goal: within a percent, and one step more."""
+        """Searches until the cost is within 1% of the goal, then takes one more secant step."""
         noise, value = self.search(cost, noise, 0.99 * self.goal, 1.01 * self.goal)
         return noise * math.exp(self.step(value))
 
     def within(
-        self, cost: Callable[[float], float], noise: float, least: float, most: float
+        self, cost: Callable[[float], float], noise: float, min_cost: float, max_cost: float
     ) -> float:
-        """Returns a noise with `least <= cost(noise) <= most`.
+        """Returns a noise with `min_cost <= cost(noise) <= max_cost`.
 
-        If the cost jumps over that range, returns the least noise that costs at most `most`.
+        If the cost jumps over that range, returns the least noise that costs at most `max_cost`.
         """
-        return self.search(cost, noise, least, most)[0]
+        return self.search(cost, noise, min_cost, max_cost)[0]
 
     def search(
-        self, cost: Callable[[float], float], noise: float, least: float, most: float
+        self, cost: Callable[[float], float], noise: float, min_cost: float, max_cost: float
     ) -> tuple[float, float]:
         low, high = math.log(LEAST_NOISE), math.log(MOST_NOISE)
         value_at_high = math.nan
         x, previous = min(max(math.log(noise), low), high), None
         while True:
             value = cost(math.exp(x))
-            if least <= value <= most:
+            if min_cost <= value <= max_cost:
                 return math.exp(x), value
-            if value > most:
+            if value > max_cost:
                 low = x
             else:
                 high, value_at_high = x, value
@@ -57,7 +57,7 @@ class NoiseSearch:
         if math.isnan(value_at_high) or math.exp(high) < 1.01 * LEAST_NOISE:
             met = "is not met with any" if math.isnan(value_at_high) else "is met with almost no"
             raise FixArgumentsError(
-                f"epsilon={most} {met} noise: the last epsilon computed is {value}. Check the "
+                f"epsilon={max_cost} {met} noise: the last epsilon computed is {value}. Check the "
                 "sampling probability and the event."
             )
         return math.exp(high), value_at_high

@@ -33,7 +33,7 @@ def epsilon(
         `PLDAccountant` or `RdpAccountant` of dp-accounting. The default is the tightest accountant
         that supports the event. The event's noise is always relative to the bound for one record
         (see accountants.py).
-      monte_carlo: settings for events that are bounded by sampling.
+      monte_carlo: settings for events that are bounded by Monte Carlo sampling.
     """
     check_budget(delta=delta)
     relation = relation_of(neighboring_relation)
@@ -70,7 +70,7 @@ def delta(
     accountant_fn: AccountantFn | None = None,
     monte_carlo: MonteCarlo | None = None,
 ) -> float:
-    """Returns the delta of `event` at `epsilon`. Events bounded by sampling need `monte_carlo`."""
+    """Returns the delta of `event` at `epsilon`. Monte Carlo bounds need `monte_carlo`."""
     if epsilon != 0:
         check_budget(epsilon=epsilon)
     relation = relation_of(neighboring_relation)
@@ -78,7 +78,7 @@ def delta(
         _check_sampling(event, relation, accountant_fn)
         if monte_carlo is None:
             raise FixArgumentsError(
-                f"{type(event).__name__} is bounded by sampling, and the number of samples depends "
+                f"{type(event).__name__} is bounded by Monte Carlo, and the samples needed depend "
                 "on delta: pass monte_carlo=MonteCarlo.for_delta(...) with the delta you expect."
             )
         return sampled_losses(event, monte_carlo).delta(epsilon)
@@ -102,8 +102,8 @@ def _check_sampling(
     """Raises unless the sampling bound of an event is proven under the relation."""
     if relation is NeighboringRelation.REPLACE_ONE:
         raise FixArgumentsError(
-            f"{type(event).__name__} under REPLACE_ONE: its bound is proven only against the "
-            "absence of a record. Use ADD_OR_REMOVE_ONE or REPLACE_SPECIAL."
+            f"{type(event).__name__} under REPLACE_ONE: its bound is proven only for a record "
+            "that is present or absent. Use ADD_OR_REMOVE_ONE or REPLACE_SPECIAL."
         )
     if accountant_fn is not None:
         composed_accountant(event, relation, accountant_fn)  # raises, with the reason

@@ -33,7 +33,7 @@ def trade_off_curve(
     fpr = np.asarray(fpr, float)
     if not (fpr.ndim == 1 and fpr.size and (fpr >= 0).all() and (fpr <= 1).all()):
         raise FixArgumentsError(
-            f"fpr has shape {fpr.shape}: give a one-dimensional array of rates between 0 and 1."
+            f"fpr has shape {fpr.shape}: pass a one-dimensional array of rates between 0 and 1."
         )
     bounds = [np.ones_like(fpr)]
     for eps, delta_ in _privacy_profile(event, neighboring_relation, accountant_fn, monte_carlo):
@@ -52,10 +52,10 @@ def _privacy_profile(
     if isinstance(event, MixtureDpEvent):
         epsilons = EPSILONS[EPSILONS <= 50]
     else:
-        most = epsilon(
+        largest = epsilon(
             event, delta=1e-9, neighboring_relation=relation, accountant_fn=accountant_fn
         )
-        epsilons = np.linspace(0, min(most, LARGEST_EPSILON), POINTS)
+        epsilons = np.linspace(0, min(largest, LARGEST_EPSILON), POINTS)
     return [
         (
             float(eps),

@@ -1,4 +1,4 @@
-"""Samplers choose the examples of each step, and state the privacy event proven for them. NumPy."""
+"""Samplers select the examples of each step, in NumPy, and state their proven privacy event."""
 
 from bevel.lazy import lazy_exports
 

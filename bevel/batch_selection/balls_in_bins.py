@@ -22,7 +22,7 @@ class BallsInBinsSampling(RandomAccessSampler):
     Cost: the bins are drawn once and take one index per example; a batch is a slice of that array.
 
     Proven under add-or-remove and replace-special, for noise with any correlation. The privacy loss
-    has no closed form, so `bevel.accounting` bounds it by sampling (docs/accounting.md).
+    has no closed form, so `bevel.accounting` bounds it by Monte Carlo (docs/accounting.md).
     """
 
     iterations: int

@@ -37,8 +37,7 @@ class FixedBatchSampling(RandomAccessSampler):
     def _size(self, step: int, num_examples: int, seed: int) -> int:
         if num_examples == 0 or (not self.replace and self.batch_size > num_examples):
             raise FixArgumentsError(
-                f"batch_size={self.batch_size}, but there are only {num_examples} examples, which "
-                "is not enough. "
+                f"batch_size={self.batch_size}, but there are only {num_examples} examples. "
                 + ("Add data." if num_examples == 0 else "Use a smaller batch, or replace=True.")
             )
         return self.batch_size

@@ -31,12 +31,14 @@ class MultiOwnerGraph:
         examples, owner_ids = np.asarray(examples), np.asarray(owner_ids)
         if examples.ndim != 1 or examples.shape != owner_ids.shape:
             raise FixArgumentsError(
-                f"examples has shape {examples.shape} and owner_ids {owner_ids.shape}: give two "
+                f"examples has shape {examples.shape} and owner_ids {owner_ids.shape}: pass two "
                 "1-D arrays of the same length, one entry for each (example, owner) pair."
             )
         size = whole_number("num_examples", num_examples, 0)
         if examples.size and (examples.min() < 0 or examples.max() >= size):
-            raise FixArgumentsError(f"examples contains an index outside 0 to {size - 1}.")
+            raise FixArgumentsError(
+                f"examples has other indices: pass 0 to {size - 1}, or a larger num_examples."
+            )
         ids, owners = np.unique(owner_ids, return_inverse=True)
         if examples.size:
             examples, owners = np.unique(np.stack([examples, owners]), axis=1)

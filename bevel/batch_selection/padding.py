@@ -113,7 +113,7 @@ def padded_sizes(
     whole_number("multiple", multiple, 1)
     if not (np.isfinite(expected_batch_size) and expected_batch_size >= 0):
         raise FixArgumentsError(
-            f"expected_batch_size={expected_batch_size}: give a finite number of at least 0."
+            f"expected_batch_size={expected_batch_size}: pass a finite number of at least 0."
         )
     deviation = np.sqrt(expected_batch_size) if spread is None else spread
     sizes = expected_batch_size + deviation * np.linspace(0, 6, count + 1)[1:]
@@ -128,7 +128,7 @@ def _checked_indices(indices: np.ndarray) -> np.ndarray:
         indices = indices.astype(np.int64)  # np.array([]) is float64
     if indices.ndim == 0 or not np.issubdtype(indices.dtype, np.signedinteger):
         raise FixArgumentsError(
-            f"indices has dtype {indices.dtype} and shape {indices.shape}: give an array of signed "
+            f"indices has dtype {indices.dtype} and shape {indices.shape}: pass an array of signed "
             "integers with at least one dimension (padding is -1)."
         )
     return indices

@@ -58,7 +58,7 @@ class CyclicPoissonSampling(RandomAccessSampler):
             whole_number("truncated_batch_size", self.truncated_batch_size, 1)
         if not isinstance(self.partition_type, PartitionType):
             raise FixArgumentsError(
-                f"partition_type={self.partition_type!r}: give PartitionType.EQUAL_SPLIT or "
+                f"partition_type={self.partition_type!r}: pass PartitionType.EQUAL_SPLIT or "
                 "PartitionType.INDEPENDENT."
             )
 
@@ -84,7 +84,7 @@ class CyclicPoissonSampling(RandomAccessSampler):
             raise FixArgumentsError(
                 f"expected_batch_size={expected_batch_size}: each batch is sampled from a group of "
                 f"{group_size:g} examples ({num_examples} examples, cycle_length={cycle_length}). "
-                f"Give a number from 0 to {group_size:g}, or a smaller cycle_length."
+                f"Pass a number from 0 to {group_size:g}, or a smaller cycle_length."
             )
         return cls(
             expected_batch_size / group_size,

@@ -21,7 +21,7 @@ ABSENCE = (ADD_OR_REMOVE_ONE, REPLACE_SPECIAL)
 class ProvenEvent:
     """The privacy event of a sampler: a function name in `bevel.accounting` and its arguments.
 
-    `bevel.accounting.event_of(strategy, noise_multiplier, ...)` builds the event, and accepts only
+    `bevel.accounting.event_of(sampler, noise_multiplier, ...)` builds the event, and accepts only
     the relations listed here. The noise multiplier is missing because a sampler does not know it.
     """
 

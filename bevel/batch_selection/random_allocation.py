@@ -21,7 +21,7 @@ class RandomAllocationSampling(RandomAccessSampler):
     is a slice of that array. Drawing it takes num_examples * total_participations**2 comparisons.
 
     Proven under add-or-remove and replace-special, for independent noise. `bevel.accounting` bounds
-    the privacy loss by sampling.
+    the privacy loss by Monte Carlo sampling.
     """
 
     total_participations: int
@@ -32,7 +32,7 @@ class RandomAllocationSampling(RandomAccessSampler):
         if whole_number("total_participations", self.total_participations, 1) > self.iterations:
             raise FixArgumentsError(
                 f"total_participations={self.total_participations}: an example joins each step at "
-                f"most once, so give at most iterations={self.iterations}."
+                f"most once, so pass at most iterations={self.iterations}."
             )
 
     def _members(self, step: int, num_examples: int, seed: int) -> np.ndarray:

@@ -51,7 +51,7 @@ def fixed_seed(rng: RngType) -> int:
             "come from one seed. Pass an int, such as secrets.randbits(128)."
         )
     if not 0 <= rng < 2**SEED_BITS:
-        raise FixArgumentsError(f"rng={rng}: give an int from 0 to 2**128 - 1.")
+        raise FixArgumentsError(f"rng={rng}: pass an int from 0 to 2**128 - 1.")
     return int(rng)
 
 

@@ -167,7 +167,7 @@ def share(size: int, process_index: int, process_count: int) -> tuple[int, int]:
     count = whole_number("process_count", process_count, 1)
     if whole_number("process_index", process_index, 0) >= count:
         raise FixArgumentsError(
-            f"process_index={process_index} with process_count={count}: give an index from 0 to "
+            f"process_index={process_index} with process_count={count}: pass an index from 0 to "
             f"{count - 1}."
         )
     return size * process_index // count, size * (process_index + 1) // count

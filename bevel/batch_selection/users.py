@@ -34,7 +34,7 @@ class ExamplesByUser:
         ids = np.asarray(user_ids)
         if ids.ndim != 1:
             raise FixArgumentsError(
-                f"user_ids has shape {ids.shape}: give a 1-D array with one id per example."
+                f"user_ids has shape {ids.shape}: pass a 1-D array with one id per example."
             )
         users, labels = np.unique(ids, return_inverse=True)
         return cls(users, grouped(labels, len(users)))

@@ -144,7 +144,7 @@ def read_config(path: str | Path) -> Config:
     try:
         tables = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise FixArgumentsError(f"there is no config at {path}.") from None
+        raise FixArgumentsError(f"there is no config at {path}: check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FixArgumentsError(f"{path} is not valid TOML: {error}.") from None
     return _from_table(Config, tables, f"{path}:")
@@ -197,7 +197,7 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
 
 
 def _expected(hint: Any) -> str:
-    """The end of an error message: ': give a number', or nothing for other types."""
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-    known = [words[kind] for kind in typing.get_args(hint) or (hint,) if kind in words]
-    return f": give {' or '.join(known)}" if known else ""
+    """The end of an error message: ': set it to a number', or nothing for other types."""
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+    known = [names[kind] for kind in typing.get_args(hint) or (hint,) if kind in names]
+    return f": set it to {' or '.join(known)}" if known else ""

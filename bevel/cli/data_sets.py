@@ -80,7 +80,7 @@ def _from_file(path: Path) -> dict[str, np.ndarray]:
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if len(x) != len(y) or len(x) == 0 or y.ndim != 1:
             raise FixDataError(
-                f"{path}: x_{part} has shape {x.shape} and y_{part} has shape {y.shape}. Give one "
+                f"{path}: x_{part} has shape {x.shape} and y_{part} has shape {y.shape}. Store one "
                 "label per example, in shape (examples,), and at least one example."
             )
         if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:

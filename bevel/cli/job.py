@@ -116,7 +116,7 @@ def optimizer(table: OptimizerTable, steps: int) -> Any:
     if table.warmup_steps >= steps:
         raise FixArgumentsError(
             f"[optimizer] warmup_steps is {table.warmup_steps}, but there are only {steps} steps: "
-            "give fewer."
+            "set fewer."
         )
     rate: Any = table.learning_rate
     if table.schedule == "cosine":
@@ -141,7 +141,7 @@ def use_cpu_devices(count: int) -> None:
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # JAX is initialized already; its devices may still suffice
+    except RuntimeError:  # JAX is already initialised; it may have enough devices
         pass
     devices = jax.devices()
     if len(devices) < count or devices[0].platform != "cpu":

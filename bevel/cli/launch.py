@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     if not command:
         parser.error("there is no program to launch: write it after --")
     if options.processes < 1 or options.devices_per_process < 1:
-        raise FixArgumentsError("--processes and --devices-per-process: give at least 1.")
+        raise FixArgumentsError("--processes and --devices-per-process: pass at least 1.")
     from bevel.processes import launch
 
     return launch(command, options.processes, options.devices_per_process)

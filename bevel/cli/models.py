@@ -133,7 +133,7 @@ def _layer(key: jax.Array, shape: Shape, inputs: int) -> PyTree:
 
 
 def _zeros_like(layer: PyTree) -> PyTree:
-    """A zero-initialized last layer, so that all classes start out equally likely."""
+    """A zero-initialised last layer, so that all classes start out equally likely."""
     return jax.tree.map(jnp.zeros_like, layer)
 
 

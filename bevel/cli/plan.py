@@ -8,7 +8,7 @@ from bevel.cli.parsing import config_and_overrides, parse_options
 
 ABOUT = """Show the noise, batches and cost of a privacy budget. Nothing is trained.
 
-Give a config to show its plan, or give the numbers as options.
+Pass a config to show its plan, or pass the numbers as options.
 
 examples:
   bevel plan --epsilon 3 --delta 1e-5 --examples 60000 --batch-size 1024 --steps 2000

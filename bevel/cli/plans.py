@@ -20,10 +20,10 @@ def plan_config(plan: PlanTable, examples: int) -> Any:
         return NonPrivateConfig(plan.steps, round(plan.batch_size))
     if (plan.epsilon is None) == (plan.noise_multiplier is None):
         found = "neither epsilon nor" if plan.epsilon is None else "both epsilon and"
-        raise FixArgumentsError(f"[plan] has {found} noise_multiplier: give exactly one of them.")
+        raise FixArgumentsError(f"[plan] has {found} noise_multiplier: set exactly one of them.")
     if plan.delta is None:
         raise FixArgumentsError(
-            f"[plan] has no delta: give a number well below 1 / {examples}, such as "
+            f"[plan] has no delta: set a number well below 1 / {examples}, such as "
             f"{0.1 / examples:.0e}."
         )
     uncalibrated = _uncalibrated(plan, examples)

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if ":" in options.step:
         if options.batch_size is None:
-            parser.error("give --batch-size with file.py:build_step")
+            parser.error("pass --batch-size with file.py:build_step")
         build, spec = options.step, options.spec or {}
         axes, batch_size = options.axes or "data=-1", options.batch_size
     else:
@@ -79,7 +79,7 @@ def _open_axes(config: Config) -> str:
     axes = dict(pairs_of(config.mesh.axes or "data=-1"))
     batch_axis = next((name for name in axes if name in BATCH_AXES), None)
     if batch_axis is None:
-        raise FixArgumentsError(f"[mesh] axes {config.mesh.axes!r} has no batch axis: give --axes.")
+        raise FixArgumentsError(f"[mesh] axes {config.mesh.axes!r} has no batch axis: pass --axes.")
     return ",".join(f"{name}={-1 if name == batch_axis else size}" for name, size in axes.items())
 
 
@@ -121,11 +121,11 @@ def build_step(mesh: Any, batch_size: int, *, config: str) -> Any:
     def step(params: PyTree, optimizer: PyTree, noise: PyTree, other: PyTree, batch: PyTree) -> Any:
         from bevel.training import TrainingState
 
-        number, average, loss_words, noise_words = other
+        number, average, loss_key_data, noise_words = other
         state = TrainingState(
             step=number, params=params, opt_state=optimizer, noise_state=noise, average=average
         )
-        words = {"loss": loss_words, "noise": noise_words}
+        words = {"loss": loss_key_data, "noise": noise_words}
         return trainer.step.measured(state, (batch[0], None), batch[1], words)
 
     replicated = on(PartitionSpec())

@@ -7,7 +7,7 @@ from bevel.cli.parsing import config_and_overrides
 
 ABOUT = """Train from a config file, or resume a run.
 
-You can kill the command at any time and start it again, also on another mesh. It resumes from the
+You can kill the command at any time and start it again, even on another mesh. It resumes from the
 last checkpoint, and nothing is spent twice. Ctrl-C saves the state and exits with code 130. A run
 does not resume with other data or another plan. A new learning rate or loss needs --accept.
 

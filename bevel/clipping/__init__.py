@@ -1,4 +1,4 @@
-"""Per-example gradient, clip, sum."""
+"""Clipped sums of per-example gradients: `clipped_grad`, `clipped_fun`, `clip_pytree`."""
 
 from bevel.lazy import lazy_exports
 

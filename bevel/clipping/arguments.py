@@ -57,7 +57,7 @@ class Call:
     statics: tuple[Any, ...]
     param_paths: tuple[str, ...]
     result: Any  # treedef of the gradient
-    param_order: tuple[int, ...]  # where in `Leaves.params` each one of the call is
+    param_order: tuple[int, ...]  # index in `Leaves.params`, in the order of the call
 
     def arguments(self, leaves: Leaves) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Puts arrays back into the structure of the call: `(args, kwargs)`."""
@@ -127,7 +127,7 @@ def split_call(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         else:
             statics.append(leaf if _hashable(leaf) else ByIdentity(leaf))
 
-    order = sorted(range(len(found)), key=lambda i: found[i][0])  # stable: as argnums has them
+    order = sorted(range(len(found)), key=lambda i: found[i][0])  # stable: keeps argnums' order
     leaves.params.extend(found[i][1] for i in order)
     param_paths = [found[i][2] for i in order]
     differentiated = tuple(args[i] for i in diff)

@@ -1,4 +1,4 @@
-"""A sum over examples that travels with the bound of one example's contribution."""
+"""`BoundedSensitivityCallable`: a sum over examples, and the bound on each contribution."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from bevel.errors import FixArgumentsError
 
 
 class Aux(NamedTuple):
-    """Per-example outputs beside the sum: each has a leading batch axis, or is None if not wanted.
+    """Per-example outputs beside the sum: each has a leading batch axis, or is None by default.
 
     They are *not* private: norms and values of single examples must not leave the trainer.
     """
@@ -87,7 +87,7 @@ class BoundedSensitivityCallable:
         return factors[name] * self.l2_norm_bound
 
     def rounding_bound(self, batch_size: int, rows_per_example: int | None = None) -> float:
-        """L2 distance between the returned sum and the exact sum of the contributions, at most.
+        """Bounds the L2 distance between the returned sum and the exact sum of the contributions.
 
         Holds for every order of summation, so for every mesh and microbatch size. Two neighbouring
         outputs of one batch shape (a missing example is a padding row) differ by at most

@@ -34,7 +34,7 @@ class NormChoice:
     param: int
     way: str
     costs: Mapping[str, NormCost]  # for one example, of each way that is possible
-    uses: tuple[Use, ...] | None  # None: not understood, so differentiated by JAX
+    uses: tuple[Use, ...] | None  # None: not supported, so differentiated by JAX
     overlapping: bool = False  # uses share elements, so their gradients add before the norm
     why: str = "the cheapest"
     shared_terms: tuple[SharedTerm, ...] = ()  # terms that are the same for every example
@@ -59,7 +59,8 @@ def choose(
     for part in by_path:
         if not any(part in path for path in paths):
             raise FixArgumentsError(
-                f"norms names {part!r}, but no parameter has that in its path: {', '.join(paths)}."
+                f"norms names {part!r}, but no parameter has that in its path. Use a part of "
+                f"one of these: {', '.join(paths)}."
             )
     choices = []
     for i, aval in enumerate(types):
@@ -78,20 +79,20 @@ def choose(
 def choose_one(
     param: int, found: Sequence[Use | SharedTerm] | None, aval: Any, requested: Any = None
 ) -> NormChoice:
-    """Chooses the way of one parameter. `found` is None if a use is not understood."""
+    """Chooses the way of one parameter. `found` is None if a use is not supported."""
     if not found:
         why = "not used" if found is not None else "a use without a rule"
         return NormChoice(param, "keep", {}, None, why=why)
     uses = [use for use in found if isinstance(use, Use)]
     shared_terms = tuple(use for use in found if isinstance(use, SharedTerm))
-    related = relation(uses, aval.shape)
-    if related is None:
+    overlap = overlap_of_uses(uses, aval.shape)
+    if overlap is None:
         return NormChoice(param, "keep", {}, None, why="overlapping uses of different shape")
     if shared_terms and (not uses or any(use.combinations for use in uses)):
         return NormChoice(param, "keep", {}, None, why="the same for every example")
     avals: list[Any] = [use.eqn.outvars[0].aval for use in uses]
     itemsize = max(2, *(np.dtype(a.dtype).itemsize for a in avals))
-    overlapping = related == "overlapping"
+    overlapping = overlap == "overlapping"
     costs = _costs(uses, len(shared_terms), aval.shape, overlapping, itemsize)
     choice = NormChoice(param, "keep", costs, tuple(uses), overlapping, shared_terms=shared_terms)
     if isinstance(requested, str) and requested in costs:
@@ -139,7 +140,7 @@ def _within_memory(
     return tapped if costs["keep"].memory > max(limit, SMALL * itemsize) else costs
 
 
-def relation(uses: Sequence[Use], shape: Sequence[int]) -> str | None:
+def overlap_of_uses(uses: Sequence[Use], shape: Sequence[int]) -> str | None:
     """How the uses of a parameter share its elements.
 
     'disjoint' if no two uses share an element, 'overlapping' if they do and their gradients have
@@ -155,7 +156,7 @@ def relation(uses: Sequence[Use], shape: Sequence[int]) -> str | None:
 
 
 def _sides_of(use: Use, dims: Sequence[int | None]) -> Any:
-    """The parameter's dimensions that a use takes apart, and the two sets that it multiplies."""
+    """The separate dimensions of the parameter, and those of the left and right vectors."""
     if use.combinations or use.rule.sides is None or any(kind == SEPARATE for kind, _ in use.loops):
         return None
     separate, left, right = use.rule.sides(use.eqn, use.operand)

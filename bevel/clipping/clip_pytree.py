@@ -1,4 +1,4 @@
-"""Clip one tree of arrays."""
+"""`clip_pytree` and `clip_and_round_to_grid`: clip one tree of arrays."""
 
 from typing import Any, NamedTuple
 
@@ -83,10 +83,10 @@ def _rounded_down(x: jax.Array, dtype: Any) -> jax.Array:
 def clip_and_round_to_grid(
     gradient: PyTree, l2_clip_norm: float, grid_scale: int
 ) -> tuple[PyTree, jax.Array]:
-    """Clips a tree and rounds it to whole multiples of `1 / grid_scale`, as int64 (needs x64).
+    """Clips a tree and rounds it to integer multiples of `1 / grid_scale`, as int64 (needs x64).
 
     The clip norm is tightened by the most that rounding can add, so the integers have L2 norm at
-    most `l2_clip_norm * grid_scale`. Returns `(integers, norm before)`.
+    most `l2_clip_norm * grid_scale`. Returns `(integers, norm before clipping)`.
     """
     clip = Clip.checked(l2_clip_norm, grid_scale=grid_scale)
     stacks, tree = _stacked(gradient)

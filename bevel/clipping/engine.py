@@ -52,7 +52,7 @@ Runner = Callable[[Sequence[Any], Any, Any, Any], ExampleOutputs]
 def plan_call(
     task: Task, call: Call, leaves: Leaves, shardings: ArgumentShardings
 ) -> tuple[ClipPlan, Leaves]:
-    """The plan of a call, and its arguments as they must be differentiated on this mesh."""
+    """The plan of a call, and its arguments, typed as differentiation on this mesh needs."""
     function = ExampleFunction(task.fun, call, task.has_aux, task.keep_batch_dim)
     layout, leaves = on_mesh(task, leaves, shardings)
 
@@ -103,7 +103,7 @@ def clipped_sum(
     shardings: ArgumentShardings,
     known: TracedProgram,
 ) -> Any:
-    """The clipped sum of a call, with the per-example outputs that were asked for."""
+    """The clipped sum of a call, with the per-example outputs that were requested."""
     leaves = Leaves(*([jnp.asarray(x) for x in group] for group in leaves))
     size = batch_size(leaves.batch, padding)
     plan, leaves = plan_call(task, call, leaves, shardings)
@@ -136,8 +136,8 @@ def clipped_sum(
         sums, rows = _empty(compute, arrays)
     elif plan.layout.explicit_mesh is not None and task.speed.engine == "auto":
         like = leaves.params if plan.like_params else [None] * plan.out_tree.num_leaves
-        asked = [task.return_values, task.return_norms]
-        count = sum(asked) + (plan.aux_tree.num_leaves if task.has_aux else 0)
+        requested = [task.return_values, task.return_norms]
+        count = sum(requested) + (plan.aux_tree.num_leaves if task.has_aux else 0)
         sums, rows = in_auto_axes(compute, plan.layout, like, count, arrays)
     else:
         sums, rows = compute(*arrays)

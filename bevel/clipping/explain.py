@@ -32,7 +32,7 @@ class ParameterRow:
     path: str
     shape: tuple[int, ...]
     dtype: str
-    uses: str  # families of the equations in which it meets an example
+    uses: str  # families of the equations that combine it with an example
     way: str
     memory: str  # kept, held or again: see `ClipPlan.memory_of`
     flops: float  # for norm and sum of the whole batch
@@ -109,7 +109,7 @@ def explain(
     """
     task = getattr(grad_fn, "task", None)
     if task is None or not task.gradient:
-        raise FixArgumentsError("explain takes what clipped_grad returned, and its arguments.")
+        raise FixArgumentsError("explain needs the result of clipped_grad, and its arguments.")
     plan, shardings, paths, size = plan_of(task, args, kwargs)
     rows = [_row(plan, choice, paths, shardings, size) for choice in plan.choices]
     forward = size * products(plan.loss.jaxpr)

@@ -1,4 +1,4 @@
-"""The options of a clipped function: those that change privacy (`Clip`) apart from the others."""
+"""The options of a clipped function: `Clip` changes its privacy, `SpeedOptions` only its speed."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from bevel.errors import FixArgumentsError
 
 PyTree = Any
 
-# How norms may be computed: `norms/costs.py` describes each way.
+# How norms may be computed: see `norms/costs.py`. 'form' and 'keep' materialise the gradients.
 WAYS = ("outer", "gram", "product", "form", "keep")
 # The limit for one contribution leaves room for 2**23 examples in int64.
 LARGEST_ON_GRID = 2.0**40
@@ -21,7 +21,7 @@ LARGEST_ON_GRID = 2.0**40
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """What bounds one example: changes the privacy guarantee."""
+    """Options that bound one example's contribution. They change the privacy guarantee."""
 
     l2_clip_norm: PyTree
     rescale_to_unit_norm: bool = False
@@ -35,7 +35,7 @@ class Clip:
         """Options as a user writes them, checked; concrete clip norms become Python floats."""
         if not jax.tree.leaves(l2_clip_norm):
             raise FixArgumentsError(
-                "l2_clip_norm is an empty tree: give a number, or one per group."
+                "l2_clip_norm is an empty tree: pass a number, or one per group."
             )
         clip = cls(jax.tree.map(_checked_norm, l2_clip_norm), **options)
         if clip.traced and not clip.rescale_to_unit_norm:
@@ -46,13 +46,13 @@ class Clip:
         divisor = clip.normalize_by
         if not (_is_real(divisor) and math.isfinite(divisor) and divisor > 0):
             raise FixArgumentsError(
-                f"normalize_by={clip.normalize_by}: give a positive number, as the batch size is."
+                f"normalize_by={clip.normalize_by}: pass a positive number, such as the batch size."
             )
         gamma = clip.automatic_gamma
         if gamma is not None and not (_is_real(gamma) and 1e-30 <= gamma < math.inf):
             raise FixArgumentsError(
                 f"automatic_gamma={gamma}: contributions are scaled by clip_norm / (norm + gamma), "
-                "so give a small positive number such as 0.01."
+                "so pass a small positive number such as 0.01."
             )
         if clip.grid_scale is not None:
             clip.check_grid()
@@ -68,15 +68,15 @@ class Clip:
             or self.automatic_gamma is not None
         ):
             raise FixArgumentsError(
-                "grid_scale sums whole numbers: use it without normalize_by, rescale_to_unit_norm "
+                "grid_scale sums integers: use it without normalize_by, rescale_to_unit_norm "
                 "and automatic_gamma, and divide after the noise."
             )
         if len(self.norms) > 1:
             raise FixArgumentsError("grid_scale takes one l2_clip_norm, not a tree of them.")
         if not self.norms[0] * scale < LARGEST_ON_GRID:
             raise FixArgumentsError(
-                f"l2_clip_norm={self.norms[0]} in steps of 1/{scale} makes numbers whose sum may "
-                "not fit int64: use a coarser grid, or a finite clip norm."
+                f"l2_clip_norm={self.norms[0]} in steps of 1/{scale} makes integers whose sum may "
+                "not fit in int64: use a coarser grid, or a finite clip norm."
             )
         if not jax.config.jax_enable_x64:
             raise FixArgumentsError(
@@ -113,13 +113,13 @@ def _checked_norm(norm: Any) -> Any:
         return norm
     if isinstance(norm, bool) or np.ndim(norm) != 0 or not _is_real(norm):
         raise FixArgumentsError(
-            f"l2_clip_norm has the leaf {norm!r:.60}: give a number, or a tree of numbers that is "
+            f"l2_clip_norm has the leaf {norm!r:.60}: pass a number, or a tree of numbers that is "
             "a prefix of the parameters."
         )
     value = float(norm)
     if math.isnan(value) or value < 0:
         raise FixArgumentsError(
-            f"l2_clip_norm={value}: the clip norm is a length, so give a number >= 0."
+            f"l2_clip_norm={value}: the clip norm is a length, so pass a number >= 0."
         )
     return value
 
@@ -159,15 +159,15 @@ class SpeedOptions:
             return single
         if single != cls():
             raise FixArgumentsError(
-                "speed= was given beside microbatch_size, engine, norms or memory: put all of them "
-                "into SpeedOptions(...)."
+                "speed= was passed together with microbatch_size, engine, norms or memory: put "
+                "all of them into SpeedOptions(...)."
             )
         return together
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a clipped function was asked to do."""
+    """All options of one clipped function."""
 
     fun: Callable[..., Any]
     clip: Clip

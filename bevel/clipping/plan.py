@@ -1,7 +1,7 @@
-"""The plan of one call: what is tapped, which way and why, what is materialised, groups, layout.
+"""`ClipPlan`: how each norm is computed and why, what is materialised, clip groups, mesh layout.
 
 `engine.plan_call` makes it once, before anything is computed. It is what the engine runs, what
-`bevel.explain` prints and what tests look at.
+`bevel.explain` prints and what tests check.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from bevel.sharding.axes import MeshLayout
 
 
 class ExampleOutputs(NamedTuple):
-    """What one example gives. After batching, every array has a leading example axis."""
+    """What the program returns for one example. Batching adds a leading example axis."""
 
     value: Any
     aux: list[Any]
@@ -67,10 +67,10 @@ class ClipPlan:
         return max((tap.rows for tap in self.taps), default=1)
 
     def memory_of(self, param: int) -> str:
-        """What lives until the coefficients are known.
+        """What is in memory until the coefficients are known.
 
-        'kept': the gradients of all examples. 'held': the values that they are made of. 'again':
-        neither, because a second backward pass computes the values again.
+        'kept': the materialised per-example gradients. 'held': the activations and gradients at
+        the taps. 'again': neither, because a second backward pass recomputes them.
         """
         for tap in self.taps:
             if tap.param == param and tap.way != "form":
@@ -174,8 +174,8 @@ def differentiated(
         if task.transform is not None:
             # In the dtypes of the parameters, as jax.grad gives them.
             pairs = zip(gradients, leaves.params, strict=True)
-            whole = [gradient.astype(param.dtype) for gradient, param in pairs]
-            contribution = task.transform(jax.tree.unflatten(function.call.result, whole))
+            cast = [gradient.astype(param.dtype) for gradient, param in pairs]
+            contribution = task.transform(jax.tree.unflatten(function.call.result, cast))
         return ExampleOutputs(value, jax.tree.leaves(aux), contribution, readings)
 
     return example, [*reads, *terms]

@@ -40,9 +40,9 @@ class AdaptiveClipping:
       target_quantile: the fraction of records that should need no clipping.
       learning_rate: each step multiplies the clip norm by
         exp(-learning_rate * (fraction - target_quantile)).
-      count_stddev: the standard deviation of the noise of the count, in records. None takes a 20th
-        of the expected batch size, as in the paper, so that the noise of the gradients hardly
-        grows, but at least the noise multiplier, with which it grows by 15%.
+      count_stddev: the standard deviation of the noise of the count, in records. By default
+        max(expected_batch_size / 20, noise_multiplier). The first is the choice of the paper and
+        hardly increases the noise of the gradients; the second increases it by 15%.
     """
 
     target_quantile: float = 0.5
@@ -55,7 +55,7 @@ class AdaptiveClipping:
             object.__setattr__(self, field.name, None if value is None else float(value))
         if not 0 <= self.target_quantile <= 1:
             raise FixArgumentsError(
-                f"target_quantile={self.target_quantile}: give a fraction of the records, from 0 "
+                f"target_quantile={self.target_quantile}: pass a fraction of the records, from 0 "
                 "to 1."
             )
         positive_number("learning_rate", self.learning_rate, "such as 0.2")
@@ -103,7 +103,7 @@ class Counting:
             raise FixArgumentsError(
                 f"count_stddev={self.count_stddev:g} with noise multiplier "
                 f"{self.noise_multiplier:g}: the count of unclipped records alone would use up the "
-                f"budget. Give count_stddev above {self.noise_multiplier / 2:g}, or larger batches."
+                f"budget. Pass count_stddev above {self.noise_multiplier / 2:g}, or larger batches."
             )
         return remainder**-0.5
 

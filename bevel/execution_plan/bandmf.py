@@ -15,7 +15,7 @@ from bevel.checks import positive_number, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.clip_options import ClipOptions
 from bevel.execution_plan.config import PrivateConfig
-from bevel.execution_plan.dpsgd import as_whole
+from bevel.execution_plan.dpsgd import as_integer
 from bevel.execution_plan.mechanism import Mechanism
 from bevel.execution_plan.noise_matrices import BandedNoise, IndependentNoise
 from bevel.matrix_factorization import toeplitz
@@ -74,7 +74,7 @@ class BandMFConfig(PrivateConfig):
         """Makes a config with the banded Toeplitz C of least mean error of the prefix sums."""
         whole_number("iterations", iterations, 1)
         if whole_number("num_bands", num_bands, 1) > iterations:
-            raise FixArgumentsError(f"num_bands={num_bands}: give at most {iterations}, the steps.")
+            raise FixArgumentsError(f"num_bands={num_bands}: pass at most {iterations}, the steps.")
         strategy = toeplitz.optimize_banded_toeplitz(
             iterations, num_bands, max_optimizer_steps=strategy_optimization_steps
         )
@@ -89,7 +89,7 @@ class BandMFConfig(PrivateConfig):
         object.__setattr__(self, "strategy", BandedNoise.of(self.strategy, None).coefs)
         if self.num_bands > self.iterations:
             raise FixArgumentsError(
-                f"strategy has {self.num_bands} bands, but there are {self.iterations} steps: give "
+                f"strategy has {self.num_bands} bands, but there are {self.iterations} steps: pass "
                 "at most one number per step."
             )
         if self.num_examples is not None:
@@ -121,7 +121,7 @@ class BandMFConfig(PrivateConfig):
             raise FixArgumentsError(
                 f"expected_participations={self.expected_participations} with {self.num_bands} "
                 f"bands and {self.iterations} steps: a unit is used once in {self.num_bands} "
-                f"steps. Give at most {self.iterations / self.num_bands:g}, or fewer bands."
+                f"steps. Pass at most {self.iterations / self.num_bands:g}, or fewer bands."
             )
         return min(probability, 1.0)
 
@@ -129,7 +129,7 @@ class BandMFConfig(PrivateConfig):
         if self.sampling == "balls_in_bins":
             cycle = self.iterations / self.expected_participations
             return BallsInBinsSampling(
-                self.iterations, as_whole("iterations / expected_participations", cycle)
+                self.iterations, as_integer("iterations / expected_participations", cycle)
             )
         if self.sampling != "cyclic_poisson":
             raise FixArgumentsError(

@@ -6,7 +6,7 @@ from bevel.batch_selection import FixedBatchSampling, PaddedSizes, padded_sizes
 
 
 def sizes_for(sampler: Any, expected_batch_size: float, multiple: int, count: int) -> PaddedSizes:
-    """Returns padded sizes: one for batches of a fixed size, and none above a truncated size."""
+    """Returns padded sizes: one for fixed-size batches, none above that of truncated batches."""
     spread = 0 if isinstance(sampler, FixedBatchSampling) else None
     sizes = padded_sizes(expected_batch_size, multiple=multiple, count=count, spread=spread)
     truncated = getattr(sampler, "truncated_batch_size", None)

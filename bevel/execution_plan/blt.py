@@ -94,7 +94,7 @@ class BLTConfig(PrivateConfig):
         if self.expected_batch_size * self.min_sep > self.num_examples * (1 + 1e-9):
             raise FixArgumentsError(
                 f"expected_batch_size={self.expected_batch_size} with min_sep={self.min_sep} and "
-                f"{self.num_examples} {self.unit}s: give batches of at most "
+                f"{self.num_examples} {self.unit}s: use batches of at most "
                 f"{self.num_examples / self.min_sep:g}, or a smaller min_sep."
             )
         matrix = BufferedNoise.of(BufferedToeplitz.build(self.buf_decay, self.output_scale))
@@ -117,7 +117,7 @@ class BLTConfig(PrivateConfig):
                 if abs(size * min_sep - units) > 1e-6 * units:
                     raise FixArgumentsError(
                         f"expected_batch_size={size} with sampling='balls_in_bins': every "
-                        f"{self.unit} is used once in min_sep={min_sep} steps. Give "
+                        f"{self.unit} is used once in min_sep={min_sep} steps. Pass "
                         f"expected_batch_size={units / min_sep:g}."
                     )
                 return BallsInBinsSampling(self.iterations, min_sep)

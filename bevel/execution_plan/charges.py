@@ -36,7 +36,7 @@ def planned_charge(mechanism: Mechanism, first: int, stop: int, begun: int = 0) 
     """
     if not 0 <= begun <= first < stop <= mechanism.iterations:
         raise FixArgumentsError(
-            f"first={first}, stop={stop}, begun={begun}: give 0 <= begun <= first < stop <= "
+            f"first={first}, stop={stop}, begun={begun}: pass 0 <= begun <= first < stop <= "
             f"{mechanism.iterations}."
         )
     if mechanism.composes_by_step:

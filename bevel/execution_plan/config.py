@@ -89,12 +89,12 @@ class PrivateConfig(abc.ABC):
         adaptive = self.adaptive_clipping
         if not isinstance(adaptive, AdaptiveClipping | None):
             raise FixArgumentsError(
-                f"adaptive_clipping={adaptive!r}: give AdaptiveClipping(...), or None."
+                f"adaptive_clipping={adaptive!r}: pass AdaptiveClipping(...), or None."
             )
         if adaptive is not None and self.batch_size() is None:
             raise FixArgumentsError(
                 "adaptive_clipping divides a count by the expected batch size, which is not known: "
-                "give num_examples."
+                "pass num_examples."
             )
 
     def privacy_unit(self) -> Unit:

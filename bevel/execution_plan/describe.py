@@ -62,7 +62,7 @@ def _batches(plan: "DPExecutionPlan") -> Rows:
         count, separation = uses.max_participations, uses.min_separation
         yield f"uses of one {plan.unit.name}", f"at most {count}, at least {separation} steps apart"
     if plan.expected_batch_size is None:
-        yield "expected batch", "not known: give num_examples"
+        yield "expected batch", "not known: pass num_examples"
         return
     sizes = ", ".join(map(str, plan.padded_sizes().sizes))
     yield "expected batch", f"{plan.expected_batch_size:g} {units}"
@@ -115,7 +115,7 @@ def _noise(plan: "DPExecutionPlan") -> Rows:
 
 def _costs(plan: "DPExecutionPlan", delta: float | None) -> Rows:
     if delta is None:
-        yield "epsilon", "give describe(delta=...)"
+        yield "epsilon", "pass describe(delta=...)"
         return
     for relation in NeighboringRelation:
         mark = " (of this plan)" if relation is plan.neighboring_relation else ""

@@ -66,7 +66,7 @@ class DPSGDConfig(PrivateConfig):
         positive_number("expected_batch_size", self.expected_batch_size, "the mean batch size")
         if self.expected_batch_size > self.num_examples:
             raise FixArgumentsError(
-                f"expected_batch_size={self.expected_batch_size}: give at most "
+                f"expected_batch_size={self.expected_batch_size}: pass at most "
                 f"{self.num_examples}, the number of {self.unit}s."
             )
         if self.truncated_batch_size is not None and self.sampling != "poisson":
@@ -82,13 +82,13 @@ class DPSGDConfig(PrivateConfig):
             case "poisson":
                 return CyclicPoissonSampling(size / units, steps, self.truncated_batch_size)
             case "fixed":
-                return FixedBatchSampling(as_whole("expected_batch_size", size), steps)
+                return FixedBatchSampling(as_integer("expected_batch_size", size), steps)
             case "balls_in_bins":
-                cycle = as_whole("num_examples / expected_batch_size", units / size)
+                cycle = as_integer("num_examples / expected_batch_size", units / size)
                 return BallsInBinsSampling(steps, cycle)
             case "random_allocation":
                 name = "iterations * expected_batch_size / num_examples"
-                return RandomAllocationSampling(as_whole(name, steps * size / units), steps)
+                return RandomAllocationSampling(as_integer(name, steps * size / units), steps)
         raise FixArgumentsError(
             f"sampling={self.sampling!r}: write 'poisson', 'fixed', 'balls_in_bins' or "
             "'random_allocation'."
@@ -106,12 +106,12 @@ class DPSGDConfig(PrivateConfig):
         return self.expected_batch_size
 
 
-def as_whole(name: str, value: float) -> int:
+def as_integer(name: str, value: float) -> int:
     """Returns `value` as an int; raises unless it is a positive integer up to rounding."""
     nearest = round(value)
     if nearest < 1 or abs(value - nearest) > 1e-9 * nearest:
         raise FixArgumentsError(
-            f"{name} is {value:g}, but this sampling needs a whole number: change the batch size, "
+            f"{name} is {value:g}, but this sampling needs an integer: change the batch size, "
             "the epochs or the iterations."
         )
     return nearest

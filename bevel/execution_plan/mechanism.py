@@ -101,9 +101,9 @@ class Mechanism:
         return isinstance(self.event_after(1), MixtureDpEvent)
 
     def end_of_round(self, steps: int) -> int:
-        """Returns where a charge for `steps` steps ends. A round costs as much as one of its steps.
+        """Returns how many steps to charge for `steps`: a round costs as much as one step of it.
 
-        It is the whole run if bounded by Monte Carlo, because bounding a part would take as long.
+        If bounded by Monte Carlo, it is the whole run: bounding a part would take as long.
         """
         if self.bounded_by_sampling:
             return self.iterations

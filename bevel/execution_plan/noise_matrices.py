@@ -97,7 +97,7 @@ class BandedNoise:
         column = np.atleast_1d(np.asarray(coefs, np.float32))
         if column.ndim != 1 or not (column.size and column[0] and np.isfinite(column).all()):
             raise FixArgumentsError(
-                f"strategy={coefs!r:.100}: give the first column of a banded Toeplitz matrix, "
+                f"strategy={coefs!r:.100}: pass the first column of a banded Toeplitz matrix, "
                 "finite numbers of which the first is not 0."
             )
         bands = int(np.flatnonzero(column)[-1]) + 1

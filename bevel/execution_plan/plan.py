@@ -56,7 +56,7 @@ class DPExecutionPlan:
     from which an adversary can learn more than the event says (docs/guarantees.md). Plans do not
     offer exact arithmetic (`discrete_gaussian_privatizer` on an integer grid).
 
-    You cannot set one of the four without the others. Configs make plans. A step is
+    All four follow from the config. Create plans by `config.make()`. One step is
 
         rows = plan.padded_sizes().pad(plan.batch(step, num_examples))
         clip = plan.clip_norm(noise_state)
@@ -322,7 +322,7 @@ class DPExecutionPlan:
         steps = self.iterations if step is None else whole_number("step", step, 0)
         if steps > self.iterations:
             raise FixArgumentsError(
-                f"step={step}: give at most {self.iterations}, the number of steps of the plan."
+                f"step={step}: pass at most {self.iterations}, the number of steps of the plan."
             )
         if steps == 0:
             return 0.0

@@ -43,7 +43,7 @@ class PlanSecrets:
             )
         if self.generator not in keys.WORDS or (self.known and self.generator != "chacha20"):
             raise FixArgumentsError(
-                f"generator={self.generator!r}: give one of {', '.join(keys.WORDS)}, and chacha20 "
+                f"generator={self.generator!r}: pass one of {', '.join(keys.WORDS)}, and chacha20 "
                 "for secrets made by for_tests."
             )
 

@@ -43,7 +43,7 @@ class Unit:
         )
 
     def keep_batch_dim(self, requested: bool | None) -> bool:
-        """Returns True if the loss gets a batch of one example, False for all of a user's."""
+        """Returns True if the loss gets a batch of one example, False if all those of a user."""
         keep = self.name == "example"
         if requested is not None and requested is not keep:
             raise FixArgumentsError(

@@ -19,7 +19,7 @@ def optimal_physical_batch_sizes(batch_sizes: Sequence[int], num_compilations: i
     """
     count = whole_number("num_compilations", num_compilations, 1)
     if not len(batch_sizes):
-        raise FixArgumentsError("batch_sizes is empty: give the sizes of some batches.")
+        raise FixArgumentsError("batch_sizes is empty: pass the sizes of some batches.")
     sizes, counts = np.unique(
         [whole_number("batch size", n, 0) for n in batch_sizes], return_counts=True
     )

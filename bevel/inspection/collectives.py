@@ -49,10 +49,10 @@ def inspect_step(compiled: Any, mesh: Any = None, branch: int | None = None) -> 
     devices = _device_count(text)
     lines = SourceLines(text)
 
-    def read(run: hlo.ComputationRun) -> Collective | None:
+    def read(run: hlo.CountedInstruction) -> Collective | None:
         return _collective(module, run, lines, sizes, devices)
 
-    def weight(run: hlo.ComputationRun) -> float:
+    def weight(run: hlo.CountedInstruction) -> float:
         collective = read(run)
         return run.times * (collective.sent if collective else 0.0)
 
@@ -100,7 +100,7 @@ def _device_count(text: str) -> int:
 
 def _collective(
     module: hlo.Module,
-    run: hlo.ComputationRun,
+    run: hlo.CountedInstruction,
     lines: SourceLines,
     mesh: Mapping[str, int] | None,
     devices: int,

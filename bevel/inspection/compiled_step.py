@@ -96,7 +96,7 @@ def compile_step(
     argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     if any(not -len(args) <= i < len(args) for i in argnums):
         raise FixArgumentsError(
-            f"argnums={argnums}, but there are {len(args)} positional arguments. Give the "
+            f"argnums={argnums}, but there are {len(args)} positional arguments. Pass the "
             "positions of those that hold parameters and optimizer state."
         )
     argnums = tuple(i % len(args) for i in argnums)

@@ -148,5 +148,5 @@ def _row_of(leaf: LeafSharding) -> _ArrayRow:
         if len(held) > 1 and not leaf.sharding.is_fully_replicated:
             spec = type(leaf.sharding).__name__
     copies = sum(held.values()) / total if total else float(len(held))
-    most = max(held.values())
-    return _ArrayRow(*columns, spec, leaf.shard_shape, total, most, len(held), copies, leaf.note)
+    largest = max(held.values())
+    return _ArrayRow(*columns, spec, leaf.shard_shape, total, largest, len(held), copies, leaf.note)

@@ -30,7 +30,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """All findings, the worst first, and the report of the step. False if there are no findings."""
+    """All findings, the worst first, and the report of the step. Falsy without findings."""
 
     findings: list[Finding]
     report: StepReport

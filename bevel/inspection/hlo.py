@@ -15,6 +15,7 @@ HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
 INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)$")
 ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
 NAME = re.compile(r"%([\w.\-]+)")
+NEWER_XLA = "It may come from a newer XLA: please report it."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Module:
 
 
 @dataclasses.dataclass(frozen=True)
-class ComputationRun:
+class CountedInstruction:
     """An instruction and how often it runs."""
 
     instruction: Instruction
@@ -172,7 +173,7 @@ def parse(text: str) -> Module:
 def parse_instruction(line: str) -> Instruction:
     found = INSTRUCTION.match(line)
     if found is None:
-        raise FixArgumentsError(f"cannot parse a line of the compiled program: {line!r:.200}")
+        raise FixArgumentsError(f"cannot parse this line of HLO: {line!r:.200}. {NEWER_XLA}")
     rest = found[3]
     end = _closing(rest) if rest.startswith("(") else rest.index(" ")
     shape = parse_shape(rest[:end])
@@ -194,7 +195,7 @@ def parse_shape(text: str) -> Shape:
         return tuple(parse_shape(part) for part in _split_at_commas(text[1:-1]))
     found = ARRAY.match(text)
     if found is None:
-        raise FixArgumentsError(f"cannot parse a shape of the compiled program: {text!r:.100}")
+        raise FixArgumentsError(f"cannot parse this shape of HLO: {text!r:.100}. {NEWER_XLA}")
     return HloArray(found[1], tuple(int(d.strip("<= ")) for d in found[2].split(",") if d.strip()))
 
 
@@ -222,14 +223,14 @@ def _split_at_commas(text: str) -> Iterator[str]:
 
 
 def runs(
-    module: Module, weight: Callable[[ComputationRun], float], branch: int | None = None
-) -> list[ComputationRun]:
+    module: Module, weight: Callable[[CountedInstruction], float], branch: int | None = None
+) -> list[CountedInstruction]:
     """Every instruction that one step may run, and how often.
 
     One branch of each conditional is counted: number `branch`, or the one of largest `weight`.
     """
 
-    def walk(computation: Computation, outer: ComputationRun) -> list[ComputationRun]:
+    def walk(computation: Computation, outer: CountedInstruction) -> list[CountedInstruction]:
         found = []
         for instruction in computation.instructions.values():
             here = dataclasses.replace(outer, instruction=instruction, computation=computation)
@@ -259,7 +260,7 @@ def runs(
         return found
 
     first = next(iter(module.entry.instructions.values()))
-    return walk(module.entry, ComputationRun(first, module.entry, 1))
+    return walk(module.entry, CountedInstruction(first, module.entry, 1))
 
 
 def _trip_count(module: Module, outside: Computation, loop: Instruction) -> int | None:

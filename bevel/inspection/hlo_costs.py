@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from bevel.inspection.hlo import (
     Computation,
-    ComputationRun,
+    CountedInstruction,
     HloArray,
     Instruction,
     Module,
@@ -24,7 +24,7 @@ FREE |= {"call", "after-all", "partition-id", "replica-id", "opt-barrier", "opti
 PRODUCT_CALLS = ("__cublas$", "__onednn$matmul", "__cublas$lt$matmul", "__triton_gemm")
 
 
-def flops(runs: Iterable[ComputationRun]) -> tuple[float, list[str]]:
+def flops(runs: Iterable[CountedInstruction]) -> tuple[float, list[str]]:
     """FLOPs of all products of a step on one device, and names of products of unknown size."""
     total, unread = 0.0, list[str]()
     for run in runs:
@@ -68,7 +68,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> fl
     return 2.0 * result.size * kernel.size / outputs / groups
 
 
-def traffic(module: Module, runs: Iterable[ComputationRun]) -> float:
+def traffic(module: Module, runs: Iterable[CountedInstruction]) -> float:
     """Bytes that a step reads from and writes to the memory of one device."""
     total = 0.0
     for run in runs:
@@ -154,7 +154,7 @@ def sliced_bytes(module: Module, computation: Computation, reduced: Instruction,
 
 
 def _only_sliced(module: Module, computation: Computation, value: Instruction, size: int) -> bool:
-    """Whether a value has uses and all are slices of `size` elements, also inside fusions."""
+    """Whether a value has uses and all are slices of `size` elements, even inside fusions."""
 
     def slices(user: Instruction) -> bool:
         if user.opcode in ("dynamic-slice", "slice"):

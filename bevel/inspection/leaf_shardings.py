@@ -1,6 +1,6 @@
 """Find the sharding of each leaf of a tree: arrays, shapes, and values inside `jit`.
 
-| leaf | where its sharding is known from |
+| leaf | source of its sharding |
 | --- | --- |
 | array, ShapeDtypeStruct with a sharding | its `sharding` |
 | value inside `jit`, on a mesh with only Explicit axes | its type |

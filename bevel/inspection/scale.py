@@ -121,21 +121,21 @@ def _check(devices: list[int], axes: Axes, batch_size: int) -> str:
     return free[0]
 
 
-def compiled_counts(sizes: list[int], unit: int, most: int) -> list[int]:
+def compiled_counts(sizes: list[int], unit: int, largest: int) -> list[int]:
     """The numbers of devices to compile for: at least three if some must be extrapolated.
 
-    Those of `sizes` up to `most` are included. Added ones are multiples of `unit`.
+    Those of `sizes` up to `largest` are included. Added ones are multiples of `unit`.
     """
-    counts = [n for n in sizes if n <= most]
-    extra = most
-    while len(counts) < 3 and sizes[-1] > most and extra >= 2 * unit:
+    counts = [n for n in sizes if n <= largest]
+    extra = largest
+    while len(counts) < 3 and sizes[-1] > largest and extra >= 2 * unit:
         if extra % unit == 0 and extra not in counts:
             counts.append(extra)
         extra //= 4
-    if sizes[-1] > most and len(counts) < 3:
+    if sizes[-1] > largest and len(counts) < 3:
         raise FixArgumentsError(
             f"extrapolating to {sizes[-1]} devices needs at least three smaller numbers, but only "
-            f"{sorted(counts)} can be compiled: raise compile_up_to={most}."
+            f"{sorted(counts)} can be compiled: raise compile_up_to={largest}."
         )
     return sorted(counts)
 

@@ -52,7 +52,9 @@ def load(build: Mapping[str, str]) -> Callable[..., PlacedStep]:
     return function
 
 
-def measure(build: Callable[..., Any], mesh: Any, batch: int, spec: dict[str, Any]) -> dict:
+def measure(
+    build: Callable[..., Any], mesh: Any, batch: int, spec: dict[str, Any]
+) -> dict[str, Any]:
     """What one device holds, computes and sends for a batch size."""
     import jax
 

@@ -71,7 +71,7 @@ class ColumnNormalizedBanded:
         column = np.broadcast_to(np.arange(self.n)[:, None], row.shape)
         return jnp.zeros((self.n, self.n)).at[row, column].add(columns, mode="drop")
 
-    def inverse_as_streaming_matrix(self) -> StreamingMatrix:
+    def inverse_as_streaming_matrix(self) -> StreamingMatrix[Any]:
         """C^-1 as a streaming matrix, for correlated noise.
 
         Its state is the last `bands - 1` outputs. Steps from n on give NaN.
@@ -114,7 +114,7 @@ def minsep_sensitivity_squared(
 
 @jax_enable_x64
 def per_query_error(
-    C: ColumnNormalizedBanded, A: StreamingMatrix | None = None, scan_fn: Any = jax.lax.scan
+    C: ColumnNormalizedBanded, A: StreamingMatrix[Any] | None = None, scan_fn: Any = jax.lax.scan
 ) -> jax.Array:
     """Squared error of each query for noise of variance 1: squared row norms of A C^-1.
 
@@ -131,7 +131,7 @@ def optimize(
     *,
     bands: int,
     C: ColumnNormalizedBanded | None = None,
-    A: StreamingMatrix | None = None,
+    A: StreamingMatrix[Any] | None = None,
     max_optimizer_steps: int = 100,
     reduction_fn: Callable[[Any], Any] = jnp.mean,
     scan_fn: Any = jax.lax.scan,
@@ -168,12 +168,12 @@ def _checked_strategy(strategy: ColumnNormalizedBanded) -> ColumnNormalizedBande
     params = strategy.params
     if np.ndim(params) != 2 or not 1 <= params.shape[1] <= params.shape[0]:
         raise FixArgumentsError(
-            f"params has shape {np.shape(params)}: give one row per step and one column per band, "
+            f"params has shape {np.shape(params)}: pass one row per step and one column per band, "
             "with at most as many bands as steps."
         )
     checked_finite(params, "params")
     if not isinstance(params, jax.core.Tracer) and np.any(np.asarray(params)[:, 0] == 0):
         raise FixArgumentsError(
-            "params[:, 0] has a zero, so C has no inverse: give nonzero numbers."
+            "params[:, 0] has a zero, so C has no inverse: pass nonzero numbers."
         )
     return strategy

@@ -23,7 +23,7 @@ def poisson_noise_multiplier(
     """The same for `steps` Gaussian releases, each of a Poisson sample of the examples.
 
     The target holds for adding or removing one example. Uses privacy loss distributions with a grid
-    of epsilon / 1000, which overstates the noise slightly; Renyi accounting brackets the search.
+    of epsilon / 1000, which overstates the noise slightly; Rényi accounting brackets the search.
     """
     import dp_accounting
     from dp_accounting import pld, rdp
@@ -31,7 +31,7 @@ def poisson_noise_multiplier(
     _checked_target(epsilon, delta)
     steps = whole_number("steps", steps)
     if not 0 < sampling_prob <= 1:
-        raise FixArgumentsError(f"sampling_prob={sampling_prob!r}: give a number in (0, 1].")
+        raise FixArgumentsError(f"sampling_prob={sampling_prob!r}: pass a number in (0, 1].")
     if sampling_prob == 1:
         return math.sqrt(steps) * gaussian_noise_multiplier(epsilon, delta)
 
@@ -56,11 +56,11 @@ def poisson_noise_multiplier(
             )
         )
     except dp_accounting.NoBracketIntervalFoundError:
-        return float(upper)  # the grid is too coarse here; the Renyi bound is valid too
+        return float(upper)  # the grid is too coarse here; the Rényi bound is valid too
 
 
 def _checked_target(epsilon: float, delta: float) -> None:
     if not (0 < epsilon < math.inf and 0 < delta < 1):
         raise FixArgumentsError(
-            f"epsilon={epsilon!r}, delta={delta!r}: give a positive epsilon and a delta in (0, 1)."
+            f"epsilon={epsilon!r}, delta={delta!r}: pass a positive epsilon and a delta in (0, 1)."
         )

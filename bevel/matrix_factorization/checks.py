@@ -20,7 +20,7 @@ def checked_bands(bands: Any, n: int) -> int:
     if bands > n:
         raise FixArgumentsError(
             f"bands={bands} for n={n}: a lower triangular n x n matrix has n diagonals. "
-            f"Give at most {n}."
+            f"Pass at most {n}."
         )
     return bands
 
@@ -30,7 +30,7 @@ def checked_coefs(coef: Any, name: str) -> Any:
     shape = np.shape(coef)
     if len(shape) != 1 or shape[0] < 1:
         raise FixArgumentsError(
-            f"{name} has shape {shape}: give the first column of the Toeplitz matrix, one number "
+            f"{name} has shape {shape}: pass the first column of the Toeplitz matrix, one number "
             "for each diagonal."
         )
     return checked_finite(coef, name)
@@ -41,7 +41,7 @@ def checked_square(matrix: Any, name: str) -> Any:
     shape = np.shape(matrix)
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 1:
         raise FixArgumentsError(
-            f"{name} has shape {shape}: give a square matrix with one row per step."
+            f"{name} has shape {shape}: pass a square matrix with one row per step."
         )
     return checked_finite(matrix, name)
 
@@ -56,7 +56,7 @@ def checked_lower_triangular(matrix: Any, name: str) -> Any:
         row, column = above[0]
         raise FixArgumentsError(
             f"{name}[{row}, {column}] = {np.asarray(matrix)[row, column]} is above the diagonal: "
-            f"step {row} would depend on the later step {column}. Give a lower triangular matrix, "
+            f"step {row} would depend on the later step {column}. Pass a lower triangular matrix, "
             f"such as np.tril({name}) if the entry is a rounding error."
         )
     return matrix
@@ -68,9 +68,9 @@ def checked_finite(values: Any, name: str) -> Any:
         return values
     array = np.asarray(values)
     if array.dtype.kind not in "fiu":
-        raise FixArgumentsError(f"{name} has dtype {array.dtype}: give real numbers.")
+        raise FixArgumentsError(f"{name} has dtype {array.dtype}: pass real numbers.")
     bad = np.argwhere(~np.isfinite(array))
     if bad.size:
         index = "".join(f"[{i}]" for i in bad[0])
-        raise FixArgumentsError(f"{name}{index} is {array[tuple(bad[0])]}: give finite numbers.")
+        raise FixArgumentsError(f"{name}{index} is {array[tuple(bad[0])]}: pass finite numbers.")
     return values

@@ -34,19 +34,19 @@ def per_query_error(
     """Squared error of each query for noise of variance 1: squared row norms of A C^-1.
 
     Args:
-      strategy_matrix: C, lower triangular. Give either this or `noising_matrix`.
+      strategy_matrix: C, lower triangular. Pass either this or `noising_matrix`.
       noising_matrix: C^-1, lower triangular.
       workload_matrix: A, one row per query; prefix sums by default.
       skip_checks: True if the matrix is known to be lower triangular and finite.
     """
     if (strategy_matrix is None) == (noising_matrix is None):
-        raise FixArgumentsError("give either strategy_matrix (C) or noising_matrix (C^-1).")
+        raise FixArgumentsError("pass either strategy_matrix (C) or noising_matrix (C^-1).")
     argument = strategy_matrix if noising_matrix is None else noising_matrix
     if not skip_checks:
         name = "strategy_matrix" if noising_matrix is None else "noising_matrix"
         checked_lower_triangular(argument, name)
         if not isinstance(argument, jax.core.Tracer) and np.any(np.diag(argument) == 0):
-            raise FixArgumentsError(f"{name} has a zero on its diagonal, so it has no inverse.")
+            raise FixArgumentsError(f"{name} has a zero on its diagonal: it must be invertible.")
     matrix = jnp.asarray(argument, float)
     workload = _checked_workload(workload_matrix, matrix.shape[0])
     if noising_matrix is None:
@@ -148,7 +148,7 @@ def _epoch_length(n: int, epochs: int) -> int:
     n, epochs = whole_number("n", n), whole_number("epochs", epochs)
     if n % epochs:
         raise FixArgumentsError(
-            f"epochs={epochs} does not divide n={n}: give epochs of equal length."
+            f"epochs={epochs} does not divide n={n}: use epochs of equal length."
         )
     return n // epochs
 
@@ -159,6 +159,6 @@ def _checked_workload(workload: Any, n: int) -> jax.Array:
         return jnp.tril(jnp.ones((n, n)))
     if np.ndim(workload) != 2 or np.shape(workload)[1] != n:
         raise FixArgumentsError(
-            f"the workload has shape {np.shape(workload)}: give one row per query and {n} columns."
+            f"the workload has shape {np.shape(workload)}: pass one row per query and {n} columns."
         )
     return jnp.asarray(checked_finite(workload, "workload"), float)

@@ -1,4 +1,4 @@
-"""Chooses between DP-SGD, BandMF, BLT and BISR by error at equal privacy and limited memory."""
+"""Chooses DP-SGD, BandMF, BLT or BISR (banded inverse square root) by error at equal privacy."""
 
 import dataclasses
 import functools
@@ -50,11 +50,11 @@ class Candidate:
     error: float
     stddev: float
     sampling: str
-    make_noising_matrix: Callable[[], StreamingMatrix] | None = dataclasses.field(
+    make_noising_matrix: Callable[[], StreamingMatrix[Any]] | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
 
-    def noising_matrix(self) -> StreamingMatrix:
+    def noising_matrix(self) -> StreamingMatrix[Any]:
         """C^-1, for `noise_addition.matrix_factorization_privatizer`."""
         if self.make_noising_matrix is None:
             raise FixArgumentsError(
@@ -162,7 +162,7 @@ def choose_mechanism(
       min_sep: minimum distance between these steps. The default, n // participations, is that of
         epochs with the same order.
       error: 'mean' or 'max' error of the prefix sums.
-      epsilon, delta: privacy target for adding or removing one example; give both or neither.
+      epsilon, delta: privacy target for adding or removing one example; pass both or neither.
       tolerance: relative increase of the error that is acceptable for a smaller state.
 
     Cost: some seconds for n = 1e4, more with a target or for longer runs (each optimizer step of
@@ -172,7 +172,7 @@ def choose_mechanism(
         n, participations, memory_per_device, params_per_device, min_sep, error, (epsilon, delta)
     )
     if not 0 <= tolerance < math.inf:
-        raise FixArgumentsError(f"tolerance={tolerance!r}: give a finite fraction, such as 0.01.")
+        raise FixArgumentsError(f"tolerance={tolerance!r}: pass a finite fraction, such as 0.01.")
     families = (_dp_sgd, _band_mf, _blt, _bisr)
     runnable = [c for family in families for c in family(setting)]
     fitting = [c for c in runnable if c.buffers <= setting.most_buffers]
@@ -201,19 +201,19 @@ def _checked_setting(
     participations = whole_number("participations", participations)
     if participations > n:
         raise FixArgumentsError(
-            f"participations={participations}: there are only n={n} steps, so give at most {n}."
+            f"participations={participations}: there are only n={n} steps, so pass at most {n}."
         )
     min_sep = n // participations if min_sep is None else whole_number("min_sep", min_sep)
     fit = sensitivity.minsep_true_max_participations(n, min_sep)
     if participations > fit:
         raise FixArgumentsError(
             f"participations={participations} with min_sep={min_sep}: only {fit} fit into n={n} "
-            "steps. Give fewer participations, or a smaller min_sep."
+            "steps. Pass fewer participations, or a smaller min_sep."
         )
     if error not in REDUCTIONS:
-        raise FixArgumentsError(f"error={error!r}: give 'mean' or 'max'.")
+        raise FixArgumentsError(f"error={error!r}: pass 'mean' or 'max'.")
     if (target[0] is None) != (target[1] is None):
-        raise FixArgumentsError(f"epsilon={target[0]}, delta={target[1]}: give both or neither.")
+        raise FixArgumentsError(f"epsilon={target[0]}, delta={target[1]}: pass both or neither.")
     bytes_per_buffer = 4 * whole_number("params_per_device", params)
     memory = whole_number("memory_per_device", memory, least=0)
     return _Setting(
@@ -336,5 +336,5 @@ def _reasons(
             others.setdefault(c.name, c)
     for c in others.values():
         sentences.append(f"{c.name} ({c.detail}) has {c.error / chosen.error:.3g} times its error.")
-    sentences.append(f"Its privacy requires batches sampled like this: {chosen.sampling}.")
+    sentences.append(f"Its privacy holds only for this sampling: {chosen.sampling}.")
     return " ".join(sentences)

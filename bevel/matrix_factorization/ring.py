@@ -16,7 +16,7 @@ from bevel.matrix_factorization.streaming_matrix import StreamingMatrix, buffers
 WeightsAt = Callable[[jax.Array, Any], jax.Array]
 
 
-def banded_product(weights_at: WeightsAt, length: int) -> StreamingMatrix:
+def banded_product(weights_at: WeightsAt, length: int) -> StreamingMatrix[Any]:
     """The matrix with y[t] = w[0] x[t] + w[1] x[t-1] + ..., from the last `length` values of x."""
 
     def multiply_next(x: jax.Array, state: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
@@ -27,8 +27,8 @@ def banded_product(weights_at: WeightsAt, length: int) -> StreamingMatrix:
     return StreamingMatrix.from_array_implementation(lambda x: empty(x, length), multiply_next)
 
 
-def banded_inverse(weights_at: WeightsAt, length: int) -> StreamingMatrix:
-    """Its inverse: solves x[t] = w[0] y[t] + w[1] y[t-1] + ... for y[t], from the last y."""
+def banded_inverse(weights_at: WeightsAt, length: int) -> StreamingMatrix[Any]:
+    """The inverse of `banded_product`: solves x[t] = w[0] y[t] + w[1] y[t-1] + ... for y[t]."""
 
     def multiply_next(x: jax.Array, state: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
         x = widened(x)

@@ -47,7 +47,7 @@ def max_participation_for_linear_fn(
     """
     x = np.asarray(checked_finite(x, "x"), float)
     if x.ndim == 0 or x.shape[-1] == 0:
-        raise FixArgumentsError(f"x has shape {x.shape}: give one number for each step.")
+        raise FixArgumentsError(f"x has shape {x.shape}: pass one number for each step.")
     n = x.shape[-1]
     times = minsep_true_max_participations(n, min_sep, max_participations)
     limited = times < -(-n // min_sep)
@@ -128,7 +128,7 @@ def fixed_epoch_sensitivity_for_X(X: Any, epochs: int) -> float:
     n, epochs = len(X), whole_number("epochs", epochs)
     if n % epochs:
         raise FixArgumentsError(
-            f"epochs={epochs} does not divide n={n}: give epochs of equal length."
+            f"epochs={epochs} does not divide n={n}: use epochs of equal length."
         )
     # Axes: epoch, step in the epoch, epoch, step in the epoch.
     blocks = X.reshape(epochs, n // epochs, epochs, n // epochs)
@@ -144,7 +144,7 @@ def _checked_matrix(C: Any) -> np.ndarray:
     """Returns C as a finite float64 matrix with one column per step."""
     if np.ndim(C) != 2 or 0 in np.shape(C):
         raise FixArgumentsError(
-            f"C has shape {np.shape(C)}: give a matrix with one column per step."
+            f"C has shape {np.shape(C)}: pass a matrix with one column per step."
         )
     return np.asarray(checked_finite(C, "C"), float)
 
@@ -158,5 +158,5 @@ def _checked_gram(X: Any) -> np.ndarray:
     """Returns X as a float64 matrix; raises unless it is symmetric with a nonnegative diagonal."""
     X = np.asarray(checked_square(X, "X"), float)
     if not np.allclose(X, X.T, rtol=1e-9, atol=1e-12 * np.abs(X).max()) or np.diag(X).min() < 0:
-        raise FixArgumentsError("X is not C'C for any C: give a symmetric matrix, C.T @ C.")
+        raise FixArgumentsError("X is not C'C for any C: pass a symmetric matrix, C.T @ C.")
     return X

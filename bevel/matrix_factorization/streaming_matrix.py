@@ -55,7 +55,7 @@ class StreamingMatrix(Generic[State]):
         cls,
         init_multiply_fn: Callable[[jax.Array | jax.ShapeDtypeStruct], State],
         multiply_next_fn: Callable[[jax.Array, State], tuple[jax.Array, State]],
-    ) -> "StreamingMatrix":
+    ) -> "StreamingMatrix[Any]":
         """Lifts functions of one array to trees of arrays. Every leaf has a separate state.
 
         A state of a different tree, or of leaves with different shapes, is an error.
@@ -106,7 +106,7 @@ class StreamingMatrix(Generic[State]):
             return multiply_streaming_matrices(self, other)
         return multiply_array(self, other)
 
-    def __mul__(self, scalar: Any) -> "StreamingMatrix":
+    def __mul__(self, scalar: Any) -> "StreamingMatrix[Any]":
         if np.ndim(scalar) != 0 or isinstance(scalar, StreamingMatrix):
             return NotImplemented
 
@@ -154,8 +154,10 @@ def _at_step(values: Any, i: jax.Array, dtype: Any) -> jax.Array:
 
 
 def scale_rows_and_columns(
-    matrix: StreamingMatrix, row_scale: jax.Array | None = None, col_scale: jax.Array | None = None
-) -> StreamingMatrix:
+    matrix: StreamingMatrix[Any],
+    row_scale: jax.Array | None = None,
+    col_scale: jax.Array | None = None,
+) -> StreamingMatrix[Any]:
     """diag(row_scale) A diag(col_scale): entry (i, j) is multiplied by both scales.
 
     Steps past the end of a scale give NaN.
@@ -167,11 +169,11 @@ def scale_rows_and_columns(
     return matrix
 
 
-def multiply_array(A: StreamingMatrix, x: jax.Array) -> jax.Array:
+def multiply_array(A: StreamingMatrix[Any], x: jax.Array) -> jax.Array:
     """A x, for x of shape (steps, ...): A acts on the leading axis."""
     x = jnp.asarray(x)
     if x.ndim == 0:
-        raise FixArgumentsError("A @ x: x is a scalar. Give an array of shape (steps, ...).")
+        raise FixArgumentsError("A @ x: x is a scalar. Pass an array of shape (steps, ...).")
 
     def step(state: Any, row: jax.Array) -> tuple[Any, jax.Array]:
         y, state = A.multiply_next(row, state)
@@ -181,7 +183,9 @@ def multiply_array(A: StreamingMatrix, x: jax.Array) -> jax.Array:
     return jax.lax.scan(step, state, x)[1]
 
 
-def multiply_streaming_matrices(A: StreamingMatrix, B: StreamingMatrix) -> StreamingMatrix:
+def multiply_streaming_matrices(
+    A: StreamingMatrix[Any], B: StreamingMatrix[Any]
+) -> StreamingMatrix[Any]:
     """A B: each step passes through B, then through A."""
 
     def init_multiply(tree: PyTree) -> tuple[Any, Any]:
@@ -195,12 +199,12 @@ def multiply_streaming_matrices(A: StreamingMatrix, B: StreamingMatrix) -> Strea
     return StreamingMatrix(init_multiply, multiply_next)
 
 
-def identity() -> StreamingMatrix:
+def identity() -> StreamingMatrix[Any]:
     """The identity, without state."""
     return StreamingMatrix.from_array_implementation(lambda x: (), lambda x, state: (x, state))
 
 
-def prefix_sum() -> StreamingMatrix:
+def prefix_sum() -> StreamingMatrix[Any]:
     """Ones on and below the diagonal: y[i] is the sum of x[0] to x[i]."""
 
     def multiply_next(x: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -210,7 +214,7 @@ def prefix_sum() -> StreamingMatrix:
     return StreamingMatrix.from_array_implementation(buffers_like, multiply_next)
 
 
-def diagonal(diag: jax.Array) -> StreamingMatrix:
+def diagonal(diag: jax.Array) -> StreamingMatrix[Any]:
     """diag(d) for d of shape (n,). Steps from n on give NaN."""
     diag = checked_coefs(diag, "diag")
 
@@ -226,14 +230,14 @@ def diagonal(diag: jax.Array) -> StreamingMatrix:
 
 def momentum_sgd_matrix(
     momentum: float = 0, learning_rates: jax.Array | None = None
-) -> StreamingMatrix:
+) -> StreamingMatrix[Any]:
     """The workload A of SGD with momentum: parameters after step i are theta_0 - (A g)[i].
 
     v[i] = momentum v[i-1] + g[i], and A g sums learning_rates[i] v[i]. With momentum 0 and no
     learning rates this is `prefix_sum()`. Steps past the end of learning_rates give NaN.
     """
     if not 0 <= momentum <= 1:
-        raise FixArgumentsError(f"momentum={momentum!r}: give a number from 0 to 1.")
+        raise FixArgumentsError(f"momentum={momentum!r}: pass a number from 0 to 1.")
 
     def next_velocity(g: jax.Array, velocity: jax.Array) -> tuple[jax.Array, jax.Array]:
         velocity = jnp.asarray(momentum, velocity.dtype) * velocity + widened(g)

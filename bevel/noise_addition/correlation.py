@@ -13,7 +13,7 @@ from bevel.errors import FixArgumentsError
 from bevel.sharding import types
 
 Draw = Callable[[jax.Array], list[jax.Array]]
-"""Returns independent standard normals of a given step, for all leaves."""
+"""Returns independent standard normal samples of a given step, for all leaves."""
 
 
 class Correlation(Protocol):

@@ -80,7 +80,7 @@ class DiscreteGaussians:
 
     sigma: int
 
-    def __call__(self, words: jax.Array, shard: Shard) -> tuple[jax.Array]:
+    def __call__(self, key_data: jax.Array, shard: Shard) -> tuple[jax.Array]:
         size = math.prod(shard.shape)
         if not size:
             return (jnp.zeros(shard.shape, np.int64),)
@@ -98,7 +98,7 @@ class DiscreteGaussians:
         def advance(lanes: _Lanes) -> _Lanes:
             element, block, sample, done = lanes
             index = jnp.minimum(element, np.uint32(size - 1))
-            draws = _draws_of_block(words, (offsets[0][index], offsets[1][index]), block)
+            draws = _draws_of_block(key_data, (offsets[0][index], offsets[1][index]), block)
             sample, _ = jax.lax.scan(lambda s, bits: (self.next(s, bits), None), sample, draws)
             ready = sample.stage == _Stage.DONE
             target = jnp.where(ready, element, np.uint32(size))  # out of bounds: not written
@@ -166,8 +166,8 @@ class DiscreteGaussians:
         return jax.tree.map(lambda new, old: jnp.where(usable, new, old), advanced, sample)
 
 
-def _draws_of_block(words: jax.Array, counter: WordPair, t: jax.Array) -> jax.Array:
+def _draws_of_block(key_data: jax.Array, counter: WordPair, t: jax.Array) -> jax.Array:
     """Returns block t of every element, as 8 draws of 64 bits."""
-    block = chacha20.blocks(words, counter, chacha20.BlockPurpose.DISCRETE, t)
+    block = chacha20.blocks(key_data, counter, chacha20.BlockPurpose.DISCRETE, t)
     low, high = (jnp.stack(block[i::2]).astype(np.uint64) for i in (0, 1))
     return (high << np.uint64(32)) | low

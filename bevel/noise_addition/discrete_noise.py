@@ -86,7 +86,7 @@ def zcdp_rho(stddev: float, sensitivity: float) -> float:
     """Returns the zCDP rho of one step, sensitivity**2 / (2 stddev**2), both in grid steps."""
     if not (0 < stddev < math.inf and 0 <= sensitivity < math.inf):
         raise FixArgumentsError(
-            f"stddev={stddev}, sensitivity={sensitivity}: give finite numbers, stddev above 0 and "
+            f"stddev={stddev}, sensitivity={sensitivity}: pass finite numbers, stddev above 0 and "
             "sensitivity at least 0."
         )
     return sensitivity**2 / (2 * stddev**2)
@@ -100,7 +100,7 @@ def _checked_sigma(stddev: Any) -> int:
     sigma = int(stddev) if isinstance(stddev, float) and stddev.is_integer() else stddev
     if not _is_integer(sigma) or not 1 <= sigma <= LARGEST_SIGMA:
         raise FixArgumentsError(
-            f"stddev={stddev!r}: give an integer number of grid steps from 1 to {LARGEST_SIGMA}, "
+            f"stddev={stddev!r}: pass an integer number of grid steps from 1 to {LARGEST_SIGMA}, "
             "such as math.ceil(noise_multiplier * grad_fn.sensitivity()). A larger grid_scale "
             "makes it larger, a smaller one smaller."
         )

@@ -102,10 +102,10 @@ def _make_privatizer(
 
     if not isinstance(layout, SupportedStrategies):
         raise FixArgumentsError(
-            f"intermediate_strategy={layout!r}: give SupportedStrategies.DEFAULT or ZERO."
+            f"intermediate_strategy={layout!r}: pass SupportedStrategies.DEFAULT or ZERO."
         )
     if buffers_in not in ("device", "host"):
-        raise FixArgumentsError(f"buffers_in={buffers_in!r}: give 'device' or 'host'.")
+        raise FixArgumentsError(f"buffers_in={buffers_in!r}: pass 'device' or 'host'.")
     key = keys.noise_key(prng_key)
     noise = GaussianNoise(
         key, _checked_stddev(stddev), correlation, checked_dtype(dtype), layout, specs, buffers_in
@@ -126,11 +126,11 @@ def _checked_stddev(stddev: Any) -> float:
         or np.ndim(stddev)
         or not hasattr(stddev, "__float__")
     ):
-        raise FixArgumentsError(f"stddev={stddev!r:.60}: give a number.")
+        raise FixArgumentsError(f"stddev={stddev!r:.60}: pass a number.")
     value = float(stddev)
     if not 0 <= value < math.inf:
         raise FixArgumentsError(
-            f"stddev={value}: give a finite number of at least 0, the noise multiplier times the "
+            f"stddev={value}: pass a finite number of at least 0, the noise multiplier times the "
             "sensitivity."
         )
     if value and not MIN_STDDEV <= value <= 1 / MIN_STDDEV:
@@ -148,9 +148,9 @@ def checked_dtype(dtype: Any) -> np.dtype | None:
     try:
         result = np.dtype(dtype)
     except TypeError as error:
-        raise FixArgumentsError(f"dtype={dtype!r:.60}: give a dtype, such as float32.") from error
+        raise FixArgumentsError(f"dtype={dtype!r:.60}: pass a dtype, such as float32.") from error
     if not jnp.issubdtype(result, jnp.floating):
-        raise FixArgumentsError(f"dtype={result}: give a real floating-point dtype.")
+        raise FixArgumentsError(f"dtype={result}: pass a real floating-point dtype.")
     if result == np.float64 and not jax.config.jax_enable_x64:
         raise FixArgumentsError(
             "dtype=float64 needs jax.config.update('jax_enable_x64', True): without it JAX would "

@@ -27,7 +27,7 @@ FLOATS_ONLY = (
 
 @dataclasses.dataclass(frozen=True)
 class GaussianNoise:
-    """Adds `stddev` times correlated normals to a gradient. A static argument of `noised_step`."""
+    """Adds `stddev` times correlated normal samples to a gradient. Static in `noised_step`."""
 
     key: NoiseKey
     stddev: float

@@ -54,19 +54,19 @@ def new_key(generator: str = "chacha20") -> jax.Array:
       generator: 'chacha20' (256 bits) or 'threefry2x32' (64 bits).
     """
     if generator not in WORDS:
-        raise FixArgumentsError(f"generator={generator!r}: give one of {', '.join(WORDS)}.")
-    words = np.frombuffer(os.urandom(4 * WORDS[generator]), np.uint32)
+        raise FixArgumentsError(f"generator={generator!r}: pass one of {', '.join(WORDS)}.")
+    key_data = np.frombuffer(os.urandom(4 * WORDS[generator]), np.uint32)
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
-        words = np.asarray(multihost_utils.broadcast_one_to_all(words))
-    return wrapped(words, generator)
+        key_data = np.asarray(multihost_utils.broadcast_one_to_all(key_data))
+    return wrapped(key_data, generator)
 
 
-def wrapped(words: Any, generator: str) -> jax.Array:
-    """Returns the key with the given words as its data."""
+def wrapped(key_data: Any, generator: str) -> jax.Array:
+    """Returns the key with this key data."""
     impl: Any = CHACHA20 if generator == "chacha20" else generator
-    return jax.random.wrap_key_data(words, impl=impl)
+    return jax.random.wrap_key_data(key_data, impl=impl)
 
 
 def noise_key(prng_key: jax.Array | int | None) -> NoiseKey:
@@ -88,10 +88,10 @@ def noise_key(prng_key: jax.Array | int | None) -> NoiseKey:
 def seed_key(seed: int) -> jax.Array:
     """Returns the ChaCha20 key of a 64-bit seed, of which `jax.random.key` might keep only 32."""
     if not 0 <= seed < 2**64:
-        raise FixArgumentsError(f"prng_key={seed}: give a seed from 0 to 2**64 - 1, or a key.")
-    words = np.zeros(WORDS["chacha20"], np.uint32)
-    words[:2] = seed % 2**32, seed >> 32
-    return wrapped(words, "chacha20")
+        raise FixArgumentsError(f"prng_key={seed}: pass a seed from 0 to 2**64 - 1, or a key.")
+    key_data = np.zeros(WORDS["chacha20"], np.uint32)
+    key_data[:2] = seed % 2**32, seed >> 32
+    return wrapped(key_data, "chacha20")
 
 
 def _is_a_seed(key: jax.Array, generator: str) -> bool:
@@ -117,7 +117,7 @@ def checked_generator(key: Any) -> str:
         )
     if key.shape:
         raise FixArgumentsError(
-            f"prng_key has shape {key.shape}: give a single key, such as prng_key[0]."
+            f"prng_key has shape {key.shape}: pass a single key, such as prng_key[0]."
         )
     impl = jax.random.key_impl(key)
     name = "chacha20" if impl == CHACHA20 else str(impl)
@@ -137,8 +137,8 @@ _lock = threading.Lock()
 
 
 def _digest(key: jax.Array) -> bytes:
-    words = np.asarray(jax.random.key_data(key))
-    return hashlib.blake2b(words.tobytes(), key=_salt).digest()
+    key_data = np.asarray(jax.random.key_data(key))
+    return hashlib.blake2b(key_data.tobytes(), key=_salt).digest()
 
 
 def claim(noise: NoiseKey, key: jax.Array) -> None:
@@ -153,15 +153,14 @@ def claim(noise: NoiseKey, key: jax.Array) -> None:
         if _claimed.setdefault(digest, noise.owner) is not noise.owner:
             raise FixArgumentsError(
                 "another privatizer of this process already uses this prng_key. If both add the "
-                "same noise, the difference of their outputs reveals the data. Give each its own "
-                "bevel.noise_addition.keys.new_key(), or one of jax.random.split(prng_key) while "
-                "none uses prng_key itself. If this privatizer continues the other one's run at "
-                "its step, first call bevel.noise_addition.keys.release(prng_key)."
+                "same noise, the difference of their outputs reveals the data. Pass prng_key="
+                "bevel.noise_addition.keys.new_key(). If this privatizer resumes the run of the "
+                "other one, first call bevel.noise_addition.keys.release(prng_key)."
             )
 
 
 def release(prng_key: jax.Array) -> None:
-    """Allows one more privatizer of this process to use a key.
+    """Unlocks a key, so that one more privatizer of this process may use it.
 
     Use it to resume a run in the same process: after an error in a notebook, or on another mesh.
     The new privatizer must continue from the old one's state, or repeat its steps on the same data.

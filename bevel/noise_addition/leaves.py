@@ -49,7 +49,7 @@ def _check_shard_offset(leaf: NoiseLeaf) -> None:
     if len(entries) > value.ndim or not named <= set(mesh.axis_names):
         raise FixArgumentsError(
             f"{name} has shape {value.shape} and spec {spec} on a mesh with axes "
-            f"{mesh.axis_names}: give at most one entry per dimension, naming axes of the mesh."
+            f"{mesh.axis_names}: pass at most one entry per dimension, naming axes of the mesh."
         )
     split = named & set(mesh.manual_axes)
     varying = types.varying_axes(value)
@@ -83,12 +83,12 @@ def forbid_vmap(grads: list[jax.Array]) -> list[jax.Array]:
 def _raise_under_vmap(size: int, mapped: Any, grads: list[jax.Array]) -> Any:
     raise FixArgumentsError(
         f"jax.vmap would add the same noise to {size} gradients, and their differences would "
-        "reveal the data. Stack them into one gradient, or use jax.lax.map with an own prng_key= "
-        "for each update."
+        "reveal the data. Stack them into one gradient, or use jax.lax.map with a separate "
+        "prng_key= for each update."
     )
 
 
-def leaf_words(key: jax.Array, step: jax.Array, count: int) -> jax.Array:
+def leaf_key_data(key: jax.Array, step: jax.Array, count: int) -> jax.Array:
     """Returns the key data of all leaves at one step: fold_in(fold_in(key, step), leaf)."""
     step_key = jax.random.fold_in(key, step)
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
@@ -109,16 +109,16 @@ def draw_leaves(
     for each would take a GPU longer to compile than the model. Their noise then occupies memory
     until it is added. Use `one_by_one` for generators (`make`) that contain a loop.
     """
-    words = leaf_words(key, step, len(likes))
+    key_data = leaf_key_data(key, step, len(likes))
     noise = dict[int, jax.Array]()
     for leaves in group_leaves(likes, specs, one_by_one):
         like, spec = likes[leaves[0]], specs[leaves[0]]
         draw = functools.partial(generate_by_shard, make(like.dtype), like=like, spec=spec)
         if len(leaves) == 1:
-            (noise[leaves[0]],) = draw(words[leaves[0]])
+            (noise[leaves[0]],) = draw(key_data[leaves[0]])
             continue
         # Without the barrier XLA would again draw the noise of each leaf in a separate program.
-        (rows,) = jax.lax.optimization_barrier(jax.vmap(draw)(words[np.array(leaves)]))
+        (rows,) = jax.lax.optimization_barrier(jax.vmap(draw)(key_data[np.array(leaves)]))
         noise |= {leaf: rows[row] for row, leaf in enumerate(leaves)}
     return [noise[leaf] for leaf in range(len(likes))]
 

@@ -1,7 +1,7 @@
-"""Standard normals, each from 64 random bits.
+"""Standard normal samples, each from 64 random bits.
 
 `jax.random.normal` in float32 uses 23 random bits and never exceeds 5.42 standard deviations, which
-is noticeable over 1e8 coordinates. Here a normal is the quantile of a 64-bit uniform number, and
+is noticeable over 1e8 coordinates. Here a sample is the quantile of a 64-bit uniform number, and
 reaches 9.2 standard deviations.
 """
 
@@ -22,23 +22,23 @@ from bevel.sharding import types
 from bevel.sharding.shard_generation import Arrays, Shard
 
 
-def random_words(
+def random_bits(
     generator: str,
-    words: jax.Array,
+    key_data: jax.Array,
     shard: Shard,
     transform: Callable[[Arrays], Arrays] = lambda bits: bits,
 ) -> Arrays:
     """Returns `transform` of 64 random bits per element of a shard.
 
-    The bits are a function of the leaf's key (`words`) and the element's offset, and equal those
+    The bits are a function of the leaf's key data and the element's offset, and equal those
     of `jax.random.bits` for the whole leaf. ChaCha20 reads its stream in row-major order; threefry
     encrypts the offset. (For leaves of 2**32 elements or more, JAX's threefry counts differently.)
     """
     if generator == "chacha20":
-        return chacha20.stream(words, shard, 64, transform)
+        return chacha20.stream(key_data, shard, 64, transform)
     offsets = flat_offsets(shard)
     axes = frozenset().union(*map(types.varying_axes, offsets))
-    key = (types.as_varying(words[i], axes) for i in range(2))
+    key = (types.as_varying(key_data[i], axes) for i in range(2))
     counters = (types.as_varying(x, axes) for x in offsets)
     return transform(tuple(threefry2x32_p.bind(*key, *counters)))
 
@@ -51,14 +51,14 @@ class RandomNumbers:
     from_bits: Callable[[Arrays, np.dtype], jax.Array]
     dtype: np.dtype
 
-    def __call__(self, words: jax.Array, shard: Shard) -> Arrays:
-        return random_words(
-            self.generator, words, shard, lambda bits: (self.from_bits(bits, self.dtype),)
+    def __call__(self, key_data: jax.Array, shard: Shard) -> Arrays:
+        return random_bits(
+            self.generator, key_data, shard, lambda bits: (self.from_bits(bits, self.dtype),)
         )
 
 
 def normal_from_bits(bits: Arrays, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Maps 64 bits, a high and a low word, to a normal: the first bit is the sign.
+    """Maps 64 bits, a high and a low word, to a normal sample: the first bit is the sign.
 
     With m the integer of the other 63 bits, the tail beyond the result has the probability
     (m + 1/2) / 2**64, so the result lies between 7e-20 and 9.2 in absolute value. Small and large

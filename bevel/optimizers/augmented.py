@@ -39,7 +39,7 @@ def as_augmented_optimizer(
         return optimizer
     if not isinstance(optimizer, optax.GradientTransformation):
         raise FixArgumentsError(
-            f"the optimizer is a {type(optimizer).__name__}: give an optax.GradientTransformation, "
+            f"the optimizer is a {type(optimizer).__name__}: pass an optax.GradientTransformation, "
             "such as optax.adam(1e-3), or the result of scale_then_privatize."
         )
     plain = optax.with_extra_args_support(optimizer)

@@ -96,10 +96,10 @@ def scale_by_dp_adam(
     """
     for name, value, least in [("noise_stddev", noise_stddev, 0.0), ("floor", floor, 1e-12)]:
         if not (math.isfinite(value) and value >= least):
-            raise FixArgumentsError(f"{name}={value!r}: give a finite number of at least {least}.")
+            raise FixArgumentsError(f"{name}={value!r}: pass a finite number of at least {least}.")
     for name, value in [("b1", b1), ("b2", b2)]:
         if not 0 <= value < 1:
-            raise FixArgumentsError(f"{name}={value!r}: give a number in [0, 1).")
+            raise FixArgumentsError(f"{name}={value!r}: pass a number in [0, 1).")
     variances = _variance_of_each_step(noise_stddev, row_norms)
 
     def init(params: optax.Params) -> _ScaleByDPAdamState:
@@ -152,7 +152,7 @@ def _variance_of_each_step(
     norms = np.asarray(row_norms, np.float64)
     if norms.ndim != 1 or not norms.size or not np.isfinite(norms).all() or (norms < 0).any():
         raise FixArgumentsError(
-            f"row_norms has shape {norms.shape}, or values that are negative or not finite: give "
+            f"row_norms has shape {norms.shape}, or values that are negative or not finite: pass "
             "the L2 norm of each row of the noising matrix C^-1, one finite number per step, such "
             "as np.linalg.norm(noising_matrix, axis=1)."
         )

@@ -38,18 +38,18 @@ def scale_then_privatize(
     Args:
       base_optimizer: an adaptive optax optimizer.
       eps, eps_root: as in `optax.adam`. Before the first update `nu` is 0 and gradients are divided
-        by `sqrt(eps_root) + eps`, which multiplies the effective clip norm by it. Choose it as
-        large as gradients that need no further scaling up, or start from moments of public data.
+        by `sqrt(eps_root) + eps`, which multiplies the effective clip norm by it. Choose it of
+        the order of the smallest gradients that matter, or start from moments of public data.
       extract_preconditioner_from_state_fn: maps the base optimizer's state to `nu`, a tree like the
         parameters. The default takes the only entry `nu` of the state, as in Adam and RMSProp,
         without Adam's bias correction.
     """
     for name, value in [("eps", eps), ("eps_root", eps_root)]:
         if not value >= 0:
-            raise FixArgumentsError(f"{name}={value!r}: give a number of at least 0.")
+            raise FixArgumentsError(f"{name}={value!r}: pass a number of at least 0.")
     if eps == 0 and eps_root == 0:
         raise FixArgumentsError(
-            "eps=0 and eps_root=0 would divide the first gradients by 0: give a positive eps."
+            "eps=0 and eps_root=0 would divide the first gradients by 0: pass a positive eps."
         )
     second_moments = extract_preconditioner_from_state_fn or _second_moments_in
     base = optax.with_extra_args_support(base_optimizer)

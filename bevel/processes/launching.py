@@ -188,7 +188,7 @@ def _signal_group(process: Process, number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP act like ctrl-C. Python allows this only in the main thread."""
+    """Makes SIGTERM and SIGHUP act like Ctrl-C. Python allows this only in the main thread."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""HTML reports of runs: the guarantee, its cost, the accuracy, and where the run was placed."""
+"""HTML reports of runs: the guarantee, its cost, the accuracy, and how its arrays were sharded."""
 
 from bevel.report.page import write_report
 

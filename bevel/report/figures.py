@@ -92,7 +92,7 @@ def trade_off(spent: "Spent | None") -> tuple[_Figure, list[tuple[str, str]]] | 
         f"right at most {percent_up(best_guess(spent, fpr, tpr))} of the time by this curve."
         if exact
         else "Computed from ε and δ alone, because no accountant can compose the charges, or they "
-        "are bounded by sampling."
+        "are bounded by Monte Carlo sampling."
     )
     figure = _figure(
         "trade-off",
@@ -261,12 +261,12 @@ def _by_attempt(lines: Sequence[Line], name: str, label: str, colour: int = 1) -
     return series
 
 
-def thinned(series: Series, most: int = MOST_POINTS) -> Series:
+def thinned(series: Series, max_points: int = MOST_POINTS) -> Series:
     """Replaces neighbouring points by their mean, so that the page stays small."""
     count = len(series.x)
-    if count <= most:
+    if count <= max_points:
         return series
-    pieces = np.array_split(np.arange(count), most)
+    pieces = np.array_split(np.arange(count), max_points)
     y = np.asarray(series.y, float)
     return dataclasses.replace(
         series,

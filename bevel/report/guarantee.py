@@ -22,7 +22,7 @@ CHANGED = {
     "REPLACE_ONE": "replaced by any other",
     "REPLACE_SPECIAL": "replaced by one that contributes nothing",
 }
-MOST_RUNS = 20  # whose names are listed
+MAX_RUNS_LISTED = 20  # whose names are listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +166,8 @@ def _runs_in_words(run: RunFiles) -> str:
         return "none: nothing was charged so far"
     if names == (run.name,):
         return "this one, the only one in its ledger"
-    more = f" and {len(names) - MOST_RUNS} more" if len(names) > MOST_RUNS else ""
-    return f"all {len(names)} of the ledger, together: {', '.join(names[:MOST_RUNS])}{more}"
+    more = f" and {len(names) - MAX_RUNS_LISTED} more" if len(names) > MAX_RUNS_LISTED else ""
+    return f"all {len(names)} of the ledger, together: {', '.join(names[:MAX_RUNS_LISTED])}{more}"
 
 
 def _assumptions(run: RunFiles) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import RunFiles, read_run
 from bevel.report.status import status
 from bevel.sharding.tables import short, shown_bytes, shown_shape
-from bevel.training.folder import NO_TIME, RELEASED, REPORT, write_whole
+from bevel.training.folder import NO_TIME, RELEASED, REPORT, write_atomically
 
 TEMPLATE, STYLE = "page.html", "page.css"
 MOST_ROWS = 200
@@ -49,7 +49,7 @@ def write_report(
     if run.private is not None and run.released.resolve() in target.resolve().parents:
         raise FixArgumentsError(
             f"{target} is in {RELEASED}/, which may be shown to anyone, but a report with raw "
-            "figures is not private: give another output."
+            "figures is not private: pass another output."
         )
     try:
         text = _render(run)
@@ -61,13 +61,13 @@ def write_report(
             f"{error}): restore them from a copy."
         ) from error
     try:
-        write_whole(target, text, private=run.private is not None)
+        write_atomically(target, text, private=run.private is not None)
         if target.parent.resolve() == run.released.resolve():
             for path in (target, target.parent):
                 os.utime(path, (NO_TIME, NO_TIME))  # like every released file
     except OSError as error:
         raise FixArgumentsError(
-            f"the report cannot be written to {target} ({error}): give another output."
+            f"the report cannot be written to {target} ({error}): pass another output."
         ) from error
     return target
 

@@ -63,7 +63,7 @@ def read_run(folder: str | os.PathLike[str], include_raw: bool = False) -> RunFi
     folder = Path(folder)
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
-        raise FixArgumentsError(f"{folder} {found}: give the folder of a run.")
+        raise FixArgumentsError(f"{folder} {found}: pass the folder of a run.")
     released = folder / RELEASED if (folder / RELEASED).is_dir() else folder
     record = _read_record(released)
     if released == folder:
@@ -80,7 +80,7 @@ def read_run(folder: str | os.PathLike[str], include_raw: bool = False) -> RunFi
 def _with_private_files(run: RunFiles, private: Path) -> RunFiles:
     if not private.is_dir():
         raise FixArgumentsError(
-            f"there is no {private}, so there are no raw figures to include: give the folder that "
+            f"there is no {private}, so there are no raw figures to include: pass the folder that "
             f"contains {RELEASED}/ and {PRIVATE}/, or leave out include_raw."
         )
     return dataclasses.replace(
@@ -96,7 +96,7 @@ def _read_record(released: Path) -> Mapping[str, Any]:
     if not path.exists():
         raise FixArgumentsError(
             f"{released} has no {RUN}: it is not a run folder, or the run was stopped before its "
-            "first step. Give the folder of a run."
+            "first step. Pass the folder of a run."
         )
     return _parsed_record(path)
 
@@ -110,7 +110,7 @@ def _check_released(folder: Path, record: Mapping[str, Any]) -> None:
     path = folder.absolute()
     if path.name == PRIVATE and (path.parent / RELEASED).is_dir():
         raise FixArgumentsError(
-            f"{folder} is the private half of a run: give the folder above it, {path.parent}."
+            f"{folder} is the private half of a run: pass the folder above it, {path.parent}."
         )
     if "started" in record or any((folder / name).exists() for name in (SECRETS, RAW)):
         ledger = folder / str(record.get("ledger") or LEDGER)

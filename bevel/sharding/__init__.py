@@ -1,7 +1,6 @@
-"""Meshes: make one, place trees on it, look at what lies and moves there, and simulate it.
+"""Creates meshes and places arrays on them.
 
-The tools that look at programs are in `bevel.inspection`, and those for several processes in
-`bevel.processes`. Both are exported here too.
+The tools of `bevel.inspection` and `bevel.processes` are exported here too.
 """
 
 from bevel.lazy import lazy_exports

@@ -1,4 +1,4 @@
-"""Find out which mesh axes carry the batch."""
+"""Which mesh axes carry the batch: from shardings, constraints and subprograms."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Trace one example of a program that was written for a batch on a mesh.
+"""Switches off JAX's divisibility checks while one example is traced.
 
 A batch of size 1 does not divide over a mesh, so JAX refuses to trace, for example,
 `jit(in_shardings=P('data'))` or an Explicit `reshard(x, P('data'))` at that size. That program is

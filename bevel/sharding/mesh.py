@@ -94,13 +94,13 @@ def _fill_open_axis(sizes: dict[str, int], devices: int | None) -> dict[str, int
     if not open_axes:
         return sizes
     if len(open_axes) > 1:
-        raise FixArgumentsError(f"axes {open_axes} have size -1: only one axis may.")
+        raise FixArgumentsError(f"axes {open_axes} have size -1: set the sizes of all but one.")
     taken = math.prod(size for size in sizes.values() if size != -1)
     if devices is None or devices % taken:
         count = "an unknown number of" if devices is None else devices
         raise FixArgumentsError(
             f"axis {open_axes[0]!r} has size -1, but {count} devices is not a multiple of the "
-            f"{taken} that the other axes use: give its size."
+            f"{taken} that the other axes use: set its size."
         )
     return {name: devices // taken if size == -1 else size for name, size in sizes.items()}
 

@@ -23,7 +23,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class _PlacedLeaf:
-    """The spec of one leaf, the rule that chose it, and the reason if the spec may surprise."""
+    """The spec of one leaf, the rule that chose it, and why it differs from the rule, if so."""
 
     path: str
     shape: tuple[int, ...]

@@ -26,7 +26,7 @@ class RuleLeaf(NamedTuple):
 
 
 class SpecChoice(NamedTuple):
-    """The spec that a rule chooses for a leaf, and the reason if that may surprise."""
+    """The spec that a rule chooses for a leaf, and the reason if it is not obvious."""
 
     spec: P
     reason: str = ""

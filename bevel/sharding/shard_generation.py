@@ -45,13 +45,13 @@ def generate_by_shard(
     Args:
       make: returns one shard of each result, of shape `shard.shape`. It must be hashable, so that
         programs are traced once, and must not close over arrays.
-      words: a vector that is the same on all devices.
+      words: key data or another vector that is the same on all devices.
       like: an array with the shape and sharding of the results, or its shard inside
         `jax.shard_map`.
       spec: how the full array is split over the manual axes of an enclosing `jax.shard_map`, which
         a shard does not know. Not needed if its type says that all shards are equal.
 
-    On Auto axes the compiler chooses the shards, also under `jit`. On Explicit axes they follow
+    On Auto axes the compiler chooses the shards, even under `jit`. On Explicit axes they follow
     from the type of `like`.
     """
     axes = types.manual_axes()

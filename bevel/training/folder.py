@@ -172,7 +172,7 @@ def open_private(path: Path, flags: int) -> int:
     return descriptor
 
 
-def write_whole(path: Path, text: str, *, private: bool, replace: bool = True) -> None:
+def write_atomically(path: Path, text: str, *, private: bool, replace: bool = True) -> None:
     """Writes a file atomically. It is on disk when this returns.
 
     Without `replace`, raises `FileExistsError` if there is such a file.

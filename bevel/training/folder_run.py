@@ -145,16 +145,16 @@ class FolderRun:
     def resume(
         self,
         like: Halves,
-        exactly: dict[str, Any],
+        environment: dict[str, Any],
         rows_between: Callable[[int, int], list[str]],
     ) -> Halves:
         """Returns the state to resume from, with the shardings of `like`.
 
-        A new run starts from `like`, which is saved first. `exactly` is what the bits of a step
-        depend on (see `ReleaseRecord`), and `rows_between` computes the digests of the rows that
-        steps of the current attempt read.
+        A new run starts from `like`, which is saved first. `environment` is what the bits of a
+        step depend on (`ReleaseRecord.exactly`), and `rows_between` computes the digests of
+        the rows that steps of the current attempt read.
         """
-        self.exactly, ledger = to_json(exactly), self.ledger
+        self.environment, ledger = to_json(environment), self.ledger
         ledger.join(self.run_secrets.commitment)
         for meta in self.checkpoints.private_metas():
             if (meta.key, meta.plan) == (self.run_secrets.commitment, self.plan.fingerprint()):
@@ -181,7 +181,7 @@ class FolderRun:
             recorded = self._releases.between(meta.step, ledger.released, self.attempt)
             if not all([ledger.charged_for(r.stop, self._content(r)) for r in recorded]):
                 recorded = []
-            why = differences(recorded, meta.digest, self.exactly, rows_between)
+            why = differences(recorded, meta.digest, self.environment, rows_between)
             if why:
                 self.take_fresh_attempt(why)
             else:
@@ -315,7 +315,7 @@ class FolderRun:
         before, after, rows = self._last_digest, digest_of(state), self._earlier_rows + rows
         if self._replays.pop(step, after) != after:
             raise ReplayDiffersError
-        record = ReleaseRecord(self.attempt, first, step, before, rows, after, self.exactly)
+        record = ReleaseRecord(self.attempt, first, step, before, rows, after, self.environment)
         self.checkpoints.stage(state, self._meta(step, after), dataclasses.asdict(record))
         return record
 

@@ -23,7 +23,7 @@ from typing import Any
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.execution_plan.fingerprint import recorded_fields
-from bevel.training.folder import IDENTITY, write_whole
+from bevel.training.folder import IDENTITY, write_atomically
 
 # What `accept` may list, in addition to the names in `settings`.
 ACCEPTABLE = ("optimizer", "loss", "ema_decay")
@@ -172,7 +172,7 @@ def read_identity(folder: Path) -> Identity | None:
 
 def write_identity(folder: Path, identity: Identity) -> None:
     text = json.dumps(dataclasses.asdict(identity), indent=2)
-    write_whole(folder / IDENTITY, text, private=True)
+    write_atomically(folder / IDENTITY, text, private=True)
 
 
 def plan_settings(plan: DPExecutionPlan) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def named_values(value: Any) -> Any:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested mappings to dotted names. The name of a dataclass has its class as value."""
+    """Flattens nested mappings to dotted names. The value of a dataclass is its class name."""
     values: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):

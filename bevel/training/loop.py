@@ -57,13 +57,13 @@ class Loop:
     evaluate: Evaluate | None
     callback: Callback | None
 
-    def go(self, begin: TrainingState, precompile: bool) -> TrainingState:
+    def train(self, begin: TrainingState, precompile: bool) -> TrainingState:
         """Runs from the last checkpoint, or from `begin`, to the end of the plan."""
         run, plan = self.run, self.trainer.plan
-        programs = CompiledSteps(self.trainer.step.measured, begin, self.words(), self.batches)
-        exactly, digests = {}, {}
+        programs = CompiledSteps(self.trainer.step.measured, begin, self.key_data(), self.batches)
+        environment, digests = {}, {}
         if run.keeps or jax.process_count() > 1:
-            exactly = surroundings(self.trainer.mesh) | {
+            environment = surroundings(self.trainer.mesh) | {
                 "program": programs.fingerprint(),
                 "padded_sizes": list(self.batches.sizes.sizes),
             }
@@ -73,10 +73,10 @@ class Loop:
         notes = Progress(plan.iterations, show=show)
         changes: list[Change] = []
         if isinstance(run, FolderRun):
-            found = identity_of(self.trainer, begin, self.batches, run, exactly, digests)
+            found = identity_of(self.trainer, begin, self.batches, run, environment, digests)
             changes = run.identify(found)
         like, frozen = self.halves(begin), split(begin.params, self.trainer.trainable)[1]
-        state = self.whole(run.resume(like, exactly, self.rows_between), frozen)
+        state = self.joined_state(run.resume(like, environment, self.rows_between), frozen)
         like = jax.tree.map(shaped, like)
         step = int(state.step)
         if changes:
@@ -84,28 +84,27 @@ class Loop:
         if precompile and step < plan.iterations:
             programs.compile_ahead(self.batches.sizes.sizes)
         if isinstance(run, FolderRun):
-            run.write_record(
-                **public_record(self.trainer, self.batches, state, programs, exactly, run, changes)
-            )
-            run.write_private_record(**private_record(run, exactly))
+            described = (self.trainer, self.batches, state, programs, environment, run, changes)
+            run.write_record(**public_record(*described))
+            run.write_private_record(**private_record(run, environment))
         notes.note(
             f"{programs.compiled} programs compiled ahead in {programs.seconds:.1f} s, for batches "
             f"padded to {', '.join(map(str, self.batches.sizes.sizes))}; step {step} of "
             f"{plan.iterations}" + (f", attempt {run.attempt}" if run.attempt else "")
         )
         try:
-            return self.attempt(state, step, programs, show)
+            return self.run_attempt(state, step, programs, show)
         except ReplayDiffersError:
             run.take_fresh_attempt(["running them again gave another result"])
-            state = self.whole(run.restore_again(like), frozen)
-            return self.attempt(state, int(state.step), programs, show)
+            state = self.joined_state(run.restore_again(like), frozen)
+            return self.run_attempt(state, int(state.step), programs, show)
 
-    def attempt(
+    def run_attempt(
         self, state: TrainingState, step: int, programs: CompiledSteps, show: bool
     ) -> TrainingState:
         """Takes the remaining steps, with the noise and batches of this attempt."""
         run, plan = self.run, self.trainer.plan
-        words, batches = self.words(), self.seeded()
+        key_data, batches = self.key_data(), self.batches_of_attempt()
         budget = None if run.budget is None else run.budget.epsilon
         begun = time.perf_counter()
         with (
@@ -113,7 +112,7 @@ class Loop:
             Prefetched(lambda: batches.since(step), self.options.ahead) as selected,
             interrupts() as stop,
         ):
-            state, status = self.steps(state, step, programs, words, selected, progress, stop)
+            state, status = self.steps(state, step, programs, key_data, selected, progress, stop)
             run.finish_release()
         # An interruption shows when somebody stopped the run, so only the private record has it.
         run.write_record(ending=None if status == "interrupted" else status)
@@ -134,7 +133,7 @@ class Loop:
         state: TrainingState,
         step: int,
         programs: CompiledSteps,
-        words: PyTree,
+        key_data: PyTree,
         selected: Prefetched[Any],
         progress: Progress,
         stop: StopRequest,
@@ -166,7 +165,7 @@ class Loop:
                 except Exception:  # the data could not be read: keep the steps before it
                     self.keep_unreleased(state, step, begun, seen)
                     raise
-                state, measured = programs(state, batch, words)  # clip, noise, update
+                state, measured = programs(state, batch, key_data)  # clip, noise, update
                 step += 1
                 seen.add(step - 1, run.attempt, measured, batch.digest)
                 progress.advance(step)
@@ -188,7 +187,7 @@ class Loop:
         since: tuple[int, float],
     ) -> bool:
         """Saves and charges, then shows what is released. True if the callback ends the run."""
-        raw, rows = seen.taken()
+        raw, rows = seen.take()
         size, seconds = self.trainer.plan.expected_batch_size, time.perf_counter() - since[1]
         if size and raw:
             raw[-1]["examples_per_second"] = round((step - since[0]) * size / seconds, 1)
@@ -218,7 +217,7 @@ class Loop:
         """Saves the state privately and releases nothing. Only with a single process."""
         if jax.process_count() > 1:
             return  # the other processes may still be in a step
-        raw, rows = seen.taken()
+        raw, rows = seen.take()
         self.run.keep_unreleased(step, begun, self.halves(state), raw, rows)
 
     # The state and the batches of this attempt.
@@ -229,7 +228,7 @@ class Loop:
         released = dataclasses.replace(self.trainer.released(state), params=trained)
         return Halves(released, state.noise_state)
 
-    def whole(self, halves: Halves, frozen: PyTree) -> TrainingState:
+    def joined_state(self, halves: Halves, frozen: PyTree) -> TrainingState:
         released = halves.released
         return TrainingState(
             step=released.step,
@@ -239,26 +238,26 @@ class Loop:
             average=released.average,
         )
 
-    def seeded(self) -> Batches:
+    def batches_of_attempt(self) -> Batches:
         """The batches of this attempt."""
         key = self.run.secrets.row_key if self.run.keeps else b""
         return dataclasses.replace(self.batches, seed=self.sampling_seed(), digest_key=key)
 
     def rows_between(self, first: int, stop: int) -> list[str]:
         """Digests of the rows of these steps, which are read from the data."""
-        read = itertools.islice(self.seeded().since(first), stop - first)
+        read = itertools.islice(self.batches_of_attempt().since(first), stop - first)
         return joined_digests([batch.digest for batch in read])
 
-    def words(self) -> PyTree:
-        """The keys of a step, on the mesh, as words."""
+    def key_data(self) -> PyTree:
+        """The key data of a step, placed on the mesh."""
         secrets = self.run.secrets
         key = np.asarray(jax.random.key_data(secrets.noise_key))
-        words = {"noise": key, "loss": loss_words(self.sampling_seed())}
+        key_data = {"noise": key, "loss": loss_key_data(self.sampling_seed())}
         mesh = self.batches.layout.mesh
         where = (
             self.batches.layout.sharding if mesh is None else NamedSharding(mesh, PartitionSpec())
         )
-        return jax.tree.map(lambda x: jax.device_put(x, where), words)
+        return jax.tree.map(lambda x: jax.device_put(x, where), key_data)
 
     def sampling_seed(self) -> int:
         seed = getattr(self.run, "sampling_seed", None)
@@ -279,7 +278,7 @@ class PendingMetrics:
         if len(self._under_way) > UNDER_WAY:
             self._rows.append(jax.device_get(self._under_way.popleft()))
 
-    def taken(self) -> tuple[list[Metrics], list[str]]:
+    def take(self) -> tuple[list[Metrics], list[str]]:
         """Raw metrics and row digests since the last call. Waits for the running steps."""
         rows = self._rows + [jax.device_get(row) for row in self._under_way]
         digests = joined_digests(self._digests)
@@ -288,8 +287,8 @@ class PendingMetrics:
         return rows, digests
 
 
-def loss_words(sampling_seed: int) -> np.ndarray:
-    """The words of a threefry key for the loss, derived from the run's secret seed."""
+def loss_key_data(sampling_seed: int) -> np.ndarray:
+    """The data of a threefry key for the loss, derived from the run's secret seed."""
     seed = sampling_seed.to_bytes(16, "little")
     hashed = hashlib.blake2b(b"loss", key=seed, digest_size=8).digest()
     return np.frombuffer(hashed, np.uint32)

@@ -45,7 +45,7 @@ class MemoryRun:
     def sampling_seed(self) -> int:
         return self.secrets.sampling_seed if self._seed is None else self._seed
 
-    def resume(self, like: PyTree, exactly: dict[str, Any], rows_between: Any) -> PyTree:
+    def resume(self, like: PyTree, environment: dict[str, Any], rows_between: Any) -> PyTree:
         return like
 
     def last_release(self, step: int) -> int:
@@ -54,7 +54,7 @@ class MemoryRun:
     def keep_unreleased(
         self, step: int, first: int, state: PyTree, raw: list[Metrics], rows: list[str]
     ) -> None:
-        """Notes that these steps have used their noise: the caller gets the state."""
+        """Records that the noise of these steps was used, because the caller gets the state."""
         self._reached[0] = max(self._reached[0], step)
 
     def next_goal(self, step: int, stop: int) -> int:

@@ -108,14 +108,14 @@ class PrivateStep:
         return jax.tree.map(moved, state.average, split(params, self.trainable)[0])
 
     def measured(
-        self, state: TrainingState, batch: tuple[PyTree, Any], is_padding: jax.Array, words: Any
+        self, state: TrainingState, batch: tuple[PyTree, Any], is_padding: jax.Array, key_data: Any
     ) -> tuple[TrainingState, dict[str, jax.Array]]:
         """A step of `fit`: the new state, and raw metrics, which are not private.
 
-        Keys are passed as words, so that they are arguments and not constants of the program.
+        Keys are passed as key data, so that they are arguments and not constants of the program.
         """
-        noise_key = noise_keys.wrapped(words["noise"], self.plan.secrets.generator)
-        loss_key = jax.random.wrap_key_data(words["loss"], impl="threefry2x32")
+        noise_key = noise_keys.wrapped(key_data["noise"], self.plan.secrets.generator)
+        loss_key = jax.random.wrap_key_data(key_data["loss"], impl="threefry2x32")
         new, aux, sums = self(state, batch, is_padding, loss_key, noise_key)
         clip_norm = self.plan.clip_norm(state.noise_state)
         stddev = self._noise_stddev(state.step)
@@ -129,7 +129,7 @@ class PrivateStep:
 
     @functools.cached_property
     def jitted(self) -> Callable[..., Any]:
-        """The step, compiled on its first call. It takes over the memory of the state."""
+        """The step, compiled on its first call. The state is donated."""
         return jax.jit(self.__call__, donate_argnums=0)
 
     @functools.cached_property
@@ -145,9 +145,9 @@ class PrivateStep:
         )
         try:
             optimizer = program_digest(jax.make_jaxpr(self.optimizer.update)(*arguments))
-        except Exception:  # it may need a mesh; the whole step has a fingerprint of its own
+        except Exception:  # it may need a mesh; the program's digest covers it
             optimizer = "cannot be traced by itself"
-        initial = " ".join(digest(state.opt_state))  # where some keep their learning rate
+        initial = " ".join(digest(state.opt_state))  # it may contain the learning rate
         (loss,) = self._loss_program
         return {
             "optimizer": f"{optimizer} {initial}",

@@ -24,7 +24,7 @@ class ReleaseRecord:
       before: checksums of the state before the first step.
       rows: for each step, a digest of the rows that it read, keyed with the run's secrets.
       after: checksums of the state after the last step.
-      exactly: everything else that the bits of a step depend on: program, versions, devices.
+      exactly: the environment that the bits of a step depend on: program, versions, devices.
     """
 
     attempt: int
@@ -87,7 +87,7 @@ class Releases:
 def differences(
     recorded: Iterable[ReleaseRecord],
     before: list[str],
-    exactly: dict[str, Any],
+    environment: dict[str, Any],
     rows_between: Callable[[int, int], list[str]],
 ) -> list[str]:
     """Describes what differs from the record. Empty if the same steps can be run again exactly."""
@@ -98,8 +98,8 @@ def differences(
     if recorded[0].before != before:
         found["the state that they started from differs"] = None
     for release in recorded:
-        for name in sorted(release.exactly.keys() | exactly.keys()):
-            then, now = release.exactly.get(name), exactly.get(name)
+        for name in sorted(release.exactly.keys() | environment.keys()):
+            then, now = release.exactly.get(name), environment.get(name)
             if then != now:
                 found[describe_change(name, then, now)] = None
     rows = [row for release in recorded for row in release.rows]

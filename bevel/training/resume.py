@@ -1,7 +1,7 @@
 """Decides whether steps that are run again need fresh noise and another charge.
 
 The ledger says which steps count as released: the charged ones or, where a charge covers later
-steps in advance, the ones marked as released. Steps after the restored checkpoint are handled so:
+steps in advance, the ones marked as released. For steps after the restored checkpoint:
 
 | released?                    | what happens                                                      |
 | ---------------------------- | ----------------------------------------------------------------- |
@@ -33,11 +33,10 @@ def check_composes(step: int, released: int, why: list[str], composes_by_step: b
     if composes_by_step:
         return
     raise RestoreCheckpointError(
-        f"the last usable checkpoint is step {step}, but steps up to {released} were released. "
-        f"They cannot be run again with the same noise ({'; '.join(why)}), and no guarantee is "
-        "proven for fresh noise, because the noise or batches of this plan depend on other steps. "
-        "Restore the newer checkpoint and its private half, undo the change, or start a new run "
-        "in the same ledger."
+        f"steps {step} to {released} were released, but their checkpoint is missing. They cannot "
+        f"be run again with the same noise ({'; '.join(why)}), and no guarantee is proven for "
+        "fresh noise in this plan. Restore the newer checkpoint and its private half, undo the "
+        "change, or start a new run in the same ledger."
     )
 
 

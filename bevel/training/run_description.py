@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bevel.training.trainer import Trainer
 
 PACKAGES = ("bevel", "jax", "jaxlib", "numpy", "optax", "dp-accounting", "orbax-checkpoint")
-# Entries of `exactly` that are digests, or are recorded elsewhere.
+# Entries of `environment` that are digests, or are recorded elsewhere.
 NOT_SURROUNDINGS = ("program", "padded_sizes")
 
 
@@ -36,7 +36,7 @@ def public_record(
     batches: Batches,
     state: TrainingState,
     programs: CompiledSteps,
-    exactly: dict[str, Any],
+    environment: dict[str, Any],
     run: FolderRun,
     changes: list[Change],
 ) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def public_record(
         "key_is_secret": not run.run_secrets.known,
         "versions": {name: version_of(name) for name in PACKAGES},
         "commit": commit_of_caller(),
-        "surroundings": _surroundings_of(exactly),
+        "surroundings": _surroundings_of(environment),
         "programs_compiled_ahead": len(batches.sizes.sizes),
         "arrays": [dataclasses.asdict(row) for row in sharding.describe(state).rows],
         "collectives": collectives(programs, batches.sizes.sizes)
@@ -80,7 +80,7 @@ def public_record(
     }
 
 
-def private_record(run: FolderRun, exactly: dict[str, Any]) -> dict[str, Any]:
+def private_record(run: FolderRun, environment: dict[str, Any]) -> dict[str, Any]:
     """Returns private/run.json: times, status and the digest of the program."""
     started = run.record.private.get("started")
     return {
@@ -88,7 +88,7 @@ def private_record(run: FolderRun, exactly: dict[str, Any]) -> dict[str, Any]:
         "resumed": now() if started else None,
         "finished": None,
         "status": "running",
-        "program": exactly["program"],
+        "program": environment["program"],
     }
 
 
@@ -97,7 +97,7 @@ def identity_of(
     begin: TrainingState,
     batches: Batches,
     run: FolderRun,
-    exactly: dict[str, Any],
+    environment: dict[str, Any],
     programs: dict[str, str],
 ) -> Identity:
     """Returns the identity of a run before its first step."""
@@ -112,7 +112,7 @@ def identity_of(
             "frozen parameters": " ".join(digest(frozen)),
             **programs,
         },
-        surroundings=_surroundings_of(exactly),
+        surroundings=_surroundings_of(environment),
     )
     return Identity(**json.loads(json.dumps(dataclasses.asdict(identity))))
 
@@ -144,8 +144,8 @@ def _settings_of(trainer: "Trainer", run: FolderRun) -> dict[str, Any]:
     return flatten(named_values(run.options.settings)) | own | plan_settings(trainer.plan)
 
 
-def _surroundings_of(exactly: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in exactly.items() if name not in NOT_SURROUNDINGS}
+def _surroundings_of(environment: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in environment.items() if name not in NOT_SURROUNDINGS}
 
 
 def _structure_of(tree: Any) -> str:

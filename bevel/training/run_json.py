@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bevel.errors import RestoreCheckpointError
-from bevel.training.folder import RUN, RunFolder, write_whole
+from bevel.training.folder import RUN, RunFolder, write_atomically
 from bevel.training.metrics_files import to_json
 from bevel.training.process_agreement import is_first
 
@@ -22,14 +22,14 @@ class RunRecord:
         """Adds fields that may be shown to anyone."""
         self.public |= fields
         if is_first():
-            write_whole(self._folder.released / RUN, _as_text(self.public), private=False)
+            write_atomically(self._folder.released / RUN, _as_text(self.public), private=False)
             self._folder.reset_times()
 
     def add_private(self, **fields: Any) -> None:
         """Adds times and other private fields."""
         self.private |= fields
         if is_first():
-            write_whole(self._folder.private / RUN, _as_text(self.private), private=True)
+            write_atomically(self._folder.private / RUN, _as_text(self.private), private=True)
 
 
 def _read_record(half: Path) -> dict[str, Any]:

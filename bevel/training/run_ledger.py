@@ -1,4 +1,4 @@
-"""The ledger from the view of one run: what it has charged, and what it can still afford."""
+"""`RunLedger`: the charges of one run, and how many more steps the budget allows."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedge
 from bevel.execution_plan import DPExecutionPlan
 from bevel.training.checkpoint import Meta
 from bevel.training.disk_full import explain_full_disk
-from bevel.training.folder import LEDGER_HEAD, RELEASED, write_whole
+from bevel.training.folder import LEDGER_HEAD, RELEASED, write_atomically
 from bevel.training.process_agreement import barrier, from_first_process, is_first
 
 
@@ -154,7 +154,7 @@ class RunLedger:
                     self._run.charge(*planned, attempt=self.attempt, released=stop, content=content)
                 elif stop > self.released:
                     self._run.release(stop, attempt=self.attempt, content=content)
-                write_whole(self._head_path, self.head, private=True)
+                write_atomically(self._head_path, self.head, private=True)
         barrier("bevel: charged")
         self.charged = self.charged if planned is None else planned.stop
         self.released = max(self.released, stop)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import PlanSecrets
-from bevel.training.folder import SECRETS, write_whole
+from bevel.training.folder import SECRETS, write_atomically
 
 
 def write_secrets(path: Path, secrets: PlanSecrets) -> None:
     """Writes a new file with mode 0600. It is on disk when this returns."""
     try:
-        write_whole(path, json.dumps(secrets.to_dict()), private=True, replace=False)
+        write_atomically(path, json.dumps(secrets.to_dict()), private=True, replace=False)
     except FileExistsError:
         raise FixArgumentsError(
             f"{path} already exists, and the keys of a run are never replaced."

@@ -1,4 +1,4 @@
-"""`Trainer` joins a plan, a loss and an optimizer on a mesh. All rooms meet here."""
+"""`Trainer`: trains a model from a plan, a loss and an optimizer, on a mesh."""
 
 import dataclasses
 import functools
@@ -82,17 +82,17 @@ class Trainer:
     def __post_init__(self) -> None:
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise FixArgumentsError(
-                f"ema_decay={self.ema_decay!r}: give a number between 0 and 1, such as 0.999."
+                f"ema_decay={self.ema_decay!r}: pass a number between 0 and 1, such as 0.999."
             )
         if isinstance(self.config, DPExecutionPlan):
             if self.performance_flags is not None:
                 raise FixArgumentsError(
-                    "performance_flags beside a plan, which has its own: give the config instead, "
-                    "or make the plan with these flags."
+                    "config is a plan, which already has performance flags. Pass its config, "
+                    "or the plan from config.make(performance_flags)."
                 )
         elif not hasattr(self.config, "make"):
             raise FixArgumentsError(
-                f"config is a {type(self.config).__name__}: give DPSGDConfig(...).calibrate(...), "
+                f"config is a {type(self.config).__name__}: pass DPSGDConfig(...).calibrate(...), "
                 "or the plan that its make() returns."
             )
 
@@ -230,12 +230,12 @@ class Trainer:
         """
         options = options or RunOptions()
         if not isinstance(options, RunOptions):
-            raise FixArgumentsError(f"options is a {type(options).__name__}: give RunOptions(...).")
+            raise FixArgumentsError(f"options is a {type(options).__name__}: pass RunOptions(...).")
         for name, given in (("evaluate", evaluate), ("callback", callback)):
             if given is not None and not callable(given):
-                raise FixArgumentsError(f"{name}={given!r}: give a function.")
+                raise FixArgumentsError(f"{name}={given!r}: pass a function.")
         if jax.process_count() > 1 and self.mesh is None:
-            raise FixArgumentsError("several processes need a mesh: bevel.sharding.make_mesh.")
+            raise FixArgumentsError("several processes need a mesh: pass mesh=make_mesh(...).")
         batches = self._batches(source_of(dataset), user_ids, options.compilations)
         seed = None if rng_or_seed is None else seed_of(rng_or_seed)
         if isinstance(state, TrainingState) and folder is not None:
@@ -258,7 +258,7 @@ class Trainer:
         else:
             run = FolderRun(Path(folder), self.plan, options)
         with run:
-            return Loop(self, run, batches, options, evaluate, callback).go(begin, precompile)
+            return Loop(self, run, batches, options, evaluate, callback).train(begin, precompile)
 
     def _batches(
         self, source: DataSource, user_ids: np.ndarray | None, compilations: int
@@ -267,7 +267,7 @@ class Trainer:
         if self.plan.unit.name == "user":
             if user_ids is None or len(user_ids) != len(source):
                 raise FixArgumentsError(
-                    f"the plan protects users: give user_ids, one for each of {len(source)} "
+                    f"the plan protects users: pass user_ids, one for each of {len(source)} "
                     "records."
                 )
             population = ExamplesByUser.of(user_ids)
@@ -301,7 +301,7 @@ class Trainer:
         if wrong:
             raise FixArgumentsError(
                 f"padded sizes {wrong} are not multiples of the {self.layout.parts} parts that the "
-                f"mesh splits a batch into: padded_sizes(..., multiple={self.layout.parts})."
+                f"mesh splits a batch into. Use padded_sizes(..., multiple={self.layout.parts})."
             )
         return sizes
 

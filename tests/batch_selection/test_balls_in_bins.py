@@ -37,5 +37,5 @@ def test_a_cycle_longer_than_the_data_set():
 
 @pytest.mark.parametrize("options", [(0, 5), (5, 0), (5, 1.5)])
 def test_wrong_options(options):
-    with pytest.raises(FixArgumentsError, match="whole number"):
+    with pytest.raises(FixArgumentsError, match="an integer"):
         BallsInBinsSampling(*options)

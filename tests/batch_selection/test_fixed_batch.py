@@ -51,7 +51,7 @@ def test_a_batch_can_hold_the_whole_data_set():
 @pytest.mark.parametrize("size, replace", [(7, False), (0, True)])
 def test_too_few_examples(size, replace):
     sampler = FixedBatchSampling(8, 1, replace)
-    with pytest.raises(FixArgumentsError, match="not enough"):
+    with pytest.raises(FixArgumentsError, match="there are only"):
         sampler.batch(0, size, 0)
 
 

@@ -56,7 +56,7 @@ def test_wrong_input():
         MultiOwnerGraph.from_lists([[3], [], [4]])
     with pytest.raises(FixArgumentsError, match="example 2 has no owner"):
         MultiOwnerGraph.from_edges([0, 1], [0, 0], 3)
-    with pytest.raises(FixArgumentsError, match="outside 0 to 1"):
+    with pytest.raises(FixArgumentsError, match="pass 0 to 1, or a larger"):
         MultiOwnerGraph.from_edges([0, 2], [0, 0], 2)
     with pytest.raises(FixArgumentsError, match="two 1-D arrays of the same length"):
         MultiOwnerGraph.from_edges([0, 1], [0], 2)

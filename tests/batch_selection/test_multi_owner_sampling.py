@@ -69,5 +69,5 @@ def test_a_saved_state_resumes_the_run():
 
 @pytest.mark.parametrize("options", [(0, 3), (3, 0), (3, 3, 0), (3, 3, 1, 0)])
 def test_wrong_options(options):
-    with pytest.raises(FixArgumentsError, match="whole number"):
+    with pytest.raises(FixArgumentsError, match="an integer"):
         MultiOwnerMinSepSampling(*options)

@@ -109,8 +109,8 @@ def test_a_missing_extra_says_what_to_install(command, capsys):
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ("iterations=0: give more.", "steps is 0: give more."),
-        ("keep=0: give more.", "keep is 0: give more."),
+        ("iterations=0: pass more.", "steps is 0: pass more."),
+        ("keep=0: pass more.", "keep is 0: pass more."),
         ("with RunOptions(ledger='a/b.jsonl'), so", "with --run.ledger=a/b.jsonl, so"),
         ("leave include_raw out", "leave --include-raw out"),
         ("or use NonPrivateConfig.", "or use mechanism 'none'."),

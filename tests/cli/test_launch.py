@@ -23,4 +23,4 @@ def test_nothing_to_launch(given, capsys):
 
 def test_no_processes(capsys):
     assert main(["launch", "--processes", "0", "--", "true"]) == 1
-    assert "--processes and --devices-per-process: give at least 1" in capsys.readouterr().err
+    assert "--processes and --devices-per-process: pass at least 1" in capsys.readouterr().err

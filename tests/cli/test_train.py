@@ -95,5 +95,5 @@ def test_a_misspelled_key_is_named(config_file, capsys):
 
 def test_a_missing_file_is_named(capsys):
     assert main(["train", "none.toml"]) == 1
-    assert capsys.readouterr().err == "bevel: there is no config at none.toml.\n"
+    assert capsys.readouterr().err == "bevel: there is no config at none.toml: check the path.\n"
     assert main(["train"]) == 2

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from bevel.clipping import choose as choosing
-from bevel.clipping.choose import choose, choose_one, relation
+from bevel.clipping.choose import choose, choose_one, overlap_of_uses
 from bevel.clipping.norms import gram
 from bevel.clipping.norms.kernels import gram_kernel
 from bevel.clipping.options import WAYS
@@ -182,4 +182,4 @@ def test_how_uses_are_related(name):
     loss, expected = RELATED[name]
     found, flat = found_in(loss, of(8, 8), of(1, 8))
     assert found[0]
-    assert relation(found[0], flat[0].shape) == expected
+    assert overlap_of_uses(found[0], flat[0].shape) == expected

@@ -157,7 +157,7 @@ def test_no_peak_is_estimated_where_devices_share_the_arguments():
 def test_only_clipped_grad_can_be_explained():
     fn = bevel.clipped_fun(lambda x: x.sum(0))
     for wrong in (fn, jax.grad(loss)):
-        with pytest.raises(FixArgumentsError, match="explain takes what clipped_grad returned"):
+        with pytest.raises(FixArgumentsError, match="explain needs the result of clipped_grad"):
             bevel.explain(wrong, PARAMS, TOKENS)
 
 

@@ -114,7 +114,11 @@ def test_small_leaves_are_measured_together():
     with monkey.context() as patch:
         patch.setattr(example_gradients, "on_one_device", lambda: False)
         apart = jax.make_jaxpr(lambda x: sums(x, 2.0, norms="keep"))(BATCH)
-    small = [n for n, s in SHAPES.items() if B * math.prod(s) <= example_gradients.one_pass() // 8]
+    small = [
+        n
+        for n, s in SHAPES.items()
+        if B * math.prod(s) <= example_gradients.one_pass_threshold() // 8
+    ]
     assert len(small) == 4
     assert measured(str(apart)) - measured(str(program)) == len(small) - 1
 

@@ -22,14 +22,14 @@ def bound(norm, **options):
 @pytest.mark.parametrize(
     "norm, message",
     [
-        (-1.0, "l2_clip_norm=-1.0: the clip norm is a length, so give a number >= 0"),
-        (float("nan"), "l2_clip_norm=nan: .* give a number >= 0"),
+        (-1.0, "l2_clip_norm=-1.0: the clip norm is a length, so pass a number >= 0"),
+        (float("nan"), "l2_clip_norm=nan: .* pass a number >= 0"),
         ({"w": 1.0, "b": -2.0}, "l2_clip_norm=-2.0"),
-        ("1.0", "has the leaf '1.0': give a number, or a tree of numbers"),
-        (True, "has the leaf True: give a number"),
+        ("1.0", "has the leaf '1.0': pass a number, or a tree of numbers"),
+        (True, "has the leaf True: pass a number"),
         (np.ones(2), "has the leaf array.*a prefix of the parameters"),
-        (jnp.ones((1,)), "has the leaf .*: give a number"),
-        ({}, "l2_clip_norm is an empty tree: give a number, or one per group"),
+        (jnp.ones((1,)), "has the leaf .*: pass a number"),
+        ({}, "l2_clip_norm is an empty tree: pass a number, or one per group"),
         (None, "l2_clip_norm is an empty tree"),
     ],
 )
@@ -40,7 +40,7 @@ def test_a_clip_norm_that_is_no_length_is_refused(make, norm, message):
 
 @pytest.mark.parametrize("norm", [1j, object()], ids=["complex", "object"])
 def test_a_clip_norm_that_is_no_number_is_refused_like_a_string(norm):
-    with pytest.raises(FixArgumentsError, match="give a number"):
+    with pytest.raises(FixArgumentsError, match="pass a number"):
         Clip.checked(norm)
 
 
@@ -75,9 +75,7 @@ def test_an_engine_that_does_not_exist_is_refused():
 
 @pytest.mark.parametrize("size", [0, -2, 1.5, "2"])
 def test_a_microbatch_size_that_is_no_count_is_refused(size):
-    with pytest.raises(
-        FixArgumentsError, match=r"microbatch_size=.*give a whole number of at least 1"
-    ):
+    with pytest.raises(FixArgumentsError, match=r"microbatch_size=.*pass an integer of at least 1"):
         clipped_fun(lambda x: x[0], microbatch_size=size)(ROWS)
 
 
@@ -104,7 +102,7 @@ def test_a_traced_clip_norm_works_with_rescaling_and_its_bound_is_one():
 def test_a_grid_that_is_no_positive_whole_number_is_refused(scale):
     with (
         jax.enable_x64(True),
-        pytest.raises(FixArgumentsError, match=r"grid_scale=.*give a whole number of at least 1"),
+        pytest.raises(FixArgumentsError, match=r"grid_scale=.*pass an integer of at least 1"),
     ):
         bound(1.0, grid_scale=scale)
 
@@ -115,7 +113,7 @@ def test_a_grid_that_is_no_positive_whole_number_is_refused(scale):
 def test_a_grid_with_options_that_divide_is_refused(options):
     with (
         jax.enable_x64(True),
-        pytest.raises(FixArgumentsError, match=r"sums whole numbers.*divide after the noise"),
+        pytest.raises(FixArgumentsError, match=r"sums integers.*divide after the noise"),
     ):
         bound(1.0, grid_scale=100, **options)
 

@@ -57,7 +57,7 @@ def test_the_program_of_gpt_2_is_few_times_that_of_jax_grad(layers, most, monkey
 
 
 @pytest.mark.parametrize("layers, most", [("loop", 2.0), ("scan", 4.0)])
-def test_so_is_that_of_a_small_model_with_more_ways_of_taking_norms(layers, most):
+def test_the_program_of_a_small_model_is_few_times_that_of_jax_grad(layers, most):
     plain, private = counts(layers, DEPTH)
     assert plain < private <= most * plain
 

@@ -60,7 +60,7 @@ def test_the_number_of_examples_may_come_later():
     config = dataclasses.replace(CONFIGS["bandmf"], num_examples=None)
     made = config.make()
     assert made.expected_batch_size is None and made.dp_event == plan("bandmf").dp_event
-    assert "not known: give num_examples" in str(made)
+    assert "not known: pass num_examples" in str(made)
     with pytest.raises(FixArgumentsError, match="num_examples"):
         made.padded_sizes()
     assert made.batch(0, 40).max() < 40
@@ -82,9 +82,9 @@ def test_the_number_of_examples_may_come_later():
         ),
         ({"sampling": "poisson"}, "sampling='poisson'"),
         ({"sampling": "balls_in_bins", "column_normalize": True}, "Leave them out"),
-        ({"sampling": "balls_in_bins", "expected_participations": 5.0}, "whole number"),
-        ({"adaptive_clipping": "on"}, "give AdaptiveClipping"),
-        ({"num_examples": None, "adaptive_clipping": AdaptiveClipping()}, "is not known: give"),
+        ({"sampling": "balls_in_bins", "expected_participations": 5.0}, "an integer"),
+        ({"adaptive_clipping": "on"}, "pass AdaptiveClipping"),
+        ({"num_examples": None, "adaptive_clipping": AdaptiveClipping()}, "is not known: pass"),
     ],
     ids=str,
 )
@@ -94,7 +94,7 @@ def test_bad_fields_say_what_to_write(change, message):
 
 
 def test_more_bands_than_steps_are_refused():
-    with pytest.raises(FixArgumentsError, match="give at most 3"):
+    with pytest.raises(FixArgumentsError, match="pass at most 3"):
         BandMFConfig.default(4, 3, 1.0)
 
 

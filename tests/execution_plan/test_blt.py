@@ -59,7 +59,7 @@ def test_batches_can_start_at_any_step():
         ({"expected_batch_size": 16}, "at most 15"),
         ({"min_sep": 0}, "min_sep=0"),
         ({"sampling": "poisson"}, "have no minimum separation"),
-        ({"sampling": "balls_in_bins"}, "Give expected_batch_size=15"),
+        ({"sampling": "balls_in_bins"}, "Pass expected_batch_size=15"),
         ({"output_scale": (0.1,)}, "one number for each buffer"),
         ({"sampling": "cyclic_poisson"}, "no guarantee is proven"),
     ],

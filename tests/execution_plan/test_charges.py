@@ -51,5 +51,5 @@ def test_an_attempt_that_begins_later_is_charged_for_its_own_steps():
 
 @pytest.mark.parametrize("steps", [(3, 3), (0, 13), (-1, 2)])
 def test_charges_outside_the_run_are_refused(steps):
-    with pytest.raises(FixArgumentsError, match="give 0 <= begun <= first < stop <= 12"):
+    with pytest.raises(FixArgumentsError, match="pass 0 <= begun <= first < stop <= 12"):
         plan("dpsgd").charge(*steps)

@@ -44,12 +44,12 @@ def test_samplers_have_the_expected_batch_size(name, sampler):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"expected_batch_size": 61}, "give at most 60, the number of examples"),
+        ({"expected_batch_size": 61}, "pass at most 60, the number of examples"),
         ({"expected_batch_size": 0}, "expected_batch_size=0"),
         ({"sampling": "shuffle"}, "sampling='shuffle'"),
-        ({"sampling": "balls_in_bins", "expected_batch_size": 7}, "whole number"),
-        ({"sampling": "random_allocation", "expected_batch_size": 7}, "whole number"),
-        ({"sampling": "fixed", "expected_batch_size": 7.5}, "whole number"),
+        ({"sampling": "balls_in_bins", "expected_batch_size": 7}, "an integer"),
+        ({"sampling": "random_allocation", "expected_batch_size": 7}, "an integer"),
+        ({"sampling": "fixed", "expected_batch_size": 7.5}, "an integer"),
         ({"sampling": "fixed"}, "Relations with a proof: REPLACE_ONE"),
         ({"sampling": "fixed", "truncated_batch_size": 9}, "only Poisson batches"),
         ({"truncated_batch_size": 9}, "Relations with a proof: REPLACE_SPECIAL, REPLACE_ONE"),

@@ -36,5 +36,5 @@ def test_its_epsilon_is_infinite():
 
 @pytest.mark.parametrize("sizes", [(0, 4), (3, 0), (3, 1.5)])
 def test_bad_sizes_are_refused(sizes):
-    with pytest.raises(FixArgumentsError, match="whole number"):
+    with pytest.raises(FixArgumentsError, match="an integer"):
         NonPrivateConfig(*sizes)

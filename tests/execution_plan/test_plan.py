@@ -167,7 +167,7 @@ def test_epsilon_of_steps():
     assert made.epsilon(0) == 0.0
     assert each[-1] == made.epsilon() == made.epsilon(STEPS, delta=1e-3)
     assert np.all(np.diff(each) >= 0) and each[3] >= made.epsilon(4)
-    with pytest.raises(FixArgumentsError, match="give at most 12, the number of steps"):
+    with pytest.raises(FixArgumentsError, match="pass at most 12, the number of steps"):
         made.epsilon(STEPS + 1)
     with pytest.raises(FixArgumentsError, match="pass delta="):
         plan("dpsgd").epsilon()

@@ -14,7 +14,7 @@ AXES = "data=-1,model=2"
 
 
 @pytest.mark.full
-def test_extrapolated_rows_are_what_compiling_gives():
+def test_extrapolated_rows_equal_compiled_rows():
     options = {"axes": AXES, "batch_size": 64, "spec": TENSOR}
     guessed = scale(scaled_steps.build, devices=(4, 8, 16, 32), compile_up_to=16, **options)
     compiled = scale(scaled_steps.build, devices=(4, 32), **options)

@@ -18,7 +18,7 @@ def test_traced_steps_pass():
 
 def test_bands_fit_the_matrix():
     assert checks.checked_bands(4, 4) == 4
-    for bands, message in ((5, "at most 4"), (0, "at least 1"), (2.0, "whole number")):
+    for bands, message in ((5, "at most 4"), (0, "at least 1"), (2.0, "an integer")):
         with pytest.raises(FixArgumentsError, match=message):
             checks.checked_bands(bands, 4)
 

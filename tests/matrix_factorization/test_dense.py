@@ -124,7 +124,7 @@ def test_bad_matrices():
         (upper, "above the diagonal"),
         (C[:4], "square"),
         (np.full((2, 2), np.nan), "nan"),
-        (hole, "no inverse"),
+        (hole, "must be invertible"),
     ]:
         for name in ("strategy_matrix", "noising_matrix"):
             with pytest.raises(FixArgumentsError, match=message):

@@ -162,7 +162,7 @@ GOOD = {"n": 10, "participations": 2, "memory_per_device": 0, "params_per_device
         ({"min_sep": 0}, "min_sep"),
         ({"min_sep": 10}, "only 1 fit"),
         ({"error": "sum"}, "'mean' or 'max'"),
-        ({"epsilon": 1.0}, "give both or neither"),
+        ({"epsilon": 1.0}, "pass both or neither"),
         ({"epsilon": -1.0, "delta": 1e-5}, "positive epsilon"),
         ({"tolerance": -0.1}, "tolerance"),
     ],

@@ -120,7 +120,7 @@ def test_grid_scale_is_that_of_clipped_grad(grid_scale):
 
 
 def test_the_quotient_has_a_floating_point_dtype():
-    with pytest.raises(FixArgumentsError, match="dtype=int32: give a real floating-point dtype"):
+    with pytest.raises(FixArgumentsError, match="dtype=int32: pass a real floating-point dtype"):
         privatizer(grid_scale=8, dtype=np.int32)
 
 

@@ -18,7 +18,7 @@ from bevel.noise_addition.leaves import (
     draw_leaves,
     forbid_vmap,
     group_leaves,
-    leaf_words,
+    leaf_key_data,
 )
 from bevel.noise_addition.normal import RandomNumbers
 
@@ -26,7 +26,7 @@ from bevel.noise_addition.normal import RandomNumbers
 @pytest.mark.parametrize("impl", [CHACHA20, "threefry2x32"])
 def test_the_key_of_a_leaf_is_folded_from_step_and_number(impl):
     key = jax.random.key(4, impl=impl)
-    words = leaf_words(key, np.uint32(7), 3)
+    words = leaf_key_data(key, np.uint32(7), 3)
     for leaf in range(3):
         expected = jax.random.fold_in(jax.random.fold_in(key, 7), leaf)
         np.testing.assert_array_equal(words[leaf], jax.random.key_data(expected))
@@ -187,5 +187,5 @@ def test_mapping_over_gradients_is_refused(compiled):
         return forbid_vmap([grads["a"]])[0]
 
     mapped = jax.jit(mapped) if compiled else mapped
-    with pytest.raises(FixArgumentsError, match=r"same noise to 3 gradients.*own prng_key="):
+    with pytest.raises(FixArgumentsError, match=r"same noise to 3 gradients.*separate prng_key="):
         jax.vmap(mapped)({"a": np.zeros((3, 2), np.float32)})

@@ -8,7 +8,7 @@ import scipy.special
 import scipy.stats
 
 from bevel.noise_addition.keys import CHACHA20
-from bevel.noise_addition.normal import RandomNumbers, normal_from_bits, random_words
+from bevel.noise_addition.normal import RandomNumbers, normal_from_bits, random_bits
 from bevel.sharding.shard_generation import Shard
 
 TOP = 2**63 - 1
@@ -99,7 +99,7 @@ def test_numbers_are_made_of_the_bits_of_jax_random(generator, shape, parts):
 def test_normals_are_standard_normals(generator):
     impl = CHACHA20 if generator == "chacha20" else generator
     words = jax.random.key_data(jax.random.key(11, impl=impl))
-    bits = jax.jit(lambda words: random_words(generator, words, Shard.all_of((100_000,))))(words)
+    bits = jax.jit(lambda words: random_bits(generator, words, Shard.all_of((100_000,))))(words)
     z = np.asarray(NORMALS(bits, np.float32), np.float64)
     assert scipy.stats.kstest(z, "norm").pvalue > 1e-3
     for wrong in (0.67, 1.5, 0.97, 1.03):
@@ -129,6 +129,6 @@ def test_large_leaves_do_not_repeat(generator):
     @jax.jit
     def of_row(row):
         shard = Shard((1, 8), (2**17, 2**20), (row, np.uint32(0)))
-        return jnp.stack(random_words(generator, words, shard))
+        return jnp.stack(random_bits(generator, words, shard))
 
     assert not np.any(of_row(np.uint32(0)) == of_row(np.uint32(2**12)))

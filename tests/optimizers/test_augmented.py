@@ -47,5 +47,5 @@ def test_an_augmented_optimizer_is_returned_unchanged():
 
 def test_other_types_are_rejected():
     for other in [optax.adam, None, "adam"]:
-        with pytest.raises(FixArgumentsError, match=r"give an optax\.GradientTransformation"):
+        with pytest.raises(FixArgumentsError, match=r"pass an optax\.GradientTransformation"):
             as_augmented_optimizer(other)

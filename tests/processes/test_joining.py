@@ -116,7 +116,7 @@ def test_without_a_launcher_a_process_that_fails_ends_the_others():
     assert statuses[0] != 0 and "another task died" in errors[0]
 
 
-def test_a_process_that_leaves_the_others_is_waited_for_a_while_only():
+def test_a_process_that_exits_early_is_waited_for_a_limited_time():
     statuses, errors, seconds = end_under_slurm("sys.exit(3)", "shutdown_seconds=5")
     assert 4 < seconds < 60
     assert all(statuses) and all("another task died" in text for text in errors)

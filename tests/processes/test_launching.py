@@ -36,7 +36,7 @@ def shell(script, **options):
 
 
 @pytest.mark.full
-def test_two_processes_train_as_one_does():
+def test_two_processes_train_like_one():
     output = io.StringIO()
     code = launch([sys.executable, str(TESTS / "private_step.py")], 2, 4, output=output)
     lines = output.getvalue().splitlines()

@@ -66,7 +66,7 @@ def test_there_is_no_curve_without_a_bound(by_hand):
     assert figures.trade_off(spent_of(run)) is None and figures.trade_off(None) is None
 
 
-def test_events_that_are_bounded_by_sampling_take_the_bound_of_epsilon_and_delta():
+def test_events_bounded_by_monte_carlo_use_the_bound_of_epsilon_and_delta():
     from bevel.accounting.ledger.header import LedgerHeader
     from bevel.accounting.ledger.spent import Spent
 
@@ -126,6 +126,6 @@ def test_what_is_not_finite_is_a_gap(raw_lines):
 
 def test_many_points_become_means_of_neighbours():
     series = Series("a", list(range(1000)), [float(x) for x in range(1000)])
-    thin = figures.thinned(series, most=10)
+    thin = figures.thinned(series, max_points=10)
     assert list(thin.x) == list(range(0, 1000, 100))
     assert list(thin.y) == [x + 49.5 for x in thin.x]

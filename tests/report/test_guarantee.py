@@ -80,7 +80,7 @@ def test_a_ledger_that_does_not_know_the_run_claims_nothing(by_hand, metric_line
     assert "differentially private" not in text and not is_claimed(run, spent_of(run))
 
 
-def test_a_ledger_that_was_put_back_claims_nothing(by_hand, metric_lines):
+def test_nothing_is_claimed_for_a_ledger_that_was_rolled_back(by_hand, metric_lines):
     run = read_run(by_hand(metrics=metric_lines, steps=4))
     assert "restored from an older copy" in words(run) and not is_claimed(run, spent_of(run))
 

@@ -297,7 +297,7 @@ def test_text_from_the_run_is_never_markup(by_hand, metric_lines, raw_lines):
 
 
 def test_a_page_that_cannot_be_written_says_so(by_hand, tmp_path):
-    with pytest.raises(FixArgumentsError, match=r"cannot be written to .*give another output"):
+    with pytest.raises(FixArgumentsError, match=r"cannot be written to .*pass another output"):
         write_report(by_hand(), tmp_path / "nowhere" / "page.html")
     assert write_report(tmp_path / "run", str(tmp_path / "page.html")).exists()
 

@@ -41,14 +41,14 @@ def test_a_copy_of_what_was_released_is_enough(by_hand, metric_lines, tmp_path):
     assert list(run.metrics) == metric_lines and run.ledger.runs == ("by hand",)
     with pytest.raises(FixArgumentsError, match=r"no raw figures.*leave out include_raw"):
         read_run(copy, include_raw=True)
-    with pytest.raises(FixArgumentsError, match="give the folder that contains released/"):
+    with pytest.raises(FixArgumentsError, match="pass the folder that contains released/"):
         read_run(folder / "released", include_raw=True)
 
 
 def test_the_private_half_alone_is_refused(by_hand):
     folder = by_hand()
     with pytest.raises(
-        FixArgumentsError, match=r"the private half of a run: give the folder above"
+        FixArgumentsError, match=r"the private half of a run: pass the folder above"
     ):
         read_run(folder / "private")
 
@@ -73,7 +73,7 @@ def test_the_older_layout_is_refused_whatever_was_removed(tmp_path, left):
 
 
 def test_what_is_not_a_run_says_so(tmp_path):
-    with pytest.raises(FixArgumentsError, match=r"does not exist: give the folder of a run"):
+    with pytest.raises(FixArgumentsError, match=r"does not exist: pass the folder of a run"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(FixArgumentsError, match=r"has no run\.json: it is not a run folder"):
         read_run(tmp_path)

@@ -62,7 +62,7 @@ def test_axes_are_of_the_kind_that_is_asked_for(given, expected):
         ({"my axis": 2}, {}, "'my axis' is not a valid axis name"),
         ("data=2,data=4", {}, "two axes are named 'data'"),
         ("data=0", {}, "size 0: use 1 or more, or -1"),
-        ("data=-1,model=-1", {}, "only one axis may"),
+        ("data=-1,model=-1", {}, "set the sizes of all but one"),
         ("data=-1,model=3", {}, "8 devices is not a multiple of the 3"),
         ("data=16", {}, r"needs 16 devices, but there are 8.*jax_num_cpu_devices', 16"),
         ("data=8", {"axis_types": "manual"}, "Manual axes exist only inside jax.shard_map"),

@@ -59,7 +59,7 @@ def test_inside_jit_values_are_placed_too(kind, spec):
     np.testing.assert_array_equal(result, x + 1)
 
 
-def test_a_place_in_a_clipped_loss_stays():
+def test_place_in_a_clipped_loss_shards_the_batched_values():
     """Losses are traced for one example, which does not divide over the mesh."""
     x = place(np.arange(64.0, dtype=np.float32).reshape(8, 8) / 64, MESH, P("data"))
     w = place(np.ones((8, 4), np.float32), MESH, P(None, "model"))

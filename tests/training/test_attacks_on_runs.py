@@ -65,7 +65,7 @@ def put_back(tmp_path):
     return roll_back
 
 
-def test_charged_steps_of_a_folder_put_back_get_fresh_noise_and_are_charged_again(put_back):
+def test_charged_steps_of_a_restored_folder_get_fresh_noise_and_a_new_charge(put_back):
     folder, ledger, options, first = put_back()
     with pytest.warns(UserWarning, match=r"steps 4 to 8 were released.*no record.*charged again"):
         again = runs.fit(folder, options=options)
@@ -85,7 +85,7 @@ def test_a_record_changed_in_a_folder_put_back_is_refused(put_back):
 
 @pytest.mark.full
 @pytest.mark.parametrize("config", [runs.BANDMF, runs.BLT], ids=["BandMF", "BLT"])
-def test_correlated_noise_is_not_run_again_after_a_folder_was_put_back(put_back, config):
+def test_correlated_noise_is_not_repeated_after_a_folder_is_restored(put_back, config):
     folder, ledger, options, _ = put_back(correlated(config))
     before = ledger.read_bytes()
     with pytest.raises(RestoreCheckpointError, match="no guarantee is proven"):
@@ -204,7 +204,7 @@ def test_two_copies_of_a_folder_do_not_share_a_charge(moment, tmp_path, monkeypa
     assert charges(ledger)[-2:] == [(4, 6, 1), (6, 8, 1)]
 
 
-def test_a_released_half_that_was_put_back_alone_is_found(tmp_path):
+def test_a_released_folder_that_is_rolled_back_alone_is_detected(tmp_path):
     """The released half contains the ledger by default."""
     folder = tmp_path / "run"
     runs.fit(folder, callback=runs.at_step(4))
@@ -233,7 +233,7 @@ def test_a_ledger_without_the_attempt_of_a_checkpoint_is_refused(put_back):
         runs.fit(folder, options=options)
 
 
-def test_a_released_half_that_was_put_back_is_found_by_the_other_half_of_its_checkpoints(tmp_path):
+def test_private_checkpoints_detect_a_rolled_back_released_folder(tmp_path):
     folder = tmp_path / "run"
     runs.fit(folder, callback=runs.at_step(4))
     shutil.copytree(folder / "released", tmp_path / "released")
@@ -320,7 +320,7 @@ def test_damaged_files_are_named(path, text, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("text", ["[]", "{}", "3", '{"rows": 5}'])
-def test_a_staged_state_whose_record_is_damaged_is_not_gone_on_from(text, tmp_path, monkeypatch):
+def test_a_staged_state_with_a_damaged_record_is_not_used(text, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     interrupting(monkeypatch, 5)
     with pytest.raises(RunInterrupted):
@@ -387,7 +387,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
         ({"options": lambda: runs.options(settings={"rate": 2})}, "rate 1 -> 2"),
     ],
 )
-def test_a_run_does_not_go_on_otherwise_than_it_was_begun(changed, said, tmp_path):
+def test_a_run_resumes_only_with_the_same_inputs(changed, said, tmp_path):
     folder = tmp_path / "run"
     known = {"options": runs.options(settings={"rate": 1})}
     runs.fit(folder, callback=runs.at_step(4), **known)
@@ -501,7 +501,7 @@ def test_ctrl_c_without_a_folder_keeps_the_state_in_the_exception():
     assert runs.same_bits(again, runs.fit())
 
 
-def test_callbacks_get_what_may_be_shown(tmp_path):
+def test_callbacks_receive_only_the_released_state(tmp_path):
     for folder in (None, tmp_path / "run"):
         seen = []
         runs.fit(
@@ -512,7 +512,7 @@ def test_callbacks_get_what_may_be_shown(tmp_path):
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
-def test_everything_private_is_for_its_owner(umask, tmp_path):
+def test_only_the_owner_can_access_private_files(umask, tmp_path):
     folder, before = tmp_path / "run", os.umask(umask)
     try:
         runs.fit(folder, options=runs.options(tensorboard=True), callback=runs.at_step(4))
@@ -629,7 +629,7 @@ sys.exit(3)
 @pytest.mark.parametrize(
     "what", ["plan", "optimizer", "loss", "data", "initial parameters", "options"]
 )
-def test_processes_that_do_not_run_the_same_are_all_ended(what, tmp_path):
+def test_all_processes_stop_if_they_differ(what, tmp_path):
     folder = tmp_path / "run"
     codes, outputs = started(DIFFERENT, folder, what)
     for code, output in zip(codes, outputs, strict=True):
@@ -705,9 +705,7 @@ def interrupting(monkeypatch, *stops):
 
 @pytest.mark.full
 @pytest.mark.parametrize("config", [runs.config(), runs.BANDMF], ids=["DP-SGD", "BandMF"])
-def test_when_a_run_was_interrupted_is_not_seen_from_what_it_released(
-    config, tmp_path, monkeypatch
-):
+def test_releases_do_not_reveal_interruptions(config, tmp_path, monkeypatch):
     unbroken, folder = tmp_path / "unbroken" / "run", tmp_path / "run"
     expected = runs.fit(unbroken, of=correlated(config))
     taken = interrupting(monkeypatch, 1, 5, 6)

@@ -218,7 +218,7 @@ def test_one_that_does_not_belong_is_passed_over(saved):
         assert saved.restore_newest(state(), 0, check)[1].step == 2
 
 
-def test_without_a_good_one_there_is_an_error_and_with_none_there_is_none(saved, tmp_path):
+def test_no_usable_checkpoint_is_an_error_but_no_checkpoint_is_not(saved, tmp_path):
     def never(meta):
         raise RestoreCheckpointError("not this one")
 

@@ -6,7 +6,13 @@ import stat
 import pytest
 
 from bevel.errors import FixArgumentsError
-from bevel.training.folder import NO_TIME, RunFolder, make_private_folder, open_private, write_whole
+from bevel.training.folder import (
+    NO_TIME,
+    RunFolder,
+    make_private_folder,
+    open_private,
+    write_atomically,
+)
 
 
 def mode(path):
@@ -61,12 +67,12 @@ def test_private_files_are_closed_and_links_are_not_followed(tmp_path):
 
 def test_a_file_is_replaced_atomically(tmp_path):
     path = tmp_path / "run.json"
-    write_whole(path, "one", private=False)
-    write_whole(path, "two", private=True)
+    write_atomically(path, "one", private=False)
+    write_atomically(path, "two", private=True)
     assert path.read_text() == "two" and mode(path) == 0o600
     assert os.listdir(tmp_path) == ["run.json"]
     with pytest.raises(AttributeError):
-        write_whole(path, 3, private=True)
+        write_atomically(path, 3, private=True)
     assert path.read_text() == "two" and os.listdir(tmp_path) == ["run.json"]
 
 

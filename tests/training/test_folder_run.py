@@ -95,7 +95,7 @@ def test_the_folder_holds_what_it_says(unbroken):
     assert record["settings"]["plan.mechanism.noise_multiplier"] == 1.0
 
 
-def test_no_file_but_one_has_the_secrets(unbroken):
+def test_secrets_are_in_one_file_only(unbroken):
     _, folder = unbroken
     secrets = runs.plan().secrets
     hidden = [secrets.root.hex(), str(secrets.sampling_seed), str(secrets.noise_seed)]
@@ -275,7 +275,7 @@ def test_runs_share_a_ledger_and_no_two_have_one_key(tmp_path):
         runs.fit(tmp_path / "elsewhere" / "c", of=trainer, options=shared)
 
 
-def test_nothing_is_seen_before_it_is_charged_and_saved(tmp_path):
+def test_nothing_is_released_before_it_is_charged_and_saved(tmp_path):
     folder, seen = tmp_path / "run", []
 
     def look(state, metrics):

@@ -5,7 +5,7 @@ import numpy as np
 import training_runs as runs
 
 from bevel.batch_selection import PaddedSizes
-from bevel.training.loop import PendingMetrics, loss_words
+from bevel.training.loop import PendingMetrics, loss_key_data
 from bevel.training.metrics_files import read_lines
 
 
@@ -32,11 +32,11 @@ def test_measures_come_in_order_and_once():
     seen = PendingMetrics()
     for step in range(5):
         seen.add(step, 0, {"loss": jnp.float32(step)}, bytes([step] * 16))
-    rows, digests = seen.taken()
+    rows, digests = seen.take()
     assert [row["step"] for row in rows] == list(range(5)) and len(set(digests)) == 5
-    assert seen.taken() == ([], [])
+    assert seen.take() == ([], [])
 
 
 def test_keys_of_losses_belong_to_the_seed():
-    assert loss_words(3).tolist() == loss_words(3).tolist() != loss_words(4).tolist()
-    assert loss_words(2**128 - 1).shape == (2,)
+    assert loss_key_data(3).tolist() == loss_key_data(3).tolist() != loss_key_data(4).tolist()
+    assert loss_key_data(2**128 - 1).shape == (2,)

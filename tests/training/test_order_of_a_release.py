@@ -27,7 +27,7 @@ def run(parts, monkeypatch):
     run.folder, run.plan, run.checkpoints = parts.folder, parts.plan, parts.checkpoints
     run.ledger, run.run_secrets = parts.ledger, parts.secrets
     run._releases, run._metrics = parts.releases, parts.metrics
-    run.exactly, run.delta, run._pending = {}, None, None
+    run.environment, run.delta, run._pending = {}, None, None
     run._last_published, run._last_digest = (2, 0), []
     run._earlier_rows, run._replays = [], {}
     return run

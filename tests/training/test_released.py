@@ -89,7 +89,7 @@ def test_what_is_released_is_rebuilt_without_data_and_keys(case, tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["before the charge", "before the publication", "half of it"])
-def test_what_a_broken_run_releases_is_rebuilt_too(moment, tmp_path):
+def test_releases_of_a_crashed_run_are_rebuilt(moment, tmp_path):
     folder, made = tmp_path / "run", trainer(simulator.Recording, 3, config=runs.BANDMF)
     original, rename = Checkpoints.publish, os.rename
 

@@ -81,7 +81,7 @@ def test_a_checkpoint_that_the_ledger_does_not_know_is_refused(tmp_path):
     ledger.close()
 
 
-def test_a_ledger_that_was_put_back_is_found_by_what_the_run_knows_of_it(tmp_path):
+def test_a_run_detects_a_ledger_that_was_rolled_back(tmp_path):
     path, plan = tmp_path / "ledger.jsonl", runs.plan()
     ledger = opened(path, plan)
     ledger.release(2, "a" * 32)

@@ -10,10 +10,10 @@ from bevel.training import RunOptions
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        ({"checkpoint_every": 0}, "whole number"),
-        ({"keep": True}, "whole number"),
+        ({"checkpoint_every": 0}, "an integer"),
+        ({"keep": True}, "an integer"),
         ({"keep_period": 0}, "keep_period=0"),
-        ({"ahead": 1.5}, "whole number"),
+        ({"ahead": 1.5}, "an integer"),
         ({"delta": 1.5}, "between 0 and 1"),
         ({"delta": 0.0}, "between 0 and 1"),
         ({"budget": 3.0}, r"Budget\(epsilon, delta\)"),

@@ -216,7 +216,7 @@ def test_what_is_wrong_is_said():
         runs.trainer(ema_decay=1.0)
     with pytest.raises(FixArgumentsError, match="config is a int"):
         runs.trainer(config=3)
-    with pytest.raises(FixArgumentsError, match="performance_flags beside a plan"):
+    with pytest.raises(FixArgumentsError, match="already has performance flags"):
         runs.trainer(performance_flags=bevel.PerformanceFlags())
     with pytest.raises(FixLossError, match=r"must return a pair \(loss, aux\)"):
         runs.fit(of=runs.trainer(loss_fn=lambda p, d, k: runs.loss(p, d, k)[0]))

@@ -36,13 +36,13 @@ class Anchor:
         """Raises if the anchor exists but not its ledger: a new ledger would forget all charges."""
         if self.path.resolve() == ledger.resolve():
             raise FixArgumentsError(
-                f"{ledger} cannot be its own anchor. Give a path on other storage."
+                f"{ledger} cannot be its own anchor. Pass a path on other storage."
             )
         # In this order, because another process may be creating the ledger and then its anchor.
         if self.path.exists() and not ledger.exists():
             raise RestoreLedgerError(
                 f"there is no ledger at {ledger}, but {self.path} is the anchor of one: the ledger "
-                "was moved or removed. Restore it from a copy. For a new ledger, give a new anchor."
+                "was moved or removed. Restore it from a copy. For a new ledger, pass a new anchor."
             )
 
     def check(self, hashes: Sequence[str], ledger: Path) -> None:

@@ -25,14 +25,14 @@ def key_commitment(key: bytes, salt: bytes) -> str:
     """
     for name, value in [("key", key), ("salt", salt)]:
         if not isinstance(value, bytes):
-            raise FixArgumentsError(f"{name} has type {type(value).__name__}: give bytes.")
+            raise FixArgumentsError(f"{name} has type {type(value).__name__}: pass bytes.")
     if len(salt) < SALT_BYTES:
         raise FixArgumentsError(
             f"salt has {len(salt)} bytes, so anyone could find a weak key by trying all keys. Use "
             f"new_salt(), which returns {SALT_BYTES} bytes."
         )
     if not key:
-        raise FixArgumentsError("key is empty: give the bytes of the key.")
+        raise FixArgumentsError("key is empty: pass the bytes of the key.")
     # The length of the salt comes first, so that no other pair of salt and key gives the same text.
     text = len(salt).to_bytes(8, "big") + salt + key
     return hashlib.sha256(text).hexdigest()

@@ -34,7 +34,7 @@ def read_contents(data: bytes, path: Path) -> Contents:
         problem = f"{len(data)} bytes without a line feed" if data else "it is empty"
         raise RestoreLedgerError(
             f"{where} is not a ledger, or is damaged ({problem}). It was not changed. Restore it "
-            "from a copy. To create a ledger, give a path where there is no file."
+            "from a copy. To create a ledger, pass a path where there is no file."
         )
     lacks_newline = bool(rest) and is_complete(rest)
     if lacks_newline:

@@ -34,7 +34,7 @@ def create_file(path: Path, data: bytes) -> bool:
         if error.errno in NO_LINKS:
             raise FixArgumentsError(
                 f"the file system of {path} has no hard links ({error}), so the file cannot be "
-                "created safely. Give a path on a local disk or another POSIX file system."
+                "created safely. Pass a path on a local disk or another POSIX file system."
             ) from error
         raise
     finally:

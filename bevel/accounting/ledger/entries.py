@@ -39,7 +39,7 @@ class Charge:
             whole_number(name, getattr(self, name), 0)
         if self.stop <= self.first:
             raise FixArgumentsError(
-                f"steps {self.first} to {self.stop}: the range is empty. Give as stop the step "
+                f"steps {self.first} to {self.stop}: the range is empty. Pass as stop the step "
                 "after the last one."
             )
         if self.released is None:
@@ -47,7 +47,7 @@ class Charge:
         whole_number("released", self.released, 0)
         if not self.first < self.released_until <= self.stop:
             raise FixArgumentsError(
-                f"released={self.released} of a charge for steps {self.first} to {self.stop}: give "
+                f"released={self.released} of a charge for steps {self.first} to {self.stop}: pass "
                 f"the step after the last released one, from {self.first + 1} to {self.stop}."
             )
 
@@ -108,13 +108,13 @@ def _check_names(entry: Charge | Release) -> None:
     if not (isinstance(entry.key, str) and COMMITMENT.fullmatch(entry.key)):
         # The message does not show the value, because it may be the key itself.
         raise FixArgumentsError(
-            "key is not a commitment: give key_commitment(key, salt), never the key itself."
+            "key is not a commitment: pass key_commitment(key, salt), never the key itself."
         )
     if not (isinstance(entry.content, str) and CONTENT.fullmatch(entry.content)):
         raise FixArgumentsError(
-            f"content={entry.content!r}: give a keyed digest of 32 hexadecimal digits, or ''."
+            f"content={entry.content!r}: pass a keyed digest of 32 hexadecimal digits, or ''."
         )
     for name in ("run", "plan"):
         value = getattr(entry, name)
         if not isinstance(value, str) or not value:
-            raise FixArgumentsError(f"{name}={value!r}: give a non-empty string.")
+            raise FixArgumentsError(f"{name}={value!r}: pass a non-empty string.")

@@ -107,7 +107,7 @@ def _to_json(event: "DpEvent | Mapping[str, Any]", depth: int) -> EventJson:
     types = KINDS[kind][1]
     if set(fields) != set(types):
         raise FixArgumentsError(
-            f"{kind} with the fields {sorted(fields)}: give exactly {sorted(types)}."
+            f"{kind} with the fields {sorted(fields)}: pass exactly {sorted(types)}."
         )
     written = {"kind": kind} | {
         name: _field_to_json(types[name], f"{kind}.{name}", fields[name], depth) for name in types
@@ -121,7 +121,7 @@ def _field_to_json(field_type: str, name: str, value: Any, depth: int) -> Any:
         return _to_json(value, depth + 1)
     if field_type == "events":
         if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-            raise FixArgumentsError(f"{name}={value!r}: give a list of events.")
+            raise FixArgumentsError(f"{name}={value!r}: pass a list of events.")
         return [_to_json(event, depth + 1) for event in value]
     return FIELD_CHECKS[field_type](name, value)
 
@@ -133,7 +133,7 @@ def _check_consistent(written: EventJson) -> None:
         smaller, larger = AT_MOST[kind]
         if written[smaller] > written[larger]:
             raise FixArgumentsError(
-                f"{kind} with {smaller}={written[smaller]} and {larger}={written[larger]}: give a "
+                f"{kind} with {smaller}={written[smaller]} and {larger}={written[larger]}: pass a "
                 f"{smaller} of at most {larger}."
             )
     if kind == "BallsInBinsDpEvent" and isinstance(written["strategy"][0], list):
@@ -141,7 +141,7 @@ def _check_consistent(written: EventJson) -> None:
         square = len(rows) == steps and all(len(row) == steps for row in rows)
         if not square or any(any(row[diagonal + 1 :]) for diagonal, row in enumerate(rows)):
             raise FixArgumentsError(
-                f"{kind}.strategy for {steps} iterations: give a lower triangular matrix of shape "
+                f"{kind}.strategy for {steps} iterations: pass a lower triangular matrix of shape "
                 f"({steps}, {steps}), or the first column of a Toeplitz matrix."
             )
 
@@ -180,33 +180,33 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or isinstance(value, bool | str):
-        raise FixArgumentsError(f"{name}={value!r}: give a finite number.")
+        raise FixArgumentsError(f"{name}={value!r}: pass a finite number.")
     return number
 
 
 def _size(name: str, value: Any) -> float:
     number = _number(name, value)
     if number < 0:
-        raise FixArgumentsError(f"{name}={value!r}: give a number of at least 0.")
+        raise FixArgumentsError(f"{name}={value!r}: pass a number of at least 0.")
     return number
 
 
 def _probability(name: str, value: Any) -> float:
     number = _number(name, value)
     if not 0 <= number <= 1:
-        raise FixArgumentsError(f"{name}={value!r}: give a probability between 0 and 1.")
+        raise FixArgumentsError(f"{name}={value!r}: pass a probability between 0 and 1.")
     return number
 
 
 def _count(name: str, value: Any) -> int:
     if _number(name, value) < 0 or int(value) != value:
-        raise FixArgumentsError(f"{name}={value!r}: give a whole number of at least 0.")
+        raise FixArgumentsError(f"{name}={value!r}: pass an integer of at least 0.")
     return int(value)
 
 
 def _positive(name: str, value: Any) -> int:
     if _count(name, value) < 1:
-        raise FixArgumentsError(f"{name}={value!r}: give a whole number of at least 1.")
+        raise FixArgumentsError(f"{name}={value!r}: pass an integer of at least 1.")
     return int(value)
 
 
@@ -217,10 +217,10 @@ def _matrix(name: str, value: Any) -> list[Any]:
         entries = list(value)
     rows = [entry for entry in entries if isinstance(entry, list | tuple)]
     if not entries or len(rows) not in (0, len(entries)):
-        raise FixArgumentsError(f"{name}={value!r}: give a list of coefficients, or of rows.")
+        raise FixArgumentsError(f"{name}={value!r}: pass a list of coefficients, or of rows.")
     numbers = [_number(name, x) for row in rows or [entries] for x in row]
     if not any(numbers):
-        raise FixArgumentsError(f"{name} is 0 everywhere: give at least one nonzero entry.")
+        raise FixArgumentsError(f"{name} is 0 everywhere: pass at least one nonzero entry.")
     if not rows:
         return numbers
     return [[_number(name, x) for x in row] for row in rows]

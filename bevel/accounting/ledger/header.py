@@ -25,7 +25,7 @@ class Budget:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0 < value < limit:
                 raise FixArgumentsError(
-                    f"a budget with {name}={value!r}: give epsilon above 0 and delta between 0 and "
+                    f"a budget with {name}={value!r}: pass epsilon above 0 and delta between 0 and "
                     "1, well below 1 / (number of examples or users)."
                 )
         object.__setattr__(self, "epsilon", float(self.epsilon))
@@ -50,10 +50,10 @@ class LedgerHeader:
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise FixArgumentsError(f"unit={self.unit!r}: give one of {UNITS}.")
+            raise FixArgumentsError(f"unit={self.unit!r}: pass one of {UNITS}.")
         if self.relation not in RELATIONS:
             raise FixArgumentsError(
-                f"relation={self.relation!r}: give one of dp_accounting.NeighboringRelation."
+                f"relation={self.relation!r}: pass one of dp_accounting.NeighboringRelation."
                 f"{{{', '.join(RELATIONS)}}}, or its name."
             )
 
@@ -82,7 +82,7 @@ class LedgerHeader:
         if entry.get("kind") != "ledger" or not readable or set(entry) != known:
             raise RestoreLedgerError(
                 f"{where} does not begin with the header of a ledger of version 1 to {VERSION} "
-                f"(kind {entry.get('kind')!r}, version {entry.get('version')!r}). Give the right "
+                f"(kind {entry.get('kind')!r}, version {entry.get('version')!r}). Pass the right "
                 "file, or read it with the version of bevel that wrote it."
             )
         try:

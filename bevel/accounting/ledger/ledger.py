@@ -112,7 +112,7 @@ class Ledger:
         try:
             contents = read_contents(file_path.read_bytes(), file_path)
         except FileNotFoundError:
-            raise FixArgumentsError(f"there is no ledger at {file_path}.") from None
+            raise FixArgumentsError(f"there is no ledger at {file_path}: check the path.") from None
         if contents.torn:
             _warn_torn(file_path, contents.torn, "")
         if contents.lacks_newline:

@@ -25,14 +25,14 @@ class LockedFile:
         try:
             self._descriptor = os.open(self.path, flags)
         except FileNotFoundError:
-            raise FixArgumentsError(f"{self.path} does not exist.") from None
+            raise FixArgumentsError(f"{self.path} does not exist: check the path.") from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(self._descriptor)
             raise FixArgumentsError(
-                f"{self.path} is held by another run. Runs on one ledger take turns, so that none "
-                "spends what another has spent. Wait for it to end, or open with wait=True."
+                f"{self.path} is locked by another run, and only one at a time may write to a "
+                "ledger. Wait for it to end, or open with wait=True."
             ) from None
         self._owner = os.getpid()
         self._size = os.fstat(self._descriptor).st_size

@@ -30,7 +30,7 @@ class Spent:
 
     epsilon: float
     delta: float
-    terms: LedgerHeader
+    terms: LedgerHeader  # the header of the ledger
     runs: tuple[str, ...]  # one line of text for each run
     events: tuple[DpEvent, ...] = ()
 
@@ -53,7 +53,7 @@ def compute_spent(totals: LedgerTotals, terms: LedgerHeader, delta: float | None
     """Computes what `totals` cost at `delta`, by default that of the budget."""
     if delta is None:
         if terms.budget is None:
-            raise FixArgumentsError("the ledger has no budget: give spent(delta=...).")
+            raise FixArgumentsError("the ledger has no budget: pass spent(delta=...).")
         delta = terms.budget.delta
     check_budget(delta=delta)
     runs = tuple(

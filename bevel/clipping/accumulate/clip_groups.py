@@ -16,7 +16,7 @@ class ClipGroups(NamedTuple):
 
 
 def group_by_clip_norm(clip: Clip, out_tree: Any) -> ClipGroups:
-    """Spreads a clip norm, or a prefix tree of clip norms, over the leaves of the result."""
+    """Assigns each leaf of the result to a clip group, from a prefix tree of clip norms."""
     numbers = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
     group_tree: Any = jax.tree.structure(clip.l2_clip_norm)
     groups = jax.tree.unflatten(group_tree, range(group_tree.num_leaves))
@@ -25,7 +25,7 @@ def group_by_clip_norm(clip: Clip, out_tree: Any) -> ClipGroups:
     except (ValueError, TypeError, KeyError) as error:
         raise FixArgumentsError(
             f"l2_clip_norm has the structure {group_tree}, which is not a prefix of what is "
-            f"clipped, {out_tree}. Give one number, or a tree with a number in place of each "
+            f"clipped, {out_tree}. Pass one number, or a tree with a number in place of each "
             f"subtree that is clipped by itself. JAX says: {error}"
         ) from error
     return ClipGroups(clip.norms, jax.tree.leaves(spread))

@@ -83,7 +83,7 @@ def coefficients(norm: Norm, clip_norm: Any, clip: Clip) -> jax.Array:
 
 
 def usable(norm: Norm, padding: jax.Array | None, nan_safe: bool) -> jax.Array | None:
-    """Which examples enter the sum (None: all): no padding and, if `nan_safe`, finite norms."""
+    """Mask of the examples to sum (None: all): not padding and, if `nan_safe`, with finite norm."""
     finite = jnp.isfinite(norm.upper) if nan_safe else None
     if padding is None:
         return finite

@@ -1,4 +1,4 @@
-"""The gradients of all examples, and what follows from them: norms, and sums with coefficients."""
+"""Per-example gradients, materialised or at taps, with their norms and weighted sums."""
 
 import dataclasses
 import math
@@ -63,10 +63,10 @@ class ExampleGradients:
     def in_one_pass(self, leaf: int) -> bool:
         """Whether the norm of a leaf is first computed without scaling, to read its values once."""
         arrays = jax.tree.leaves(self.tapped.get(leaf, self.materialised.get(leaf)))
-        return sum(x.size for x in arrays) >= one_pass() and not self.recomputes(leaf)
+        return sum(x.size for x in arrays) >= one_pass_threshold() and not self.recomputes(leaf)
 
     def quick_norms(self, leaf: int) -> list[MeasuredNorm]:
-        """Norms without scaling, and whether each is sound."""
+        """Norms without scaling, and whether each is valid: no square over- or underflowed."""
         tap = self.tap(leaf)
         if tap is None:
             return [quick_norm(self.materialised[leaf])]
@@ -100,7 +100,7 @@ class ExampleGradients:
         for leaf in leaves:
             gradient = self.materialised.get(leaf)
             key: Any = leaf
-            small = gradient is not None and gradient.size <= one_pass() // 8
+            small = gradient is not None and gradient.size <= one_pass_threshold() // 8
             if small and explicit_sharding(gradient) is None:
                 key = "small", self.plan.groups.of_leaf[leaf], varying_axes(gradient)
             lists.setdefault(key, []).append(leaf)
@@ -109,7 +109,7 @@ class ExampleGradients:
     def sums(
         self, leaves: Collection[int], factors: Sequence[Any], keep: Any, finite: bool = False
     ) -> dict[int, Any]:
-        """The weighted sums. `finite`: no value is NaN or inf, so a coefficient of 0 removes it."""
+        """The weighted sums. If all values are `finite`, a coefficient of 0 excludes an example."""
         result = {}
         if finite:
             factors, keep = [mask_examples(keep, factor) for factor in factors], None
@@ -121,15 +121,15 @@ class ExampleGradients:
             group, tap = self.plan.groups.of_leaf[leaf], self.tap(leaf)
             if tap is None:
                 total = _materialised_sum(self.task, self.materialised[leaf], factors[group], keep)
-                whole = leaf not in formed
-                result[leaf] = total if whole else total[tuple(map(slice, formed[leaf]))]
+                padded = leaf in formed
+                result[leaf] = total[tuple(map(slice, formed[leaf]))] if padded else total
             else:
                 with keep_line(tap.uses[0].eqn):
                     result[leaf] = tap.weighted_sum(self.tapped[leaf], for_taps[group], keep)
         return result
 
 
-def one_pass() -> int:
+def one_pass_threshold() -> int:
     """From this many elements on, norms are first computed in one pass."""
     return ONE_PASS.get(jax.default_backend(), ONE_PASS["gpu"])
 

@@ -1,4 +1,4 @@
-"""Norms, coefficients and the clipped sum, from what each example gives."""
+"""Computes norms, coefficients and the clipped sum from the outputs of the batched program."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ def clip_and_sum(
     padding: Any,
     recomputed: RecomputedSums,
 ) -> tuple[list[Any], list[Any]]:
-    """The clipped sum of each leaf, and the per-example outputs that were asked for.
+    """The clipped sum of each leaf, and the per-example outputs that were requested.
 
     `recomputed` gives the sums of the leaves that a second backward pass computes.
     """
@@ -48,8 +48,8 @@ def clip_and_sum(
         return gradients.sums(large, factors, keep, finite), factors, keep, total.estimate
 
     if large:
-        # In one pass, which is sound if no square leaves the range of a float. That is known only
-        # afterwards; if it was not sound, the norms are computed again with scaling.
+        # In one pass, which is valid if no square leaves the range of a float. That is known only
+        # afterwards; if it was not valid, the norms are computed again with scaling.
         quick = {leaf: gradients.quick_norms(leaf) for leaf in large}
         sound = functools.reduce(operator.and_, [m.sound for p in quick.values() for m in p])
         norms = {leaf: norm_of_parts([m.norm for m in parts]) for leaf, parts in quick.items()}
@@ -73,7 +73,7 @@ def clip_and_sum(
 
 
 def _agreed(sound: jax.Array, batch_axes: Collection[str]) -> jax.Array:
-    """The same answer on all shards whose norms are added, because branches have collectives."""
+    """Makes these shards take the same branch, because the branches contain collectives."""
     axes = tuple(sorted(varying_axes(sound) - set(batch_axes)))
     return jax.lax.pmin(sound.astype(np.int32), axes) > 0 if axes else sound
 
@@ -108,7 +108,7 @@ def _coordinates(gradient: jax.Array, batch_axes: Collection[str]) -> int:
 
 
 def finish(task: Task, plan: ClipPlan, sums: Sequence[Any], params: Sequence[Any]) -> list[Any]:
-    """The sums: reduced over manual axes if asked, normalised, cast, sharded like parameters."""
+    """The sums: reduced over `reduce_axes`, normalised, cast, sharded like parameters."""
     layout = plan.layout
     finished = []
     for leaf, total in enumerate(sums):

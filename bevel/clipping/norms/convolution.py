@@ -61,7 +61,7 @@ class ConvolutionGradient:
     geometry: ConvolutionGeometry
     options: tuple[tuple[str, Any], ...]  # of the equation
     separate: int  # number of dimensions
-    multiplier: precision.Multiplier
+    multiplier: precision.MatmulPrecision
 
     def norm(self, way: str, scaled: bool = True) -> MeasuredNorm:
         """Norms of the kernel's gradients, taken over all separate kernels together."""
@@ -265,7 +265,7 @@ def _gradient(
     geometry = _geometry_of(eqn, shared)
     x = _with_images(x.astype(dtype), loops, geometry.specs[0][0])
     g = _with_images(g.astype(dtype), loops, geometry.specs[2][0])
-    asked = eqn.params["precision"]
+    requested = eqn.params["precision"]
     names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers")
     options = {name: eqn.params[name] for name in (*names, "feature_group_count")}
     return ConvolutionGradient(
@@ -274,7 +274,7 @@ def _gradient(
         geometry,
         tuple((name, _freeze(value)) for name, value in options.items()),
         sum(kind == SEPARATE for kind, _ in loops),
-        precision.multiplier(dtype, asked),
+        precision.matmul_precision(dtype, requested),
     )
 
 

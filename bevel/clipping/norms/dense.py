@@ -75,7 +75,7 @@ def _gradient(eqn: JaxprEqn, weight: int, loops: Loops, h: Sequence[Any], g: Any
     d = _Dimensions(eqn, weight)
     (other,) = h
     dtype = wider(other.dtype, g.dtype)
-    multiplier = precision.multiplier(dtype, eqn.params["precision"])
+    multiplier = precision.matmul_precision(dtype, eqn.params["precision"])
     left = in_order(other, loops, d.h_batch, d.h_rows, d.h_contract)
     right = in_order(g, loops, d.y_batch, d.y_rows, d.y_free)
     loop_dims = [None for kind, _ in loops if kind == SEPARATE]

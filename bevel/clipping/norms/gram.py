@@ -138,7 +138,7 @@ def bound(
     for roundoff, side in zip(roundoffs, sides, strict=True):
         i = Sides._fields.index(side)
         shift += roundoff * length(root(trace[i]) * root(frobenius[1 - i]))
-    # Separate gradients are orthogonal. The lengths of vectors in pieces are too large.
+    # Gradients of separate slices are orthogonal. Lengths of vectors in pieces are upper bounds.
     absolute = sum((p.lengths for p in uses[1:]), uses[0].lengths)
     absolute = jnp.minimum(absolute, root(trace[0]) * root(trace[1]))
     return NormSums(
@@ -171,7 +171,7 @@ def kernel_chunk() -> int:
     return gram_kernel.CHUNK
 
 
-def kernel_takes(rows: int, multiplier: precision.Multiplier) -> bool:
+def kernel_takes(rows: int, multiplier: precision.MatmulPrecision) -> bool:
     """Whether there are enough rows for the kernel, and the device supports it."""
     tf32 = multiplier.mantissa is not None
     fits = gram_kernel.available(multiplier.dtype, multiplier.dtype, tf32=tf32)

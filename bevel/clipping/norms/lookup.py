@@ -106,7 +106,7 @@ def _rows_at(
         separate=len(loop_dims),
         rows=index.ndim - 1 - len(loop_dims),
         dims=(*loop_dims, *picked, *others),
-        multiplier=precision.multiplier(g.dtype),
+        multiplier=precision.matmul_precision(g.dtype),
     )
 
 

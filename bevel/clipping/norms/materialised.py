@@ -25,7 +25,7 @@ def materialised_norm(gradient: jax.Array) -> Norm:
     """L2 norms of `gradient[i]` for a stack of gradients (B, ...).
 
     Squares are computed after scaling, so they neither overflow nor underflow. They are summed in
-    stages, because one long float32 sum can stall: 2**25 ones summed in a row give 2**24.
+    stages, because one long float32 sum can stagnate: 2**25 ones summed in a row give 2**24.
     """
     if gradient.size == 0:
         zeros = jnp.zeros(gradient.shape[:1], precision.accumulation_dtype(gradient.dtype))
@@ -101,8 +101,8 @@ def _stages(shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """How each dimension is split: (outer, inner). A small array is summed in one stage."""
     if np.prod(shape) <= ONE_STAGE:
         return list(shape), [1] * len(shape)
-    most = 2 ** min(6, 12 // len(shape))
-    outer = [min(most, size & -size) for size in shape]
+    limit = 2 ** min(6, 12 // len(shape))
+    outer = [min(limit, size & -size) for size in shape]
     return outer, [size // out for size, out in zip(shape, outer, strict=True)]
 
 

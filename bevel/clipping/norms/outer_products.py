@@ -96,7 +96,7 @@ class OuterProducts:
     separate: int  # number of dimensions
     rows: int  # number of dimensions
     dims: tuple[int | None, ...]
-    multiplier: precision.Multiplier
+    multiplier: precision.MatmulPrecision
     pieces: int = 1  # how many pieces a mesh may have split vectors into
     swapped: bool = False  # the cotangent is the left side
 
@@ -191,7 +191,7 @@ class OuterProducts:
         return dataclasses.replace(self, left=pad(self.left), right=pad(self.right))
 
     def operands(self) -> "OuterProducts":
-        """The same gradients with both sides rounded as the multiplier does."""
+        """The same gradients with both sides rounded to operands."""
         left, right = (
             s if s.one_hot else dataclasses.replace(s, values=self.multiplier.operand(s.values))
             for s in (self.left, self.right)

@@ -1,4 +1,4 @@
-"""The registry of norm rules: how an equation that uses a parameter makes its gradient.
+"""The registry of norm rules: the gradient of a parameter at an equation that uses it.
 
 A rule builds the gradient of one example from the other operands `h` and the cotangent `g`, as a
 sum of outer products (`outer_products.py`) or as the gradient of a convolution (`convolution.py`).
@@ -9,7 +9,7 @@ are materialised (`materialised.py`).
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import JaxprEqn
@@ -31,7 +31,7 @@ class MeasuredNorm(NamedTuple):
     """Norms computed without scaling, and whether each stayed in the range where that is valid."""
 
     norm: Norm
-    sound: jax.Array  # (B,)
+    sound: jax.Array  # (B,): whether the norm is valid
 
 
 class GradientSizes(NamedTuple):
@@ -45,19 +45,9 @@ class GradientSizes(NamedTuple):
     pixels: int = 0  # for a convolution: entries of the image whose patches are the left vectors
 
 
-class _Gradient(Protocol):
-    """The gradients of B examples with respect to one operand, not formed."""
-
-    def norm(self, way: str, scaled: bool) -> MeasuredNorm: ...
-
-    def weighted_sum(self, factor: jax.Array, keep: jax.Array | None, way: str) -> jax.Array:
-        """`sum_b factor[b] * gradient[b]`. Its first dimensions are the SEPARATE loops."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class NormRule:
-    """How one family of equations makes the gradient of a parameter."""
+    """How to compute the gradient of a parameter at one family of equations."""
 
     family: str
     accepts: Callable[[JaxprEqn, int], bool]  # (equation, operand that is the parameter)

@@ -39,7 +39,9 @@ def evaluate(
     return [read(v) for v in jaxpr.outvars]
 
 
-def bind(eqn: JaxprEqn, inputs: Sequence[Any], in_its_context: bool = True, **changed: Any) -> list:
+def bind(
+    eqn: JaxprEqn, inputs: Sequence[Any], in_its_context: bool = True, **changed: Any
+) -> list[Any]:
     """Applies one equation to new inputs, with the parameters in `changed` replaced.
 
     `in_its_context` restores the mesh and compute placement that the equation was traced under.

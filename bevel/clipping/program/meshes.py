@@ -25,7 +25,7 @@ MOST_PIECES = 8
 
 
 def on_mesh(task: Task, leaves: Leaves, seen: ArgumentShardings) -> tuple[MeshLayout, Leaves]:
-    """The mesh layout, and the arguments as they must be differentiated on it.
+    """The mesh layout, and the arguments, typed as differentiation on it needs.
 
     Inside shard_map, autodiff sums the gradient of a replicated parameter over the shards before a
     norm could be computed. It does not sum the gradients of parameters that are typed as varying.

@@ -1,1 +1,1 @@
-"""Finds where parameters meet examples, and taps those equations to read the gradients there."""
+"""Finds the equations that combine a parameter with an example, and taps their gradients."""

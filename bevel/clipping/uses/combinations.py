@@ -1,4 +1,4 @@
-"""Combinations: parameters combined with each other before they meet an example.
+"""Combinations: parameters combined with each other before an example is involved.
 
     concatenated:  W = [A | B]    the gradient of A is a part of that of W (likewise for a stack)
     multiplied:    W = A B        sum_t l_t (x) r_t   becomes   sum_t l_t (x) (B r_t)   for A
@@ -39,7 +39,7 @@ SHARDING_REQUESTS = {"sharding_constraint", "reshard"}
 UNKNOWN = 1000  # dimensions of size 1 are numbered from here on
 
 
-class NotUnderstoodError(Exception):
+class UnsupportedUseError(Exception):
     """The gradient before a combination cannot be written as a sum of outer products."""
 
 
@@ -102,7 +102,7 @@ def _with_result_dims(
     """Numbers the gradient's dimensions by those of a combination's result, not of the operand."""
     result_dims, region, loop_dims = track_dimensions(following, shape)
     if result_dims is None or not covers(region, shape):
-        raise NotUnderstoodError
+        raise UnsupportedUseError
     loops = [i for i, dim in enumerate(gradient.dims) if dim is None]
     sliced = dict(zip(loops[len(loops) - len(loop_dims) :], loop_dims, strict=True))
 
@@ -135,7 +135,7 @@ def _part_of_concatenation(combination: Combination, gradient: OuterProducts) ->
 def _slice(gradient: OuterProducts, axis: int, start: int, stop: int) -> OuterProducts:
     """From `start` to `stop` along one dimension of the gradient."""
     if axis not in gradient.dims:
-        raise NotUnderstoodError
+        raise UnsupportedUseError
     at, first = gradient.dims.index(axis), 1 + gradient.separate + gradient.rows
     left, right = gradient.left, gradient.right
 
@@ -151,7 +151,7 @@ def _slice(gradient: OuterProducts, axis: int, start: int, stop: int) -> OuterPr
     on_left = at < len(left.entries)
     side, at = (left, at) if on_left else (right, at - len(left.entries))
     if side.one_hot:
-        raise NotUnderstoodError
+        raise UnsupportedUseError
     entries = (*side.entries[:at], stop - start, *side.entries[at + 1 :])
     side = Side(part(side, first + at), entries)
     if on_left:
@@ -190,7 +190,7 @@ def _multiplied(
     number, view = combination.other
     entries = [step for step in view if isinstance(step, LoopEntry)]
     if len(entries) != len(loops):
-        raise NotUnderstoodError
+        raise UnsupportedUseError
     # Axis names for einsum: the leading dimensions of the vectors, 100 + a dimension of the
     # product, 200 + a contracted dimension.
     axes = [*range(side.values.ndim - len(dims)), *(100 + dim for dim in dims)]
@@ -234,12 +234,12 @@ def _multiplied(
 def _side_over(gradient: OuterProducts, wanted: set[int]) -> tuple[str, Sequence[int]]:
     """The side whose vectors run over exactly these dimensions."""
     if set(gradient.dims[: gradient.separate]) & wanted:
-        raise NotUnderstoodError
+        raise UnsupportedUseError
     for name, dims in (("left", gradient.left_dims), ("right", gradient.right_dims)):
         known = [dim for dim in dims if dim is not None]
         if set(known) == wanted and len(known) == len(dims) and not getattr(gradient, name).one_hot:
             return name, known
-    raise NotUnderstoodError
+    raise UnsupportedUseError
 
 
 def apply_view(view: View, param: Any) -> jax.Array:

@@ -1,9 +1,9 @@
-"""Finds every use of a parameter: an equation where it meets an example.
+"""Finds every use of a parameter: an equation that combines it with an example.
 
 The program is walked once, through calls, loops and branches. A use is an equation with a norm rule
 that takes a view of the parameter (`views.py`) together with values of the example. Where the
 operand combines several parameters (`combinations.py`), it is a use of each. A parameter is
-understood if all its uses are. JAX itself differentiates every other parameter, which works for any
+supported if all its uses are. JAX itself differentiates every other parameter, which works for any
 program and respects custom rules, so no use can be missed.
 """
 
@@ -22,7 +22,7 @@ from bevel.clipping.norms.outer_products import OuterProducts
 from bevel.clipping.norms.registry import SEPARATE, SHARED, GradientSizes, Loops
 from bevel.clipping.program.equations import body_of_call, depends_on, scan_counts
 from bevel.clipping.uses.combinations import (
-    NotUnderstoodError,
+    UnsupportedUseError,
     adds,
     combination_at,
     pull_back_combinations,
@@ -83,7 +83,7 @@ class Use:
         if not self.combinations:
             return gradient
         if not isinstance(gradient, OuterProducts):
-            raise NotUnderstoodError
+            raise UnsupportedUseError
         return pull_back_combinations(self.view, self.combinations, gradient, params)
 
 
@@ -115,7 +115,7 @@ class _DerivedValue(NamedTuple):
 
 
 def find_uses(program: ClosedJaxpr, params: int, constants: int = 0) -> UsesByParameter:
-    """The uses of each of the first `params` inputs, or None where a use is not understood.
+    """The uses of each of the first `params` inputs, or None where a use is not supported.
 
     The last `constants` inputs are the same for all examples.
     """
@@ -127,7 +127,7 @@ def find_uses(program: ClosedJaxpr, params: int, constants: int = 0) -> UsesByPa
         depends_on(jaxpr, jaxpr.invars[params:]), depends_on(jaxpr, jaxpr.invars[params:examples])
     )
     derived = _walk(jaxpr, views, dependence, _WalkContext(), uses)
-    _mark_not_understood(uses, views, derived, jaxpr.outvars)
+    _mark_unsupported(uses, views, derived, jaxpr.outvars)
     types = [v.aval for v in jaxpr.invars[:params]]
     return {i: own if own is None else _with_sizes(own, types) for i, own in uses.items()}
 
@@ -148,7 +148,7 @@ def _with_sizes(
             types = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in params]
             try:
                 gradient = jax.eval_shape(use.gradient, h, one(use.eqn.outvars[0]), types)
-            except NotUnderstoodError:
+            except UnsupportedUseError:
                 return None
             use = dataclasses.replace(use, combined_sizes=sizes_of(gradient))
         result.append(use)
@@ -214,9 +214,9 @@ def _walk(
         rule = rule_for(eqn.primitive.name)
         for position, reaching in here.items():
             others = [v for i, v in enumerate(eqn.invars) if i != position]
-            meets = len(here) == 1 and any(_is_in(v, dependence.inputs) for v in others)
+            with_example = len(here) == 1 and any(_is_in(v, dependence.inputs) for v in others)
             for param, view in reaching:
-                if rule is None or not meets or not rule.accepts(eqn, position):
+                if rule is None or not with_example or not rule.accepts(eqn, position):
                     uses[param] = None
                 elif (own := uses[param]) is not None:
                     path = (*context.path, id(eqn))
@@ -232,7 +232,7 @@ def _has_open_body(eqn: JaxprEqn) -> bool:
 
 
 def _add_shared_term(var: Any, derived: _DerivedValue, uses: UsesByParameter) -> None:
-    """Where an example meets a value derived from parameters alone: a scalar is a shared term."""
+    """Marks a value of parameters alone that an example uses: a scalar is a shared term."""
     for param in derived.params:
         own = uses[param]
         if derived.term is None or not _is_scalar(var):
@@ -297,7 +297,7 @@ def _enter(
     if name in REMATS:
         flags["in_remat"] = True
         body = eqn.params["jaxpr"]
-        _mark_not_understood(uses, *walk_body(body, here, dependent), body.outvars)
+        _mark_unsupported(uses, *walk_body(body, here, dependent), body.outvars)
         return True
     if name == "cond":
         flags["in_branch"] = True
@@ -305,12 +305,12 @@ def _enter(
         dependent = [{i - 1 for i in own if i > 0} for own in dependent]
         for k, branch in enumerate(eqn.params["branches"]):
             inside = walk_body(branch.jaxpr, inputs, dependent, k)
-            _mark_not_understood(uses, *inside, branch.jaxpr.outvars)
+            _mark_unsupported(uses, *inside, branch.jaxpr.outvars)
         return True
     if name == "scan" and eqn.params["length"] > 0:
         consts, carry = scan_counts(eqn)
         body, length = _scan_body(eqn), eqn.params["length"]
-        _mark_not_understood(uses, views, derived, eqn.invars[consts : consts + carry])
+        _mark_unsupported(uses, views, derived, eqn.invars[consts : consts + carry])
         entries = {i: LoopEntry(SHARED if i < consts else SEPARATE, length) for i in here}
         inputs = {
             i: tuple((param, (*view, entries[i])) for param, view in reaching)
@@ -320,7 +320,7 @@ def _enter(
         carried = set(range(consts, consts + carry))
         dependent = [own | carried if own else own for own in dependent]
         flags["in_loop"] = True
-        _mark_not_understood(uses, *walk_body(body, inputs, dependent), body.outvars)
+        _mark_unsupported(uses, *walk_body(body, inputs, dependent), body.outvars)
         return True
     return False
 
@@ -336,7 +336,7 @@ def _has_shardings(eqn: JaxprEqn) -> bool:
     return any(isinstance(s, Sharding) for s in shardings)
 
 
-def _mark_not_understood(
+def _mark_unsupported(
     uses: UsesByParameter,
     views: ViewsByVariable,
     derived: dict[Any, _DerivedValue],

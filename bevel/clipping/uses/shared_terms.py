@@ -1,7 +1,7 @@
 """Terms of the loss that are the same for every example, such as weight decay.
 
-Such a term is a scalar s that depends on parameters alone and meets the example, for instance where
-it is added to the loss. Let s_i be the derivative of example i's loss with respect to s, and let
+Such a term is a scalar s that depends on parameters alone and is combined with the example, for
+instance added to its loss. Let s_i be the derivative of example i's loss with respect to s, and let
 R = ds/dp. The gradient of a parameter p that has other uses too is
 
     G_i = T_i + s_i R,    |G_i|^2 = |T_i|^2 + 2 s_i <T_i, R> + s_i^2 |R|^2,

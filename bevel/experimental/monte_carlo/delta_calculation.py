@@ -49,7 +49,7 @@ def minimum_samples_to_calibrate(base_delta: float, target_delta: float) -> int:
     check_budget(delta=target_delta)
     if not base_delta < target_delta:
         raise FixArgumentsError(
-            f"base_delta={base_delta} is not below target_delta={target_delta}: give a smaller "
+            f"base_delta={base_delta} is not below target_delta={target_delta}: pass a smaller "
             "base_delta, because the difference covers checks that pass by chance."
         )
     low, high = 0, 1
@@ -58,7 +58,7 @@ def minimum_samples_to_calibrate(base_delta: float, target_delta: float) -> int:
         if high > MOST_SAMPLES:
             raise FixArgumentsError(
                 f"base_delta={base_delta} is so close to target_delta={target_delta} that "
-                f"{MOST_SAMPLES:.0e} samples cannot tell them apart: give a smaller base_delta."
+                f"{MOST_SAMPLES:.0e} samples cannot tell them apart: pass a smaller base_delta."
             )
     while high - low > 1:
         middle = (low + high) // 2
@@ -102,7 +102,7 @@ def delta_from_epsilon_and_samples(
     weights = np.ones_like(losses) if counts is None else np.asarray(counts, float)
     if losses.ndim != 1 or not losses.size or losses.shape != weights.shape:
         raise FixArgumentsError(
-            f"samples has shape {losses.shape} and counts {weights.shape}: give a 1-D array of "
+            f"samples has shape {losses.shape} and counts {weights.shape}: pass a 1-D array of "
             "privacy losses, and as many counts."
         )
     if np.isnan(losses).any() or (weights < 0).any() or not weights.sum() > 0:
@@ -154,7 +154,7 @@ def perform_calibration_from_samples(
     lists = [part for pair in directions for part in pair if part is not None]
     if not number or any(len(part) != number for part in [*lists, others]):
         raise FixArgumentsError(
-            "give samples, counts and events for the same number of parameters, at least one."
+            "pass samples, counts and events for the same number of parameters, at least one."
         )
     smallest = math.inf
     for index in range(number):

@@ -62,7 +62,7 @@ def compute_privacy_loss(
     outputs = np.asarray(sample, float)
     if outputs.ndim != 2 or outputs.shape[1] != pair.width:
         raise FixArgumentsError(
-            f"sample has shape {outputs.shape}: give the result of generate_sample, of shape "
+            f"sample has shape {outputs.shape}: pass the result of generate_sample, of shape "
             f"(samples, {pair.width})."
         )
     return pair.log_ratio(outputs, noise_multiplier)
@@ -140,6 +140,6 @@ def _pair_of(
         rounds = strategy.participation().max_participations
         return _RoundShifts(rounds, strategy.sampling_prob)
     raise FixArgumentsError(
-        f"{strategy}: give BallsInBinsSampling, or CyclicPoissonSampling without truncation. For "
+        f"{strategy}: pass BallsInBinsSampling, or CyclicPoissonSampling without truncation. For "
         "other samplers no dominating pair is known here: see bevel.accounting.event_of."
     )

@@ -73,7 +73,7 @@ def _run(eqn: JaxprEqn, inputs: list[Any], context: Context) -> Sequence[Any]:
         return _run_shard_map(eqn, inputs, context)
     if name in CALLS:
         return evaluate(eqn.params[CALLS[name]], inputs, context)
-    _check_understood(eqn, set(context.axes))
+    _check_supported(eqn, set(context.axes))
     changed: dict[str, Any] = {
         k: None for k, v in eqn.params.items() if isinstance(v, NamedSharding)
     }
@@ -146,7 +146,7 @@ def _retraced(body: Any, context: Context) -> Any:
     return traced if isinstance(body, ClosedJaxpr) else traced.jaxpr
 
 
-def _check_understood(eqn: JaxprEqn, axes: set[str]) -> None:
+def _check_supported(eqn: JaxprEqn, axes: set[str]) -> None:
     """Raises for an equation that communicates but has no rule."""
     name = eqn.primitive.name
     inner = set() if name in BODIES else _axes_within(subprograms(eqn.params))

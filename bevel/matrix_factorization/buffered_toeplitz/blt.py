@@ -78,7 +78,7 @@ class BufferedToeplitz:
         count = whole_number("num_buffers", num_buffers, least=0)
         if not (0 < max_buf_decay <= 1 and 0 < buf_decay_scale < np.inf):
             raise FixArgumentsError(
-                f"max_buf_decay={max_buf_decay}, buf_decay_scale={buf_decay_scale}: give a decay "
+                f"max_buf_decay={max_buf_decay}, buf_decay_scale={buf_decay_scale}: pass a decay "
                 "in (0, 1] and a positive, finite scale."
             )
         nodes = buf_decay_scale * (np.arange(count) + buf_decay_shift)
@@ -153,11 +153,11 @@ class BufferedToeplitz:
         xp = namespace(self.buf_decay, self.output_scale)
         return xp.asarray(self.buf_decay, float), xp.asarray(self.output_scale, float)
 
-    def as_streaming_matrix(self) -> StreamingMatrix:
+    def as_streaming_matrix(self) -> StreamingMatrix[Any]:
         """C as a streaming matrix."""
         return StreamingMatrixBuilder(self.buf_decay, self.output_scale).build()
 
-    def inverse_as_streaming_matrix(self) -> StreamingMatrix:
+    def inverse_as_streaming_matrix(self) -> StreamingMatrix[Any]:
         """C^-1 as a streaming matrix, for correlated noise."""
         return StreamingMatrixBuilder(self.buf_decay, self.output_scale).build_inverse()
 

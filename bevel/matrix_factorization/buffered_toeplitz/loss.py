@@ -59,7 +59,7 @@ class LossFn:
         """The loss for 'max' or 'mean' error if an example's steps are `min_sep` or more apart."""
         errors = {"max": closed_forms.max_error, "mean": closed_forms.mean_error}
         if error not in errors:
-            raise FixArgumentsError(f"error={error!r}: give 'max' or 'mean'.")
+            raise FixArgumentsError(f"error={error!r}: pass 'max' or 'mean'.")
         times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
 
         def sensitivity_squared(blt: BufferedToeplitz) -> Any:

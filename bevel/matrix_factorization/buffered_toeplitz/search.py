@@ -27,7 +27,7 @@ def get_init_blt(
     if len(init_blt.buf_decay) != num_buffers:
         raise FixArgumentsError(
             f"init_blt has {len(init_blt.buf_decay)} buffers but num_buffers is {num_buffers}: "
-            "give the same number."
+            "pass the same number."
         )
     return init_blt
 
@@ -105,11 +105,11 @@ def optimize(
       rtol: buffers are added as long as each divides the loss by at least this.
       kwargs: max_optimizer_steps, callback, optimizer.
     """
-    least = whole_number("min_buffers", min_buffers, least=0)
-    most = whole_number("max_buffers", max_buffers, least=least)
+    fewest_buffers = whole_number("min_buffers", min_buffers, least=0)
+    most_buffers = whole_number("max_buffers", max_buffers, least=fewest_buffers)
     loss_fn = LossFn.build_min_sep(n, error, min_sep, max_participations)
-    best, best_loss = optimize_loss(loss_fn, least, **kwargs)
-    for count in range(least + 1, most + 1):
+    best, best_loss = optimize_loss(loss_fn, fewest_buffers, **kwargs)
+    for count in range(fewest_buffers + 1, most_buffers + 1):
         blt, loss = optimize_loss(loss_fn, count, **kwargs)
         if best_loss < rtol * loss:
             break

@@ -32,7 +32,7 @@ class StreamingMatrixBuilder:
         """The dtype of the decays."""
         return np.dtype(self.buf_decay.dtype)
 
-    def build(self) -> StreamingMatrix:
+    def build(self) -> StreamingMatrix[Any]:
         """C as a streaming matrix."""
 
         def multiply_next(x: jax.Array, buffers: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -41,7 +41,7 @@ class StreamingMatrixBuilder:
 
         return StreamingMatrix.from_array_implementation(self.init, multiply_next)
 
-    def build_inverse(self) -> StreamingMatrix:
+    def build_inverse(self) -> StreamingMatrix[Any]:
         """C^-1 as a streaming matrix."""
 
         def multiply_next(x: jax.Array, buffers: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -65,7 +65,7 @@ def check_shapes(buf_decay: Any, output_scale: Any) -> None:
     shapes = np.shape(buf_decay), np.shape(output_scale)
     if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
         raise FixArgumentsError(
-            f"buf_decay has shape {shapes[0]}, output_scale {shapes[1]}: give two 1-D arrays with "
+            f"buf_decay has shape {shapes[0]}, output_scale {shapes[1]}: pass two 1-D arrays with "
             "one number for each buffer."
         )
 

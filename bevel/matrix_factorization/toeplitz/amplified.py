@@ -48,7 +48,7 @@ def optimize_coefs_for_amplifications(
     batch = whole_number("expected_batch_size", expected_batch_size)
     if batch > size:
         raise FixArgumentsError(
-            f"expected_batch_size={batch} is above dataset_size={size}: give at most {size}."
+            f"expected_batch_size={batch} is above dataset_size={size}: pass at most {size}."
         )
     max_bands = min(n, size // batch)
     best: Any = None

@@ -50,7 +50,7 @@ def optimize_banded_toeplitz(
     start = np.asarray(checked_coefs(coef, "strategy_coef"), float)
     if len(start) != bands or start[0] == 0:
         raise FixArgumentsError(
-            f"strategy_coef has {len(start)} numbers and begins with {start[0]}: give {bands}, one "
+            f"strategy_coef has {len(start)} numbers and begins with {start[0]}: pass {bands}, one "
             "for each band, with the first not zero."
         )
     best = optimize(
@@ -84,7 +84,7 @@ def optimize_banded_inverse_toeplitz(
       min_sep, max_participations: participations of one example, as for the sensitivity.
       num_bands: diagonals of C^-1, from 1 to n. The noise state has `num_bands - 1` buffers.
       noising_coef: starting point, BISR by default.
-      strategy_coef: starting point as coefficients of C; give at most one of the two.
+      strategy_coef: starting point as coefficients of C; pass at most one of the two.
       workload_coef: first column of the Toeplitz workload, prefix sums by default.
       max_optimizer_steps, reduction_fn: as in `optimize_banded_toeplitz`.
     """
@@ -92,7 +92,7 @@ def optimize_banded_inverse_toeplitz(
     num_bands = checked_bands(num_bands, n)
     if noising_coef is not None and strategy_coef is not None:
         raise FixArgumentsError(
-            "give noising_coef or strategy_coef as the starting point, not both."
+            "pass noising_coef or strategy_coef as the starting point, not both."
         )
     if strategy_coef is not None:
         noising_coef = inverse_coef(strategy_coef, num_bands)
@@ -101,7 +101,7 @@ def optimize_banded_inverse_toeplitz(
     start = np.asarray(checked_coefs(noising_coef, "noising_coef"), float)
     if len(start) != num_bands or start[0] == 0:
         raise FixArgumentsError(
-            f"noising_coef has {len(start)} numbers and begins with {start[0]}: give {num_bands}, "
+            f"noising_coef has {len(start)} numbers and begins with {start[0]}: pass {num_bands}, "
             "one for each band, with the first not zero."
         )
 

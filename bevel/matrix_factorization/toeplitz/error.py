@@ -30,13 +30,13 @@ def per_query_error(
     """Squared error of each of n queries for noise of variance 1: squared row norms of A C^-1.
 
     Args:
-      strategy_coef: first column of C. Give either this or `noising_coef`.
+      strategy_coef: first column of C. Pass either this or `noising_coef`.
       noising_coef: first column of C^-1.
       n: number of queries, by default the number of coefficients.
       workload_coef: first column of A, prefix sums by default.
     """
     if (strategy_coef is None) == (noising_coef is None):
-        raise FixArgumentsError("give either strategy_coef (of C) or noising_coef (of C^-1).")
+        raise FixArgumentsError("pass either strategy_coef (of C) or noising_coef (of C^-1).")
     coef: Any = strategy_coef if noising_coef is None else noising_coef
     name = "strategy_coef" if noising_coef is None else "noising_coef"
     checked_coefs(coef, name)

@@ -69,10 +69,10 @@ def solve_banded(coef: jax.Array, rhs: jax.Array) -> Any:
     coef, xp = _as_floats(coef, "coef"), namespace(coef, rhs)
     rhs = xp.asarray(rhs, float)
     if rhs.ndim == 0:
-        raise FixArgumentsError("rhs is a scalar: give one row for each row of the matrix.")
+        raise FixArgumentsError("rhs is a scalar: pass one row for each row of the matrix.")
     coef = coef[: rhs.shape[0]]
     if namespace(coef) is np and coef[0] == 0:
-        raise FixArgumentsError("coef[0] is 0, so the matrix has no inverse.")
+        raise FixArgumentsError("coef[0] is 0: pass a nonzero one, else there is no inverse.")
     if xp is np:
         import scipy.signal
 

@@ -45,7 +45,7 @@ def banded_inverse_square_root_noising_coefs(num_bands: int, workload_coef: Any 
     coef = np.asarray(checked_coefs(workload_coef, "workload_coef"), float)[:num_bands]
     if coef[0] <= 0:
         raise FixArgumentsError(
-            f"workload_coef[0] is {coef[0]}: give a workload with a positive diagonal, because "
+            f"workload_coef[0] is {coef[0]}: pass a workload with a positive diagonal, because "
             "others have no square root."
         )
     workload = np.zeros(num_bands)

@@ -1,5 +1,7 @@
 """Banded Toeplitz matrices and their inverses as streaming matrices (JAX)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,8 @@ from bevel.matrix_factorization.streaming_matrix import StreamingMatrix, scale_r
 from bevel.matrix_factorization.toeplitz.participation import column_norms
 
 
-def as_streaming_matrix(coef: jax.Array) -> StreamingMatrix:
-    """The Toeplitz matrix of `coef`, for mechanisms with a banded C^-1 (BISR).
+def as_streaming_matrix(coef: jax.Array) -> StreamingMatrix[Any]:
+    """The Toeplitz matrix of `coef`, for a banded C^-1 (BISR: banded inverse square root).
 
     Its state is the last `len(coef) - 1` inputs.
     """
@@ -22,7 +24,7 @@ def as_streaming_matrix(coef: jax.Array) -> StreamingMatrix:
 
 def inverse_as_streaming_matrix(
     coef: jax.Array, column_normalize_for_n: int | None = None
-) -> StreamingMatrix:
+) -> StreamingMatrix[Any]:
     """C^-1 for the banded Toeplitz C of `coef`: the noise of BandMF.
 
     Its state is the last `len(coef) - 1` outputs.
@@ -35,7 +37,7 @@ def inverse_as_streaming_matrix(
     """
     checked_coefs(coef, "coef")
     if not isinstance(coef, jax.core.Tracer) and coef[0] == 0:
-        raise FixArgumentsError("coef[0] is 0, so the matrix has no inverse.")
+        raise FixArgumentsError("coef[0] is 0: pass a nonzero one, else there is no inverse.")
     inverse = ring.banded_inverse(lambda _, dtype: jnp.asarray(coef, dtype), np.shape(coef)[0] - 1)
     if column_normalize_for_n is None:
         return inverse

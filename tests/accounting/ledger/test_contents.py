@@ -43,7 +43,7 @@ def test_a_file_cut_off_at_any_byte_has_the_entries_of_its_complete_lines():
     ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
     for size in range(len(whole) + 1):
         if size < ends[0]:
-            with pytest.raises(RestoreLedgerError, match="give a path where there is no file"):
+            with pytest.raises(RestoreLedgerError, match="pass a path where there is no file"):
                 read_contents(whole[:size], PATH)
             continue
         found = read_contents(whole[:size], PATH)

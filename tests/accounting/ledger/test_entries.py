@@ -25,7 +25,7 @@ def charge(**changes):
         ({"attempt": True}, "attempt=True"),
         ({"released": 0}, "released=0 of a charge for steps 0 to 1"),
         ({"released": 2}, "released=2 of a charge for steps 0 to 1"),
-        ({"released": 1.0}, r"released=1\.0: give a whole number"),
+        ({"released": 1.0}, r"released=1\.0: pass an integer"),
     ],
 )
 def test_charges_are_checked(changes, message):

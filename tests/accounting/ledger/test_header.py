@@ -56,7 +56,7 @@ def test_different_headers_do_not_compose(other, message):
 
 @pytest.mark.parametrize("unit", ["examples", "", None])
 def test_units_are_checked(unit):
-    with pytest.raises(FixArgumentsError, match="give one of"):
+    with pytest.raises(FixArgumentsError, match="pass one of"):
         LedgerHeader(unit, "REPLACE_ONE")
 
 
@@ -74,5 +74,5 @@ def test_relations_are_checked(relation):
     ],
 )
 def test_budgets_are_checked(epsilon, delta):
-    with pytest.raises(FixArgumentsError, match="give epsilon above 0 and delta between"):
+    with pytest.raises(FixArgumentsError, match="pass epsilon above 0 and delta between"):
         Budget(epsilon, delta)

@@ -184,7 +184,7 @@ def test_other_damage_is_refused_and_the_file_is_not_changed(path):
 def test_a_refused_ledger_is_never_overwritten(path):
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
     for _ in range(3):
-        with pytest.raises(RestoreLedgerError, match="To create a ledger, give a path where there"):
+        with pytest.raises(RestoreLedgerError, match="To create a ledger, pass a path where there"):
             Ledger.open(path, **TERMS, budget=Budget(1, 1e-5))
 
 
@@ -349,7 +349,7 @@ def test_two_writers_at_once_lose_nothing(tmp_path):
 
 def test_an_open_ledger_excludes_other_writers(path):
     with Ledger.open(path, **TERMS) as ledger:
-        with pytest.raises(FixArgumentsError, match="held by another run"):
+        with pytest.raises(FixArgumentsError, match="locked by another run"):
             Ledger.open(path, **TERMS)
         ledger.run("run", **RUN).charge(4, 5, EVENT)
         assert charged_until(path) == 5  # reading needs no lock

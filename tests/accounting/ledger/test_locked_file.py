@@ -66,7 +66,7 @@ def test_nothing_is_appended_after_a_failed_write(tmp_path, monkeypatch):
 
 def test_a_second_writer_is_refused(tmp_path):
     first = LockedFile(tmp_path / "f")
-    with pytest.raises(FixArgumentsError, match="held by another run"):
+    with pytest.raises(FixArgumentsError, match="locked by another run"):
         LockedFile(tmp_path / "f")
     first.close()
     LockedFile(tmp_path / "f").close()

@@ -114,7 +114,7 @@ def test_describe(tmp_path):
 def test_without_a_budget_delta_is_needed(tmp_path):
     with Ledger.open(tmp_path / "l", unit="user", relation=ONE) as ledger:
         assert "fixed beforehand: there was none." in ledger.spent(1e-5).describe()
-        with pytest.raises(FixArgumentsError, match=r"give spent\(delta=...\)"):
+        with pytest.raises(FixArgumentsError, match=r"pass spent\(delta=...\)"):
             ledger.spent()
         with pytest.raises(FixArgumentsError, match="delta=2"):
             ledger.spent(2)

@@ -23,6 +23,6 @@ def test_leaves_take_the_group_of_their_prefix():
 )
 def test_a_tree_of_norms_that_is_no_prefix_is_refused(norms):
     case = losses.make("mlp")
-    message = "not a prefix of what is clipped.*Give one number, or a tree with a number in place"
+    message = "not a prefix of what is clipped.*Pass one number, or a tree with a number in place"
     with pytest.raises(FixArgumentsError, match=message):
         clipped_grad(case.loss, l2_clip_norm=norms)(case.params, case.batch)

@@ -35,7 +35,9 @@ def use_of(rng, apart, rows, left, right, dtype="float32", units=(False, False),
     ]
     (one, wide), (two, other) = made
     dims = (*[None] * len(apart), *range(len(left) + len(right)))
-    use = OuterProducts(one, two, len(apart), len(rows), dims, precision.multiplier(dtype), pieces)
+    use = OuterProducts(
+        one, two, len(apart), len(rows), dims, precision.matmul_precision(dtype), pieces
+    )
     return use, [x.reshape(B, *apart, int(np.prod(rows)), -1) for x in (wide, other)]
 
 
@@ -327,7 +329,7 @@ def test_the_kernel_takes_many_rows_where_there_is_one(monkeypatch, rows, found)
         return found
 
     monkeypatch.setattr(gram_kernel, "available", available)
-    multiplier = precision.multiplier(jnp.bfloat16)
+    multiplier = precision.matmul_precision(jnp.bfloat16)
     assert gram.kernel_takes(rows, multiplier) is (found and rows == gram.KERNEL_ROWS)
     assert asked == [(jnp.bfloat16, jnp.bfloat16, False)]
     assert gram.kernel_chunk() == gram_kernel.CHUNK

@@ -20,7 +20,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 
 def multiplier(kind):
-    made = precision.multiplier("float32" if kind == TF32 else kind)
+    made = precision.matmul_precision("float32" if kind == TF32 else kind)
     return dataclasses.replace(made, roundoff=2.0**-11, mantissa=10) if kind == TF32 else made
 
 

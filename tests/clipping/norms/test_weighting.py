@@ -14,7 +14,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 def apply(x, other, factor, keep=None, dtype=None):
-    multiplier = precision.multiplier(dtype or x.dtype)
+    multiplier = precision.matmul_precision(dtype or x.dtype)
     return jax.jit(lambda *args: weighted(multiplier, *args))(x, other, factor, keep)
 
 
@@ -26,7 +26,9 @@ def test_products_are_rounded_once_to_what_is_multiplied(dtype):
         other = rng.normal(size=(3, 4)).astype(jnp.dtype(dtype))
         factor = rng.uniform(0.1, 1, size=3).astype(wide)
         values, untouched = apply(jnp.asarray(x), jnp.asarray(other), jnp.asarray(factor))
-    assert values.dtype == precision.multiplier(dtype).dtype and untouched.dtype == other.dtype
+    assert (
+        values.dtype == precision.matmul_precision(dtype).dtype and untouched.dtype == other.dtype
+    )
     np.testing.assert_array_equal(np.asarray(untouched), other)
     expected = x.astype(wide) * factor[:, None, None]
     np.testing.assert_array_equal(np.asarray(values), expected.astype(values.dtype))

@@ -78,7 +78,7 @@ def test_sampling_probabilities_of_zero_and_one(probability):
 def test_unproven_pairs_are_rejected(arguments, message):
     with pytest.raises(FixArgumentsError, match=message):
         generate_sample(*arguments)
-    with pytest.raises(FixArgumentsError, match="give the result of generate_sample"):
+    with pytest.raises(FixArgumentsError, match="pass the result of generate_sample"):
         compute_privacy_loss(BINS, np.zeros(3), 1.0, COLUMN)
 
 

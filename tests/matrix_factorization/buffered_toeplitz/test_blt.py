@@ -138,7 +138,7 @@ def test_bad_starts():
         with pytest.raises(FixArgumentsError, match="num_buffers"):
             RATIONAL(**kwargs)
     for kwargs in ({"max_buf_decay": 1.5}, {"max_buf_decay": 0.0}, {"buf_decay_scale": 0.0}):
-        with pytest.raises(FixArgumentsError, match="give a decay"):
+        with pytest.raises(FixArgumentsError, match="pass a decay"):
             RATIONAL(2, **kwargs)
     with pytest.raises(FixArgumentsError, match="n=0"):
         BLT.toeplitz_coefs(0)

@@ -117,7 +117,7 @@ def test_steps_are_counted(n):
         lambda: bt.robust_max_error_Gamma_j(1.0, 0.5, n),
         lambda: bt.robust_max_error_Gamma_jk(1.0, 0.5, 1.0, 0.5, n),
     ):
-        with pytest.raises(FixArgumentsError, match="whole number"):
+        with pytest.raises(FixArgumentsError, match="an integer"):
             call()
 
 

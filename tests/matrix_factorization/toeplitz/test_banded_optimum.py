@@ -132,12 +132,12 @@ def test_bad_input():
         (lambda: toeplitz.optimize_banded_toeplitz(0, 1), "n=0"),
         (lambda: toeplitz.optimize_banded_toeplitz(4, 0), "bands=0"),
         (lambda: toeplitz.optimize_banded_toeplitz(4, 5), "bands=5 for n=4"),
-        (lambda: toeplitz.optimize_banded_toeplitz(4, 2, [1.0]), "give 2"),
+        (lambda: toeplitz.optimize_banded_toeplitz(4, 2, [1.0]), "pass 2"),
         (lambda: toeplitz.optimize_banded_toeplitz(4, 2, [0.0, 1.0]), "not zero"),
         (lambda: toeplitz.optimize_banded_toeplitz(4, 2, [np.nan, 1.0]), "nan"),
         (lambda: toeplitz.optimize_banded_inverse_toeplitz(4, 1, 5), "bands=5 for n=4"),
         (lambda: toeplitz.optimize_banded_inverse_toeplitz(4, 0, 2), "min_sep=0"),
-        (lambda: toeplitz.optimize_banded_inverse_toeplitz(4, 1, 2, noising_coef=[1.0]), "give 2"),
+        (lambda: toeplitz.optimize_banded_inverse_toeplitz(4, 1, 2, noising_coef=[1.0]), "pass 2"),
         (
             lambda: toeplitz.optimize_banded_inverse_toeplitz(
                 4, 1, 1, noising_coef=[1.0], strategy_coef=[1.0]

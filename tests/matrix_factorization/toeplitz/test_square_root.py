@@ -85,7 +85,7 @@ def test_sizes_are_checked(n):
         toeplitz.optimal_max_error_noising_coefs,
         toeplitz.banded_inverse_square_root_noising_coefs,
     ):
-        with pytest.raises(FixArgumentsError, match="whole number"):
+        with pytest.raises(FixArgumentsError, match="an integer"):
             function(n)
 
 

@@ -331,8 +331,8 @@ def _squares_kernel(x_ref: Any, g_ref: Any, out_ref: Any, *, wide: _TiledProduct
     tile, product = wide.tile, _block_product(x_ref, g_ref, wide, i, j)
 
     def step(k: jax.Array, total: jax.Array) -> jax.Array:
-        left = None if wide.length % tile.block == 0 else wide.length - k * tile.block
-        return total + product(n, k * tile.block, left)
+        valid = None if wide.length % tile.block == 0 else wide.length - k * tile.block
+        return total + product(n, k * tile.block, valid)
 
     zeros = jnp.zeros((tile.rows, tile.columns), jnp.float32)
     total = lax.fori_loop(0, wide.steps, step, zeros)
@@ -358,8 +358,8 @@ def _weighted_kernel(
     def product_of(n: jax.Array, k: jax.Array) -> jax.Array:
         # `jnp.where` of two weakly typed numbers does not lower.
         row = lax.convert_element_type(k, jnp.int32) * tile.block
-        left = jnp.where(n < examples, wide.length - row, 0) if masked else None
-        return product(n, row, left)
+        valid = jnp.where(n < examples, wide.length - row, 0) if masked else None
+        return product(n, row, valid)
 
     def of_example(k: jax.Array, total: jax.Array) -> jax.Array:
         n = split * share + k
@@ -371,27 +371,27 @@ def _weighted_kernel(
 
 
 def _block_product(x_ref: Any, g_ref: Any, wide: _TiledProduct, i: jax.Array, j: jax.Array) -> Any:
-    """Returns `(n, row, left) -> product`: what a block of rows of example n adds to tile (i, j).
+    """Returns `(n, row, valid) -> product`: what a block of rows of example n adds to tile (i, j).
 
-    The block begins at `row`. `left` of its rows exist, or all if `left` is None.
+    The block begins at `row`. Only its first `valid` rows exist, or all if `valid` is None.
     """
     x_columns = wide.x_columns(i, ALIGNMENT // x_ref.dtype.itemsize)
     g_columns = wide.g_columns(j)
 
-    def product(n: jax.Array, row: jax.Array, left: jax.Array | None) -> jax.Array:
-        x = _load(x_ref, x_columns, n * wide.size + row, wide.tile.block, left)
-        g = _load(g_ref, g_columns, n * wide.length + row, wide.tile.block, left)
+    def product(n: jax.Array, row: jax.Array, valid: jax.Array | None) -> jax.Array:
+        x = _load(x_ref, x_columns, n * wide.size + row, wide.tile.block, valid)
+        g = _load(g_ref, g_columns, n * wide.length + row, wide.tile.block, valid)
         return multiply(x, g, (0, 0))
 
     return product
 
 
-def _load(ref: Any, columns: _Columns, row: jax.Array, count: int, left: jax.Array | None) -> Any:
+def _load(ref: Any, columns: _Columns, row: jax.Array, count: int, valid: jax.Array | None) -> Any:
     """`count` rows of some columns, with zeros where there is no row or column."""
     rows = lax.broadcasted_iota(jnp.int32, (count, 1), 0)
     shape = (count, columns.offsets.size)
     index = (row + rows) * columns.pitch + columns.offsets[None, :]
-    inside = [] if left is None else [jnp.broadcast_to(rows < left, shape)]
+    inside = [] if valid is None else [jnp.broadcast_to(rows < valid, shape)]
     if columns.inside is not None:
         inside.append(jnp.broadcast_to(columns.inside[None, :], shape))
     if not inside:
