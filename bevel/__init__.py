@@ -4,6 +4,9 @@ The public names, in the order in which data flows. They are imported on first u
 Privacy can replace `import jax_privacy` with `import bevel as jax_privacy`.
 """
 
+# Now, because several threads cannot import jax at the same time.
+import jax as _jax  # noqa: F401
+
 from bevel.lazy import lazy_exports
 
 __version__ = "0.1.0"

@@ -2,7 +2,6 @@
 
 import math
 import numbers
-import operator
 from typing import Any
 
 from bevel.errors import FixArgumentsError
@@ -10,13 +9,9 @@ from bevel.errors import FixArgumentsError
 
 def whole_number(name: str, value: Any, least: int = 1) -> int:
     """Returns `value` as an int; raises unless it is an integer of at least `least`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise FixArgumentsError(f"{name}={value!r}: pass an integer of at least {least}.")
-    return number
+    return int(value)
 
 
 def probability(name: str, value: Any) -> float:
@@ -31,7 +26,8 @@ def probability(name: str, value: Any) -> float:
 
 def positive_number(name: str, value: Any, hint: str) -> float:
     """Returns `value` as a float; raises, with a hint, unless it is positive and finite."""
-    if not (is_real(value) and 0 < value < math.inf):
+    # No np.float32, because callers store the value, and would then compute in float32.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise FixArgumentsError(f"{name}={value!r}: pass a positive number, {hint}.")
     return float(value)
 

@@ -24,3 +24,17 @@ def test_a_lazy_module_is_the_module():
 
 def test_a_lazy_module_that_is_not_installed_is_false():
     assert not LazyModule("no_such_module")
+
+
+def test_threads_may_load_names_at_the_same_time():
+    code = (
+        "import threading, bevel; failures = []; barrier = threading.Barrier(4)\n"
+        "def load(name):\n"
+        "    barrier.wait()\n"
+        "    try: getattr(bevel, name)\n"
+        "    except BaseException as error: failures.append(error)\n"
+        "names = ['clipped_grad', 'report', 'sharding', 'noise_addition']\n"
+        "threads = [threading.Thread(target=load, args=[name]) for name in names]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]; assert not failures, failures"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,7 +8,7 @@ import training_runs as runs
 from bevel.batch_selection import PaddedSizes
 from bevel.sharding import make_mesh
 from bevel.training.batches import Batches, batch_layout
-from bevel.training.compiled_steps import CompiledSteps
+from bevel.training.compiled_steps import CompiledSteps, without_names
 from bevel.training.data import source_of
 from bevel.training.state import on_mesh
 
@@ -52,3 +52,25 @@ def test_the_state_is_donated():
 def test_the_fingerprint_is_that_of_the_program():
     assert made()[0].fingerprint() == made()[0].fingerprint() != made(2.0)[0].fingerprint()
     assert jax.device_count() == 8
+
+
+def test_the_fingerprint_does_not_depend_on_the_names_of_functions():
+    def lowered(inner):
+        def step(x):
+            return jax.jit(inner)(x) + jax.pure_callback(abs, jax.ShapeDtypeStruct((), x.dtype), x)
+
+        return jax.jit(step).lower(1.0).as_text()
+
+    def one(x):
+        return jnp.sin(x)
+
+    def renamed(x):
+        return jnp.sin(x)
+
+    def other(x):
+        return jnp.cos(x)
+
+    first = without_names(lowered(one))
+    assert lowered(one) != lowered(renamed) and first == without_names(lowered(renamed))
+    assert first != without_names(lowered(other))
+    assert "custom_call @xla" in first  # which foreign code is called does matter
