@@ -181,6 +181,8 @@ def write_atomically(path: Path, text: str, *, private: bool, replace: bool = Tr
     temporary.unlink(missing_ok=True)
     try:
         write_new(temporary, text.encode(), 0o600 if private else 0o644)
+        if private:
+            temporary.chmod(0o600)  # whatever the umask
         if replace:
             temporary.replace(path)
         else:

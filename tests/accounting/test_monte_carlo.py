@@ -232,7 +232,7 @@ def test_wrong_input():
         epsilon(event, delta=1e-2, neighboring_relation="REPLACE_ONE")
     with pytest.raises(FixArgumentsError, match="leave out accountant_fn"):
         epsilon(event, delta=1e-2, accountant_fn=dp_accounting.pld.PLDAccountant, **ADD)
-    with pytest.raises(FixArgumentsError, match="the number of samples depends"):
+    with pytest.raises(FixArgumentsError, match="the samples needed depend"):
         delta(event, epsilon=1.0, **ADD)
     for wrong in ((0, 1e-3), (10, 0.0), (10, 1.0)):
         with pytest.raises(FixArgumentsError, match=r"num_samples|failure_probability"):
