@@ -13,9 +13,11 @@ import numpy as np
 from bevel.clipping.accumulate.clip_groups import group_by_clip_norm
 from bevel.clipping.accumulate.low_memory import recomputed_sums
 from bevel.clipping.accumulate.microbatches import in_microbatches
+from bevel.clipping.accumulate.second_pass import SecondPass
 from bevel.clipping.accumulate.sums import clip_and_sum, finish
 from bevel.clipping.arguments import Call, Leaves, batch_size
 from bevel.clipping.bounded import Aux, TracedProgram
+from bevel.clipping.memory import plan_within_memory
 from bevel.clipping.options import Task
 from bevel.clipping.plan import (
     ClipPlan,
@@ -23,6 +25,7 @@ from bevel.clipping.plan import (
     choose_norms,
     differentiated,
     tap_parameters,
+    without_remat,
 )
 from bevel.clipping.program.batching import over_examples
 from bevel.clipping.program.meshes import (
@@ -64,35 +67,39 @@ def plan_call(
         check_scalar_loss(value)
         check_loss_is_shared(value, layout)
 
-    # 2. Tap it: find the uses of each parameter, and choose how its norm is computed.
-    choices = choose_norms(task, loss, arguments, layout, call.param_paths)
-    taps = tap_parameters(task, choices, arguments, layout)
+    def planned(mode: str) -> ClipPlan:
+        # 2. Tap it: find the uses of each parameter, and choose how its norm is computed.
+        program = without_remat(loss, mode)
+        choices = choose_norms(task, program, arguments, layout, call.param_paths)
+        taps, boundaries = tap_parameters(choices, program, arguments, mode)
 
-    # 3. Differentiate with respect to the taps.
-    example, readings = differentiated(task, function, loss, taps)
-    gradient = trace_gradient(example, arguments, loss, call)
-    refuse_collectives(gradient.jaxpr, layout)
+        # 3. Differentiate with respect to the taps.
+        example, readings = differentiated(task, function, program, taps, boundaries)
+        gradient = trace_gradient(example, arguments, program, call)
+        refuse_collectives(gradient.jaxpr, layout)
 
-    layout, pieces = batch_layout(task, layout, function, leaves, gradient)
-    outputs = jax.tree.unflatten(gradient.out_tree, gradient.jaxpr.out_avals)
-    like_params = task.gradient and task.transform is None
-    out_tree = call.result if like_params else jax.tree.structure(outputs.contribution)
-    plan = ClipPlan(
-        layout=layout,
-        batch_pieces=pieces,
-        loss=loss,
-        arguments=arguments,
-        choices=choices,
-        taps=taps,
-        readings=readings,
-        example=example,
-        gradient=gradient,
-        out_tree=out_tree,
-        aux_tree=jax.tree.structure(aux),
-        like_params=like_params,
-        groups=group_by_clip_norm(task.clip, out_tree),
-    )
-    return plan, leaves
+        batched, pieces = batch_layout(task, layout, function, leaves, gradient)
+        outputs = jax.tree.unflatten(gradient.out_tree, gradient.jaxpr.out_avals)
+        like_params = task.gradient and task.transform is None
+        out_tree = call.result if like_params else jax.tree.structure(outputs.contribution)
+        return ClipPlan(
+            layout=batched,
+            batch_pieces=pieces,
+            loss=program,
+            arguments=arguments,
+            choices=choices,
+            taps=taps,
+            boundaries=boundaries,
+            readings=readings,
+            example=example,
+            gradient=gradient,
+            out_tree=out_tree,
+            aux_tree=jax.tree.structure(aux),
+            like_params=like_params,
+            groups=group_by_clip_norm(task.clip, out_tree),
+        )
+
+    return plan_within_memory(task, loss, layout, leaves, planned), leaves
 
 
 def clipped_sum(
@@ -107,7 +114,7 @@ def clipped_sum(
     leaves = Leaves(*([jnp.asarray(x) for x in group] for group in leaves))
     size = batch_size(leaves.batch, padding)
     plan, leaves = plan_call(task, call, leaves, shardings)
-    piece = task.speed.microbatch_size
+    piece = plan.memory.microbatch_size
     check_divides(size, piece, plan.layout, plan.batch_pieces)
     known.loss = plan.loss.jaxpr
     known.enters_with(plan.rows_per_example)
@@ -124,7 +131,8 @@ def clipped_sum(
                 outputs = run(consts, params, (batch, keys), constants)
             # 5. Norms, and 6. accumulate.
             values = Leaves(params, batch, keys, constants)
-            return clip_and_sum(task, plan, outputs, params, padding, _recomputed(plan, values))
+            second_pass = _recomputed(plan, values, outputs)
+            return clip_and_sum(task, plan, outputs, params, padding, second_pass)
 
         sums, rows = in_microbatches(microbatch, size, piece, batch, keys, padding)
         return finish(task, plan, sums, params), rows
@@ -173,16 +181,36 @@ def _batched(task: Task, plan: ClipPlan) -> Runner:
     return run
 
 
-def _recomputed(plan: ClipPlan, values: Leaves) -> Callable[[list[Any], Any], dict[int, Any]]:
-    """The sums of the taps whose values a second backward pass computes again."""
+def _recomputed(
+    plan: ClipPlan, values: Leaves, outputs: ExampleOutputs
+) -> Callable[[list[Any], Any], dict[int, Any]]:
+    """The sums of the taps whose values a second pass computes again."""
     taps = [tap for tap in plan.taps if tap.recompute]
+    groups = [plan.groups.of_leaf[tap.param] for tap in taps]
 
     def sums(factors: list[Any], keep: Any) -> dict[int, Any]:
         if not taps:
             return {}
-        groups = [plan.groups.of_leaf[tap.param] for tap in taps]
-        again = recomputed_sums(plan.loss, plan.arguments, taps, groups, plan.layout)
-        return again(values, factors, keep)
+        keep = jnp.ones_like(factors[0], bool) if keep is None else keep
+        if not plan.boundaries:
+            again = recomputed_sums(plan.loss, plan.arguments, taps, groups, plan.layout)
+            return again(values, factors, keep)
+        uses = [(use, tap.way, g) for tap, g in zip(taps, groups, strict=True) for use in tap.uses]
+        inside = {
+            boundary.path: [use for use in uses if boundary.contains(use[0].path)]
+            for boundary in plan.boundaries
+        }
+        held = dict(zip(plan.readings, outputs.readings, strict=True))
+        second_pass = SecondPass(
+            plan.loss,
+            plan.layout,
+            {boundary.path: boundary for boundary in plan.boundaries},
+            inside,
+            values.params,
+            factors,
+            keep,
+        )
+        return second_pass.sums(values, {path: held[path] for path in inside})
 
     return sums
 

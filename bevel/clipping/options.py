@@ -15,6 +15,8 @@ PyTree = Any
 
 # How norms may be computed: see `norms/costs.py`. 'form' and 'keep' materialise the gradients.
 WAYS = ("outer", "gram", "product", "form", "keep")
+# How memory may be bounded: see `memory.py`.
+MEMORY_MODES = ("bookkeeping", "microbatches", "boundaries", "low")
 # The limit for one contribution leaves room for 2**23 examples in int64.
 LARGEST_ON_GRID = 2.0**40
 
@@ -134,23 +136,33 @@ class SpeedOptions:
     microbatch_size: int | None = None
     engine: str = "auto"
     norms: str | Mapping[str, str] = "auto"
-    memory: str = "auto"
+    memory: str | int | float = "auto"
 
     def __post_init__(self) -> None:
         if self.engine not in ("auto", "vmap"):
             raise FixArgumentsError(
                 f"engine={self.engine!r}: write 'auto', or 'vmap' for the reference."
             )
-        if self.memory not in ("auto", "bookkeeping", "low"):
-            raise FixArgumentsError(
-                f"memory={self.memory!r}: write 'auto', 'bookkeeping' or 'low'."
-            )
+        self._check_memory()
         ways = self.norms.values() if isinstance(self.norms, Mapping) else [self.norms]
         for way in ways:
             if way not in (*WAYS, "auto"):
                 raise FixArgumentsError(
                     f"norms has {way!r}: write 'auto', or one of {', '.join(map(repr, WAYS))}."
                 )
+
+    def _check_memory(self) -> None:
+        memory = self.memory
+        if isinstance(memory, str):
+            valid = memory in ("auto", *MEMORY_MODES)
+        else:
+            is_number = isinstance(memory, int | float) and not isinstance(memory, bool)
+            valid = is_number and 0 < memory < math.inf
+        if not valid:
+            raise FixArgumentsError(
+                f"memory={memory!r}: write 'auto', one of {', '.join(map(repr, MEMORY_MODES))}, an "
+                "int (bytes of temporaries per device) or a float (times those of jax.grad)."
+            )
 
     @classmethod
     def merged(cls, together: "SpeedOptions | None", single: "SpeedOptions") -> "SpeedOptions":
@@ -187,3 +199,12 @@ class Task:
     @property
     def gradient(self) -> bool:
         return self.argnums is not None
+
+    @property
+    def needs_whole_gradients(self) -> str:
+        """Which option needs every example's gradient as a whole, or an empty string."""
+        if self.transform is not None:
+            return "pre_clipping_transform needs it"
+        if self.clip.grid_scale is not None:
+            return "grid_scale needs it"
+        return "engine='vmap'" if self.speed.engine == "vmap" else ""

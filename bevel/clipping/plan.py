@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +15,12 @@ from bevel.clipping.accumulate.clip_groups import ClipGroups
 from bevel.clipping.accumulate.low_memory import ReadNorm, can_recompute
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.choose import NormChoice, choose
+from bevel.clipping.memory import Footprint, MemoryPlan
 from bevel.clipping.options import Task
+from bevel.clipping.program import remat
+from bevel.clipping.program.memory_estimate import bytes_of
 from bevel.clipping.program.trace import ExampleFunction, TracedExample
+from bevel.clipping.uses.boundaries import Boundary, find_boundaries
 from bevel.clipping.uses.find import Use, find_uses, without_shared_terms
 from bevel.clipping.uses.shared_terms import SharedTerm
 from bevel.clipping.uses.taps import (
@@ -47,13 +52,15 @@ class ClipPlan:
     arguments: Leaves  # the types that it was traced with
     choices: Sequence[NormChoice]  # one per parameter
     taps: Sequence[TappedParameter]
-    readings: Sequence[Any]  # the path of each tapped equation, then the shared terms
+    boundaries: Sequence[Boundary]  # the remats that a second pass differentiates again
+    readings: Sequence[Any]  # paths of tapped equations, then shared terms, paths of boundaries
     example: Callable[[Leaves], ExampleOutputs]  # the differentiated function of one example
     gradient: TracedExample  # the same, traced
     out_tree: Any
     aux_tree: Any
     like_params: bool  # the result has the structure of the parameters
     groups: ClipGroups
+    memory: MemoryPlan = MemoryPlan()
 
     @property
     def materialised(self) -> list[int]:
@@ -69,13 +76,28 @@ class ClipPlan:
     def memory_of(self, param: int) -> str:
         """What is in memory until the coefficients are known.
 
-        'kept': the materialised per-example gradients. 'held': the activations and gradients at
-        the taps. 'again': neither, because a second backward pass recomputes them.
+        'materialised': the per-example gradients. 'held': the activations and gradients at the
+        taps. 'recomputed': neither, because a second pass computes them again.
         """
         for tap in self.taps:
             if tap.param == param and tap.way != "form":
-                return "again" if tap.recompute else "held"
-        return "kept"
+                return "recomputed" if tap.recompute else "held"
+        return "materialised"
+
+    @property
+    def bytes_of_sums(self) -> int:
+        """Bytes of the sum over a microbatch, in float32."""
+        return sum(4 * math.prod(param.shape) for param in self.arguments.params)
+
+    def footprint(self, grad: Footprint) -> Footprint:
+        """The estimated temporaries. A second pass takes those of `jax.grad`."""
+        taps = [tap for tap in self.taps if not tap.recompute]
+        # One side of each product is copied when it is multiplied by the coefficients.
+        scaled = max((bytes_of(use.eqn.outvars[0].aval) for t in taps for use in t.uses), default=0)
+        held = scaled + sum(map(bytes_of, self.gradient.jaxpr.out_avals))
+        own = Footprint.of(self.gradient, self.arguments, held)
+        again = any(tap.recompute for tap in self.taps)
+        return dataclasses.replace(own, least=grad if again else None)
 
 
 def choose_norms(
@@ -84,7 +106,7 @@ def choose_norms(
     """How the norm of each parameter's gradient is computed, and why."""
     if not task.gradient:
         return []
-    reason = _needs_whole_gradients(task)
+    reason = task.needs_whole_gradients
     if reason:
         return [NormChoice(i, "keep", {}, None, why=reason) for i in range(len(paths))]
     found = find_uses(loss.jaxpr, len(arguments.params), len(arguments.constants))
@@ -93,25 +115,25 @@ def choose_norms(
     return choose(found, arguments.params, task.speed.norms, paths)
 
 
-def _needs_whole_gradients(task: Task) -> str:
-    """Which option needs every example's gradient as a whole, or an empty string."""
-    if task.transform is not None:
-        return "pre_clipping_transform needs it"
-    if task.clip.grid_scale is not None:
-        return "grid_scale needs it"
-    return "engine='vmap'" if task.speed.engine == "vmap" else ""
-
-
 def tap_parameters(
-    task: Task, choices: Sequence[NormChoice], arguments: Leaves, layout: MeshLayout
-) -> list[TappedParameter]:
-    """The parameters whose gradients are read at taps. The others are materialised by JAX."""
-    taps = [tapped_parameter(choice, arguments.params[choice.param]) for choice in choices]
-    return [
-        dataclasses.replace(tap, recompute=_recomputes(task, tap, layout))
-        for tap in taps
-        if tap is not None
+    choices: Sequence[NormChoice], loss: TracedExample, arguments: Leaves, mode: str
+) -> tuple[list[TappedParameter], list[Boundary]]:
+    """The parameters whose gradients are read at taps, and the remats that are run again.
+
+    All other parameters are materialised by JAX.
+    """
+    chosen = [tapped_parameter(choice, arguments.params[choice.param]) for choice in choices]
+    taps = [tap for tap in chosen if tap is not None]
+    boundaries: list[Boundary] = []
+    if mode == "boundaries":
+        first, last = len(arguments.params), len(arguments.flat()) - len(arguments.constants)
+        known = [not first <= i < last for i in range(len(arguments.flat()))]
+        boundaries = find_boundaries(loss.jaxpr.jaxpr, known)
+    taps = [
+        dataclasses.replace(tap, recompute=_recomputes(tap, mode, boundaries)) for tap in taps
     ]
+    paths = [use.path for tap in taps if tap.recompute for use in tap.uses]
+    return taps, [b for b in boundaries if any(b.contains(path) for path in paths)]
 
 
 def tapped_parameter(choice: NormChoice, aval: Any) -> TappedParameter | None:
@@ -130,14 +152,12 @@ def tapped_parameter(choice: NormChoice, aval: Any) -> TappedParameter | None:
     )
 
 
-def _recomputes(task: Task, tap: TappedParameter, layout: MeshLayout) -> bool:
-    """Whether a second backward pass computes the values of a tap again.
-
-    By default where the user has a remat, which holding the values would undo.
-    """
-    in_remat = any(use.in_remat for use in tap.uses)
-    wanted = in_remat if task.speed.memory == "auto" else task.speed.memory == "low"
-    return tap.way != "form" and wanted and can_recompute(tap) and layout.explicit_mesh is None
+def _recomputes(tap: TappedParameter, mode: str, boundaries: Sequence[Boundary]) -> bool:
+    """Whether a second pass computes the values of a tap again."""
+    if tap.way == "form" or not can_recompute(tap):
+        return False
+    inside = all(any(b.contains(use.path) for b in boundaries) for use in tap.uses)
+    return mode == "low" or (mode == "boundaries" and inside)
 
 
 def differentiated(
@@ -145,6 +165,7 @@ def differentiated(
     function: ExampleFunction,
     loss: TracedExample,
     taps: Sequence[TappedParameter],
+    boundaries: Sequence[Boundary],
 ) -> tuple[Callable[[Leaves], ExampleOutputs], list[Any]]:
     """The differentiated function of one example, and what each of its readings is."""
     # One equation is read once, however many parameters it is a use of.
@@ -167,7 +188,7 @@ def differentiated(
         else:
             others = [i for i in range(len(leaves.params)) if i not in tapped]
             outputs, gradients, readings = differentiate(
-                loss.jaxpr, list(reads.values()), others, leaves.flat(), terms
+                loss.jaxpr, list(reads.values()), others, leaves.flat(), terms, boundaries
             )
             value, aux = jax.tree.unflatten(loss.out_tree, outputs)
         contribution: Any = gradients
@@ -178,4 +199,11 @@ def differentiated(
             contribution = task.transform(jax.tree.unflatten(function.call.result, cast))
         return ExampleOutputs(value, jax.tree.leaves(aux), contribution, readings)
 
-    return example, [*reads, *terms]
+    return example, [*reads, *terms, *(boundary.path for boundary in boundaries)]
+
+
+def without_remat(loss: TracedExample, mode: str) -> TracedExample:
+    """The loss as a mode differentiates it: 'microbatches' leaves out the user's remats."""
+    if mode != "microbatches" or remat.offloads(loss.jaxpr.jaxpr):
+        return loss
+    return dataclasses.replace(loss, jaxpr=remat.without_remat(loss.jaxpr))

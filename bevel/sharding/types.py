@@ -33,8 +33,12 @@ def on_one_device() -> bool:
 
 def varying_axes(x: Any) -> frozenset[str]:
     """The manual axes over which `x` may differ between shards; none if types do not track them."""
-    aval = x if hasattr(x, "manual_axis_type") else jax.typeof(x)
-    return frozenset(getattr(aval.manual_axis_type, "varying", ()))
+    return frozenset(getattr(_type_of(x).manual_axis_type, "varying", ()))
+
+
+def _type_of(x: Any) -> Any:
+    """The type of an array, or `x` if it is one."""
+    return x if hasattr(x, "manual_axis_type") else jax.typeof(x)
 
 
 def types_track_varying_axes() -> bool:
@@ -51,7 +55,7 @@ def as_varying(x: jax.Array, axes: Iterable[str]) -> jax.Array:
 
 def explicit_sharding(x: Any) -> NamedSharding | None:
     """The sharding in the type of `x` if its mesh has Explicit axes, else None."""
-    sharding = getattr(jax.typeof(x), "sharding", None)
+    sharding = getattr(_type_of(x), "sharding", None)
     return (
         sharding if isinstance(sharding, NamedSharding) and explicit_axes(sharding.mesh) else None
     )
@@ -94,7 +98,7 @@ def retyped(x: Any, shape: tuple[int, ...], mesh: AbstractMesh | None, dropped: 
 
     The new shape lacks the first `dropped` dimensions.
     """
-    aval = jax.typeof(x)
+    aval = _type_of(x)
     options: dict[str, Any] = {"weak_type": getattr(aval, "weak_type", False)}
     sharding = explicit_sharding(x)
     if sharding is not None:

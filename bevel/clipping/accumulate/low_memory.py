@@ -1,8 +1,9 @@
-"""The low-memory mode, which holds nothing between the norms and the sum.
+"""Taps whose values are not held: norms in the backward pass, and sums in a second pass.
 
 Holding the values of a tap inside a user's `remat` would undo the remat. Instead, the backward pass
 computes each example's norm at once and returns only its estimate and bound. When the coefficients
-are known, a second backward pass recomputes the values and accumulates the weighted gradients.
+are known, a second pass recomputes the values and accumulates the weighted gradients. It runs the
+whole loss again, or each remat by itself (`boundaries.py`).
 """
 
 import dataclasses
@@ -21,14 +22,21 @@ from bevel.clipping.uses.find import Use
 from bevel.clipping.uses.taps import TappedParameter, differentiate, lengths
 from bevel.clipping.uses.views import pull_back
 from bevel.sharding.axes import MeshLayout
-from bevel.sharding.types import as_varying, retyped, varying_axes, zeros_of_type
+from bevel.sharding.types import (
+    as_varying,
+    explicit_sharding,
+    retyped,
+    varying_axes,
+    zeros_of_type,
+)
 
 
 def can_recompute(tap: TappedParameter) -> bool:
-    """Whether a parameter has one use, with its own slice in every loop, so that norms add."""
-    use, *others = tap.uses
-    plain = not (others or use.in_branch or use.combinations or tap.shared_terms)
-    return plain and all(kind == SEPARATE for kind, _ in use.loops)
+    """Whether the squared norms of all uses and loop steps of a parameter add."""
+    if tap.overlapping or tap.shared_terms:
+        return False
+    plain = not any(use.in_branch or use.combinations for use in tap.uses)
+    return plain and all(kind == SEPARATE for use in tap.uses for kind, _ in use.loops)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +51,35 @@ class ReadNorm:
         return as_varying(zeros, _axes_of(use))
 
     def read(self, use: Use, h: list[Any], output: Any, sink: Any) -> tuple[Any, list[Any]]:
-        def norm(h: list[Any], g: Any) -> jax.Array:
-            one = [x[None] for x in h]
-            gradient = use.rule.gradient(use.eqn, use.operand, (), one, g[None])
+        def norms(values: Sequence[Any]) -> jax.Array:
+            *h, g = values
+            gradient = use.rule.gradient(use.eqn, use.operand, (), h, g)
             found = gradient.norm(self.way, True).norm
             # The second pass may round recomputed values differently.
             slack = 2 * precision.unit_roundoff(g.dtype)
-            return jnp.stack([found.estimate[0], found.upper[0] * (1 + slack)])
+            return jnp.stack([found.estimate, found.upper * (1 + slack)], axis=1)
 
-        return _with_sink(norm)(output, h, sink), []
+        measured = _for_all_examples(norms, summed=False)
+        return with_sink(lambda h, g: measured(*h, g))(output, h, sink), []
+
+
+class TouchValues:
+    """Reads one number that depends on all values of a tap, as a weight gradient does."""
+
+    def sink(self, use: Use) -> jax.Array:
+        return as_varying(jnp.zeros(lengths(use)), _axes_of(use))
+
+    def read(self, use: Use, h: list[Any], output: Any, sink: Any) -> tuple[Any, list[Any]]:
+        def touched(h: list[Any], g: Any) -> jax.Array:
+            values = [_replicated(x) for x in (*h, g) if jnp.issubdtype(x.dtype, jnp.floating)]
+            numbers = [jnp.vdot(x, x).astype(sink.dtype) for x in values]
+            return sum(numbers[1:], numbers[0])
+
+        return with_sink(touched)(output, h, sink), []
 
 
 @dataclasses.dataclass(frozen=True)
-class _ReadWeightedSum:
+class ReadWeightedSum:
     """Reads the sum of the weighted gradients of all examples."""
 
     way: str
@@ -74,9 +98,9 @@ class _ReadWeightedSum:
             result = gradient.weighted_sum(factor, keep, self.way)
             return result.astype(sink.dtype)
 
-        summed = _over_batch(total)
+        summed = _for_all_examples(total, summed=True)
         values = [*h, self.factor, self.keep]
-        return _with_sink(lambda values, g: summed(*values, g))(output, values, sink), []
+        return with_sink(lambda values, g: summed(*values, g))(output, values, sink), []
 
 
 def recomputed_sums(
@@ -92,19 +116,15 @@ def recomputed_sums(
     examples that count. `groups` is the group of each tap's parameter.
     """
     count = len(arguments.batch)
+    uses = [(tap, use, group) for tap, group in zip(taps, groups, strict=True) for use in tap.uses]
 
     def one(leaves: Leaves) -> list[Any]:
         batch, (*factors, keep) = leaves.batch[:count], leaves.batch[count:]
-        reads = [
-            (tap.uses[0], _ReadWeightedSum(tap.way, factors[group], keep))
-            for tap, group in zip(taps, groups, strict=True)
-        ]
+        reads = [(use, ReadWeightedSum(tap.way, factors[group], keep)) for tap, use, group in uses]
         args = leaves._replace(batch=batch).flat()
         return [reading.g for reading in differentiate(loss.jaxpr, reads, [], args)[2]]
 
     def sums(values: Leaves, factors: list[Any], keep: Any) -> dict[int, Any]:
-        if keep is None:
-            keep = jnp.ones_like(factors[0], bool)
         more = [retyped(x, (), None) for x in (*factors, keep)]
         leaves = arguments._replace(batch=[*arguments.batch, *more])
         program = trace(one, leaves, loss.mesh, to_batch=True)
@@ -119,11 +139,17 @@ def recomputed_sums(
         # their initial zeros, and the compiler would hold a copy of what they become.
         always = jax.lax.optimization_barrier(jnp.array(True))
         totals = jax.lax.cond(always, lambda: run(*args), lambda: [zeros_of_type(t) for t in types])
-        return {
-            tap.param: pull_back(tap.uses[0].view, total)
-            for tap, total in zip(taps, totals, strict=True)
-        }
+        return add_by_parameter([(use, total) for (_, use, _), total in zip(uses, totals)])
 
+    return sums
+
+
+def add_by_parameter(totals: Sequence[tuple[Use, Any]]) -> dict[int, Any]:
+    """The sums of parameters, from those of their uses."""
+    sums = dict[int, Any]()
+    for use, total in totals:
+        own = pull_back(use.view, total)
+        sums[use.param] = sums[use.param] + own if use.param in sums else own
     return sums
 
 
@@ -133,7 +159,7 @@ def _axes_of(use: Use) -> frozenset[str]:
     return frozenset[str]().union(*(varying_axes(v.aval) for v in variables))
 
 
-def _with_sink(reading: Callable[[list[Any], Any], jax.Array]) -> Callable[..., jax.Array]:
+def with_sink(reading: Callable[[list[Any], Any], jax.Array]) -> Callable[..., jax.Array]:
     """Returns `f(y, values, sink) = y`, where `sink` has cotangent `reading(values, cotangent)`."""
 
     @jax.custom_vjp
@@ -148,22 +174,35 @@ def _with_sink(reading: Callable[[list[Any], Any], jax.Array]) -> Callable[..., 
     return read
 
 
-def _over_batch(total: Callable[[Sequence[Any]], jax.Array]) -> Callable[..., jax.Array]:
-    """Returns a function whose result under `jax.vmap` is the sum over all examples.
+def _for_all_examples(
+    function: Callable[[Sequence[Any]], jax.Array], summed: bool
+) -> Callable[..., jax.Array]:
+    """Returns a function that `jax.vmap` applies to all examples at once.
 
-    `total` takes values with a leading example axis. Its result has none.
+    `function` takes values with a leading example axis. With `summed`, its result has none.
     """
 
     @jax.custom_batching.custom_vmap
-    def summed(*values: Any) -> jax.Array:
-        return total([x[None] for x in values])
+    def applied(*values: Any) -> jax.Array:
+        # The program of one example, on Explicit axes: there a product of sharded values is an
+        # error, but all examples together run on Auto axes.
+        result = function([_replicated(x)[None] for x in values])
+        return result if summed else result[0]
 
-    @summed.def_vmap
+    @applied.def_vmap
     def _(size: int, batched: Sequence[bool], *values: Any) -> tuple[jax.Array, bool]:
         broadcast = [
             x if has else jnp.broadcast_to(x, (size, *x.shape))
             for x, has in zip(values, batched, strict=True)
         ]
-        return total(broadcast), False
+        return function(broadcast), not summed
 
-    return summed
+    return applied
+
+
+def _replicated(x: jax.Array) -> jax.Array:
+    """`x` with every dimension on every device, where its type is Explicit."""
+    sharding = explicit_sharding(x)
+    if sharding is None:
+        return x
+    return jax.sharding.reshard(x, jax.sharding.PartitionSpec(*(None,) * x.ndim))

@@ -90,41 +90,51 @@ def _replay(
     `batched` are the variables that depend on the example, if known. The others need no marker,
     because they get no example axis. A marker cannot be differentiated.
     """
-    explicit = layout.explicit_mesh is not None
 
     def handle(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
-        name = eqn.primitive.name
-        requested = requested_sharding(eqn)
-        if name in ("sharding_constraint", "reshard") and requested is not None:
-            operand = eqn.invars[0]
-            depends = batched is None or (not isinstance(operand, Literal) and operand in batched)
-            return [_marked(inputs[0], requested, layout, shared=not depends)]
-        if name in ("reshard", "mesh_cast"):
-            return inputs
-        body = body_of_call(eqn)
-        inner = subprograms(eqn.params)
-        # Keep custom rules where possible, so that the clipping itself can be differentiated.
-        if name in CUSTOM_CALLS and (explicit or any(map(constraints, inner))):
-            body = eqn.params["call_jaxpr"]
-        if body is not None:
-            return _replay(body.jaxpr, body.consts, inputs, layout)
-        changed: dict[str, Any] = {}
-        if requested is not None or explicit:
-            changed = {p: None for p in SHARDING_PARAMS if p in eqn.params}
-        if name in BODIES and (explicit or any(map(constraints, inner))):
-            changed |= {
-                key: _rewritten(value, layout)
-                for key, value in eqn.params.items()
-                if subprograms({key: value})
-            }
-        if name == "shard_map" and explicit:
-            return _inner_shard_map(eqn, inputs, layout)
-        outputs = bind(eqn, inputs, in_its_context=not explicit, **changed)
-        if requested is not None:
-            outputs = [_marked(x, requested, layout) for x in outputs]
-        return outputs
+        operand = eqn.invars[0] if eqn.invars else None
+        depends = batched is None or (not isinstance(operand, Literal) and operand in batched)
+        return replay_equation(eqn, inputs, layout, depends)
 
     return evaluate(jaxpr, consts, args, handle)
+
+
+def replay_equation(
+    eqn: JaxprEqn, inputs: Sequence[Any], layout: MeshLayout, depends: bool = True
+) -> Sequence[Any]:
+    """Evaluates an equation with its sharding requests replaced by markers.
+
+    `depends`: whether the first operand may depend on the example.
+    """
+    explicit = layout.explicit_mesh is not None
+    name = eqn.primitive.name
+    requested = requested_sharding(eqn)
+    if name in ("sharding_constraint", "reshard") and requested is not None:
+        return [_marked(inputs[0], requested, layout, shared=not depends)]
+    if name in ("reshard", "mesh_cast"):
+        return inputs
+    body = body_of_call(eqn)
+    inner = subprograms(eqn.params)
+    # Keep custom rules where possible, so that the clipping itself can be differentiated.
+    if name in CUSTOM_CALLS and (explicit or any(map(constraints, inner))):
+        body = eqn.params["call_jaxpr"]
+    if body is not None:
+        return _replay(body.jaxpr, body.consts, inputs, layout)
+    changed: dict[str, Any] = {}
+    if requested is not None or explicit:
+        changed = {p: None for p in SHARDING_PARAMS if p in eqn.params}
+    if name in BODIES and (explicit or any(map(constraints, inner))):
+        changed |= {
+            key: _rewritten(value, layout)
+            for key, value in eqn.params.items()
+            if subprograms({key: value})
+        }
+    if name == "shard_map" and explicit:
+        return _inner_shard_map(eqn, inputs, layout)
+    outputs = bind(eqn, inputs, in_its_context=not explicit, **changed)
+    if requested is not None:
+        outputs = [_marked(x, requested, layout) for x in outputs]
+    return outputs
 
 
 def _inner_shard_map(eqn: JaxprEqn, inputs: Sequence[Any], layout: MeshLayout) -> Sequence[Any]:

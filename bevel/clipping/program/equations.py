@@ -19,6 +19,7 @@ CALLS = {
     "core_call": "call_jaxpr",
     "eval_jaxpr": "call_jaxpr",  # replaces the two above from jax 0.11 on
 }
+REMATS = {"remat2", "checkpoint", "remat"}  # the names of `jax.checkpoint`
 
 
 def evaluate(

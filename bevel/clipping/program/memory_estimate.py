@@ -12,7 +12,8 @@ values exist and when:
 - Elementwise operations run in place, in the buffer of an operand that is read for the last time.
 - A step runs as soon as its operands exist. A value that needs only the forward pass is therefore
   held through the backward pass, wherever the program computes it.
-- A loop holds its stacked inputs and outputs in full, and the values of one iteration.
+- A loop holds its stacked inputs and outputs in full, and the values of one iteration. The backward
+  pass of a `jax.checkpoint` is such an iteration: what it recomputes exists only within it.
 
 The estimate leaves out padding, copies that change a layout, and scratch memory of kernels.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from bevel.clipping.program.equations import REMATS, scan_counts
 from bevel.sharding.axes import subprograms
 
 VIEWS = {"reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient"}
@@ -41,6 +43,7 @@ UPDATES = {"scatter", "scatter-add", "scatter_add", "dynamic_update_slice"}
 HAVE_BODIES = {"scan", "while", "cond", "shard_map"}
 
 
+
 def estimate_memory(program: ClosedJaxpr) -> int:
     """Bytes of arguments, results and temporaries at the peak, as the compiler counts them.
 
@@ -48,10 +51,11 @@ def estimate_memory(program: ClosedJaxpr) -> int:
     shapes are those of the program, so on a mesh the estimate is for all devices together.
     """
     held = [*program.in_avals, *program.out_avals, *(v.aval for v in program.jaxpr.constvars)]
-    return sum(map(_bytes_of, held)) + ProgramSteps(program.jaxpr).temporaries()
+    return sum(map(bytes_of, held)) + ProgramSteps(program.jaxpr).temporaries()
 
 
-def _bytes_of(aval: Any) -> int:
+def bytes_of(aval: Any) -> int:
+    """The bytes of one value."""
     # Keys have no itemsize in some versions: assume two words.
     return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 8)
 
@@ -64,7 +68,7 @@ class _ProgramStep:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     elementwise: bool
-    inside: int = 0  # bytes of temporaries in the body of a loop or branch
+    bodies: tuple["ProgramSteps", ...] = ()  # of a loop, a branch or a recomputed backward pass
 
     @property
     def reads_memory(self) -> bool:
@@ -76,18 +80,25 @@ class _ProgramStep:
 
 
 class ProgramSteps:
-    """A program as one list of steps, with calls inlined and views left out."""
+    """A program as one list of steps, with calls inlined and views left out.
 
-    def __init__(self, jaxpr: Jaxpr):
+    `per_example` says which inputs belong to one example, for a program that will be batched. The
+    values that depend on them exist once per example.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, per_example: Sequence[bool] | None = None):
         self.sizes: list[int] = []
+        self.per_example: list[bool] = []
         self.steps: list[_ProgramStep] = []
-        inputs = [self.value(v) for v in jaxpr.invars]
+        flags = per_example or [False] * len(jaxpr.invars)
+        inputs = [self.value(v, flag) for v, flag in zip(jaxpr.invars, flags, strict=True)]
         self.results = {r for r in self.walk(jaxpr, inputs) if r is not None}
         self.steps = _as_soon_as_possible(self.needed())
 
-    def value(self, variable: Any) -> int:
+    def value(self, variable: Any, per_example: bool = False) -> int:
         """Numbers a new value."""
-        self.sizes.append(_bytes_of(variable.aval))
+        self.sizes.append(bytes_of(variable.aval))
+        self.per_example.append(per_example)
         return len(self.sizes) - 1
 
     def walk(self, jaxpr: Jaxpr, inputs: Sequence[int | None]) -> list[int | None]:
@@ -107,12 +118,13 @@ class ProgramSteps:
             elif _is_call(eqn, inner):
                 writes = self.walk(inner[0], reads)
             else:
-                outputs = tuple(self.value(v) for v in eqn.outvars)
-                bodies = inner if name in HAVE_BODIES else []
-                inside = max((ProgramSteps(body).temporaries() for body in bodies), default=0)
+                flags = [r is not None and self.per_example[r] for r in reads]
+                outputs = tuple(self.value(v, any(flags)) for v in eqn.outvars)
+                opened = inner if _has_bodies(eqn) else []
+                bodies = tuple(ProgramSteps(body, _flags_of_body(eqn, body, flags)) for body in opened)
                 operands = tuple(r for r in reads if r is not None)
                 self.steps.append(
-                    _ProgramStep(name, operands, outputs, _is_elementwise(eqn), inside)
+                    _ProgramStep(name, operands, outputs, _is_elementwise(eqn), bodies)
                 )
                 writes = [*outputs]
             numbers.update(zip(eqn.outvars, writes, strict=True))
@@ -127,9 +139,13 @@ class ProgramSteps:
                 steps.append(step)
         return steps[::-1]
 
-    def temporaries(self) -> int:
-        """Bytes at the peak, without arguments and results."""
+    def temporaries(self, examples: int = 1) -> int:
+        """Bytes at the peak, without arguments and results, for this many examples."""
         run = self.after_fusion()
+        sizes = [
+            size * (examples if own else 1)
+            for size, own in zip(self.sizes, self.per_example, strict=True)
+        ]
         last = {value: at for at, (_, read) in enumerate(run) for value in read}
         buffers = self.buffers(run, last)
         ends = dict[int, int]()
@@ -140,11 +156,12 @@ class ProgramSteps:
         for at, (step, _) in enumerate(run):
             new = {buffers[value] for value in step.writes} - outside - live
             live |= new
-            total += sum(self.sizes[buffer] for buffer in new)
-            peak = max(peak, total + step.inside)
+            total += sum(sizes[buffer] for buffer in new)
+            inside = max((body.temporaries(examples) for body in step.bodies), default=0)
+            peak = max(peak, total + inside)
             done = {buffer for buffer in live if ends[buffer] <= at}
             live -= done
-            total -= sum(self.sizes[buffer] for buffer in done)
+            total -= sum(sizes[buffer] for buffer in done)
         return peak
 
     def after_fusion(self) -> list[tuple[_ProgramStep, frozenset[int]]]:
@@ -177,7 +194,9 @@ class ProgramSteps:
                 continue
             (output,) = step.writes
             for value in sorted(read & buffer_of.keys() - self.results):
-                if last[value] == at and self.sizes[value] == self.sizes[output]:
+                same = self.sizes[value] == self.sizes[output]
+                same &= self.per_example[value] == self.per_example[output]
+                if last[value] == at and same:
                     buffer_of[value] = buffer_of[output]
                     break
         return buffer_of
@@ -195,13 +214,30 @@ def _is_view(eqn: JaxprEqn) -> bool:
 
 def _is_call(eqn: JaxprEqn, inner: list[Jaxpr]) -> bool:
     """Whether an equation only calls one subprogram, such as jit, remat and custom rules."""
-    if len(inner) != 1 or eqn.primitive.name in HAVE_BODIES:
+    if len(inner) != 1 or _has_bodies(eqn):
         return False
     sides = (eqn.invars, inner[0].invars), (eqn.outvars, inner[0].outvars)
     return all(
         [x.aval.shape for x in a] == [x.aval.shape for x in b]  # type: ignore[attr-defined]
         for a, b in sides
     )
+
+
+def _has_bodies(eqn: JaxprEqn) -> bool:
+    """Whether what an equation computes inside exists only while it runs."""
+    name = eqn.primitive.name
+    return name in HAVE_BODIES or (name in REMATS and eqn.params.get("differentiated", False))
+
+
+def _flags_of_body(eqn: JaxprEqn, body: Jaxpr, flags: Sequence[bool]) -> list[bool]:
+    """Which inputs of a body belong to one example, given those of the equation around it."""
+    own = list(flags)[len(flags) - len(body.invars) :]  # a branch has no index
+    if len(own) != len(body.invars) or eqn.primitive.name == "while":
+        return [any(flags)] * len(body.invars)
+    if eqn.primitive.name == "scan":
+        consts, carry = scan_counts(eqn)
+        own[consts : consts + carry] = [any(flags)] * carry
+    return own
 
 
 def _is_elementwise(eqn: JaxprEqn) -> bool:

@@ -20,7 +20,7 @@ from jax.sharding import Sharding
 from bevel.clipping.norms import NormRule, rule_for
 from bevel.clipping.norms.outer_products import OuterProducts
 from bevel.clipping.norms.registry import SEPARATE, SHARED, GradientSizes, Loops
-from bevel.clipping.program.equations import body_of_call, depends_on, scan_counts
+from bevel.clipping.program.equations import REMATS, body_of_call, depends_on, scan_counts
 from bevel.clipping.uses.combinations import (
     UnsupportedUseError,
     adds,
@@ -37,8 +37,6 @@ from bevel.clipping.uses.views import (
     rearranges,
     split_at_combinations,
 )
-
-REMATS = {"remat2", "checkpoint", "remat"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,14 +12,13 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from bevel.clipping.program.equations import bind, body_of_call, evaluate, scan_counts
-from bevel.clipping.uses.find import REMATS
+from bevel.clipping.program.equations import REMATS, bind, body_of_call, evaluate, scan_counts
 from bevel.clipping.uses.shared_terms import SharedTerm
 from bevel.sharding.types import zeros_of_type
 
 Path = tuple[int, ...]
-# (number of the tap, inputs of its equation, output, sink) -> (output, values to return)
-Read = Callable[[int, Sequence[Any], Any, Any], tuple[Any, Any]]
+# (number of the tap, inputs of its equation, outputs, sink) -> (outputs, values to return)
+Read = Callable[[int, Sequence[Any], Sequence[Any], Any], tuple[Sequence[Any], Any]]
 
 
 def evaluate_tapped(
@@ -33,7 +32,7 @@ def evaluate_tapped(
 ) -> tuple[list[Any], dict[int, Any]]:
     """The outputs of a program, and the values returned from each tap.
 
-    `known` holds the outputs of equations that are not evaluated, by their id; `added` is what to
+    A remat may be tapped as well as the equations inside it. `known` holds the outputs of equations that are not evaluated, by their id; `added` is what to
     add to each shared term.
     """
     return _run(program.jaxpr, program.consts, args, (), taps, sinks, read, known, added)
@@ -56,12 +55,15 @@ def _run(
         here = (*path, id(eqn))
         if id(eqn) in known:
             return [known[id(eqn)]]
-        if here in taps:
-            tap = taps[here]
-            (output,) = bind(eqn, inputs)
-            output, readings[tap] = read(tap, inputs, output, sinks[tap])
-            return [output]
-        within = {tap: sinks[tap] for at, tap in taps.items() if at[: len(here)] == here}
+        name, tap = eqn.primitive.name, taps.get(here)
+        if tap is not None and name not in REMATS:
+            outputs, readings[tap] = read(tap, inputs, bind(eqn, inputs), sinks[tap])
+            return outputs
+        within = {
+            inner: sinks[inner]
+            for at, inner in taps.items()
+            if at[: len(here)] == here and inner != tap
+        }
         terms = [term for term in added if term.path[: len(here)] == here]
         if not within and all(term.path == here for term in terms):
             values = bind(eqn, inputs)
@@ -74,13 +76,14 @@ def _run(
             path = (*here, *branch)
             return _run(closed.jaxpr, closed.consts, args, path, taps, sinks, read, added=added)
 
-        name = eqn.primitive.name
         run_body = {"scan": _through_scan, "cond": _through_cond}.get(name, _through_call)
         if name in REMATS:
             run_body = _through_remat
         with eqn.ctx.manager:
             outputs, more = run_body(eqn, inputs, within, body)
         readings.update(more)
+        if tap is not None:
+            outputs, readings[tap] = read(tap, inputs, outputs, sinks[tap])
         return outputs
 
     return evaluate(jaxpr, consts, args, handle), readings

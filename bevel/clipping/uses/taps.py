@@ -21,6 +21,7 @@ from bevel.clipping.norms.outer_products import OuterProducts, Side, norm_of
 from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
 from bevel.clipping.program.equations import bind
+from bevel.clipping.uses.boundaries import Boundary
 from bevel.clipping.uses.find import Use
 from bevel.clipping.uses.shared_terms import SharedTerm, SharedTermGradients
 from bevel.clipping.uses.tapped_program import evaluate_tapped
@@ -205,22 +206,39 @@ def differentiate(
     materialised: Sequence[int],
     args: Sequence[Any],
     shared_terms: Sequence[SharedTerm] = (),
+    boundaries: Sequence[Boundary] = (),
 ) -> tuple[list[Any], list[Any], list[TapReading]]:
     """`(outputs, gradients of the inputs in materialised, readings)` of the first output.
 
-    The last readings are the derivatives with respect to the shared terms.
+    After those of the taps come the derivatives with respect to the shared terms, and then the
+    inputs and cotangents of the boundaries.
     """
     tap_numbers = {use.path: i for i, (use, _) in enumerate(taps)}
     term_numbers = {term: len(taps) + i for i, term in enumerate(shared_terms)}
-    sinks = {i: jnp.zeros(term.shape, term.dtype) for term, i in term_numbers.items()}
+    first = len(taps) + len(shared_terms)
+    tap_numbers |= {boundary.path: first + i for i, boundary in enumerate(boundaries)}
+    sinks: dict[int, Any] = {
+        i: jnp.zeros(term.shape, term.dtype) for term, i in term_numbers.items()
+    }
+    for i, boundary in enumerate(boundaries):
+        with boundary.eqn.ctx.manager:
+            outputs = [boundary.eqn.outvars[k].aval for k in boundary.floats]
+            sinks[first + i] = [zeros_of_type(aval, boundary.lengths) for aval in outputs]
     for i, (use, reader) in enumerate(taps):
         with use.eqn.ctx.manager:  # the mesh that the equation was traced under
             sinks[i] = reader.sink(use)
 
-    def read(i: int, inputs: Sequence[Any], output: Any, sink: Any) -> Any:
+    def read(i: int, inputs: Sequence[Any], outputs: Sequence[Any], sink: Any) -> Any:
+        if i >= first:
+            boundary = boundaries[i - first]
+            outputs = list(outputs)
+            for k, own in zip(boundary.floats, sink, strict=True):
+                outputs[k] = _read_cotangent(outputs[k], own)
+            return outputs, [inputs[j] for j in boundary.examples]
         use, reader = taps[i]
         h = [inputs[j] for j in use.rule.others(use.eqn, use.operand)]
-        return reader.read(use, h, output, sink)
+        output, values = reader.read(use, h, outputs[0], sink)
+        return [output], values
 
     casts = _narrowing_casts(program, materialised)
     inputs = {i: bind(casts[i], [args[i]])[0] if i in casts else args[i] for i in materialised}
@@ -237,6 +255,7 @@ def differentiate(
     )(inputs, sinks)
     readings = [TapReading(h[i], cotangents[i]) for i in range(len(taps))]
     readings += [TapReading([], cotangents[i]) for i in term_numbers.values()]
+    readings += [TapReading(h[first + i], cotangents[first + i]) for i in range(len(boundaries))]
     return outputs, [gradients[i] for i in materialised], readings
 
 

@@ -1,0 +1,199 @@
+"""Chooses how a call bounds its memory: what is held, what is recomputed, and microbatches.
+
+| mode         | what happens                                                       | work        |
+| ------------ | ------------------------------------------------------------------ | ----------- |
+| bookkeeping  | the values of every tap are held until the coefficients are known  | 3 or 4      |
+| microbatches | the same without the user's remats, in microbatches that fit       | 3           |
+| boundaries   | held: inputs and cotangents of each remat; the rest is recomputed  | 6           |
+| low          | nothing is held: a second backward pass recomputes everything      | 7           |
+
+Work is in units of one forward pass, beside the norms; `jax.grad` takes 3, or 4 with remat. The
+clipped sum is additive over microbatches, so all modes give the same result. Estimates come from
+shapes alone: the choice never depends on how much memory happens to be free.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from bevel.clipping.accumulate.low_memory import TouchValues
+from bevel.clipping.arguments import Leaves
+from bevel.clipping.options import Task
+from bevel.clipping.program import remat
+from bevel.clipping.program.memory_estimate import ProgramSteps, bytes_of
+from bevel.clipping.program.trace import TracedExample, trace
+from bevel.clipping.uses.find import Use, find_uses
+from bevel.clipping.uses.taps import differentiate
+from bevel.errors import FixArgumentsError
+from bevel.sharding.axes import MeshLayout
+from bevel.sharding.types import explicit_sharding, spec_axes
+
+if TYPE_CHECKING:
+    from bevel.clipping.plan import ClipPlan
+
+# By default, the peak may be this many times that of `jax.grad`, as estimated.
+PEAK_BY_DEFAULT = 1.1
+# By default, boundaries are held if they take at most this many times its temporaries.
+BOUNDARIES_BY_DEFAULT = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """How one call bounds its memory. Estimates are temporary bytes per device."""
+
+    mode: str = "bookkeeping"
+    microbatch_size: int | None = None  # examples, on all devices together
+    why: str = "no jax.checkpoint"
+    estimates: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Footprint:
+    """The estimated temporaries of a program of one example that is run for many."""
+
+    steps: ProgramSteps
+    held: int  # bytes of each example's results
+    least: "Footprint | None" = None  # that of a program that runs afterwards
+
+    @classmethod
+    def of(cls, program: TracedExample, arguments: Leaves, held: int = 0) -> "Footprint":
+        first = len(arguments.params)
+        last = first + len(arguments.batch) + len(arguments.keys)
+        flags = [first <= i < last for i in range(len(program.jaxpr.jaxpr.invars))]
+        return cls(ProgramSteps(program.jaxpr.jaxpr, flags), held)
+
+    def bytes(self, examples: int) -> int:
+        running = self.steps.temporaries(examples)
+        if self.least is not None:
+            running = max(running, self.least.bytes(examples))
+        return running + self.held * examples
+
+
+def grad_footprint(loss: TracedExample, arguments: Leaves) -> Footprint:
+    """The estimate for `jax.grad`, from a backward pass in which no gradient is formed."""
+    found = find_uses(loss.jaxpr, len(arguments.params), len(arguments.constants))
+    own = [use for uses in found.values() for use in uses or () if isinstance(use, Use)]
+    reads = [(use, TouchValues()) for use in {use.path: use for use in own}.values()]
+    others = [param for param, uses in found.items() if uses is None]
+
+    def backward(leaves: Leaves) -> list[Any]:
+        _, gradients, readings = differentiate(loss.jaxpr, reads, others, leaves.flat())
+        return [*map(jnp.sum, gradients), *(reading.g for reading in readings)]
+
+    return Footprint.of(trace(backward, arguments, loss.mesh), arguments)
+
+
+def may_regather(layout: MeshLayout, params: Sequence[Any]) -> bool:
+    """Whether parameters may be sharded over batch axes, so that each microbatch gathers them.
+
+    Under `jit` on Auto axes, the type of a parameter names its mesh but not its sharding.
+    """
+    if layout.manual:
+        return False
+    for i, param in enumerate(params):
+        known = explicit_sharding(param) or (layout.params[i] if layout.params else None)
+        if known is not None:
+            named = {axis for entry in known.spec.partitions for axis in spec_axes(entry)}
+            if named & set(layout.batch_axes):
+                return True
+        elif getattr(jax.typeof(param).sharding.mesh, "size", 1) > 1:
+            return True
+    return False
+
+
+def plan_within_memory(
+    task: Task,
+    loss: TracedExample,
+    layout: MeshLayout,
+    leaves: Leaves,
+    planned: "Callable[[str], ClipPlan]",
+) -> "ClipPlan":
+    """The plan of the first mode that fits the memory that the caller allows.
+
+    `planned` makes the plan of a mode.
+    """
+    memory, given = task.speed.memory, task.speed.microbatch_size
+    jaxpr = loss.jaxpr.jaxpr
+    has_remat = any(True for _ in remat.remats(jaxpr)) and not remat.offloads(jaxpr)
+    if not task.gradient or task.needs_whole_gradients or (memory == "auto" and not has_remat):
+        return dataclasses.replace(planned("bookkeeping"), memory=MemoryPlan("bookkeeping", given))
+    if isinstance(memory, str) and memory not in ("auto", "microbatches"):
+        chosen = MemoryPlan(memory, given, "asked for")
+        return dataclasses.replace(planned(memory), memory=chosen)
+
+    modes = _modes_to_try(memory, has_remat, may_regather(layout, leaves.params))
+    estimates = dict[str, int]()
+    for mode in modes:
+        plan = planned(mode)
+        local = max(1, leaves.batch[0].shape[0] // plan.batch_pieces)
+        if not estimates:
+            grad = grad_footprint(loss, plan.arguments)
+            estimates["jax.grad"] = grad.bytes(local)
+        footprint = plan.footprint(grad)
+        limit = _limit(memory, mode, estimates["jax.grad"], plan)
+        if given is None:
+            most = _largest_microbatch(footprint, local, limit, plan.bytes_of_sums)
+        else:
+            own = max(1, given // plan.batch_pieces)
+            most = own if footprint.bytes(own) <= limit else None
+        last = mode == modes[-1] and isinstance(memory, str)
+        estimates[mode] = footprint.bytes(most or 1)
+        if most is None and not last:
+            continue
+        size = given if most == local or given is not None else (most or 1) * plan.batch_pieces
+        why = "asked for" if memory == mode else _reason(mode, estimates)
+        return dataclasses.replace(plan, memory=MemoryPlan(mode, size, why, estimates))
+    least = min(bytes for mode, bytes in estimates.items() if mode != "jax.grad")
+    raise FixArgumentsError(
+        f"memory={memory!r} allows less than this call needs, about {least:,} bytes of temporaries "
+        f"per device (jax.grad: {estimates['jax.grad']:,}). Pass memory={least}, or use more "
+        "devices."
+    )
+
+
+def _modes_to_try(memory: str | int | float, has_remat: bool, regathers: bool) -> list[str]:
+    """The modes that an option allows, most wanted first."""
+    if memory == "microbatches":
+        return ["microbatches"]
+    if not has_remat:
+        return ["microbatches", "low"]
+    if not regathers:
+        return ["microbatches", "boundaries", "low"]
+    return ["boundaries", "low"] if memory == "auto" else ["boundaries", "low", "microbatches"]
+
+
+def _limit(memory: str | int | float, mode: str, grad: int, plan: "ClipPlan") -> float:
+    """The temporary bytes that a mode may take, where `jax.grad` takes `grad`."""
+    if isinstance(memory, float):
+        return memory * grad
+    if isinstance(memory, int):
+        return memory
+    if mode == "boundaries":
+        return BOUNDARIES_BY_DEFAULT * grad
+    outside = 2 * sum(bytes_of(x) for x in plan.arguments.params)  # arguments and results
+    return PEAK_BY_DEFAULT * (grad + outside) - outside
+
+
+def _largest_microbatch(
+    footprint: Footprint, examples: int, limit: float, bytes_of_sums: int
+) -> int | None:
+    """The most examples that fit at once and divide the batch, or None.
+
+    Microbatches also hold the sum of one of them.
+    """
+    if footprint.bytes(examples) <= limit:
+        return examples
+    for pieces in range(2, examples + 1):
+        size, rest = divmod(examples, pieces)
+        if rest == 0 and footprint.bytes(size) + bytes_of_sums <= limit:
+            return size
+    return None
+
+
+def _reason(mode: str, estimates: Mapping[str, int]) -> str:
+    if mode == "microbatches":
+        return "fits the memory of jax.grad without recomputing anything"
+    return "the least work that fits" if len(estimates) > 1 else "the only mode"
