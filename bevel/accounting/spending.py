@@ -49,10 +49,7 @@ def epsilon(
 
 
 def _epsilon(
-    event: DpEvent,
-    delta: float,
-    relation: NeighboringRelation,
-    accountant_fn: AccountantFn | None,
+    event: DpEvent, delta: float, relation: NeighboringRelation, accountant_fn: AccountantFn | None
 ) -> float:
     accountant = composed_accountant(event, relation, accountant_fn)
     _check_rdp_precision(accountant)

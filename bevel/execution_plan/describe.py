@@ -1,16 +1,15 @@
 """The table of a plan: what it protects, how, and what it costs."""
 
-import io
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dp_accounting import NeighboringRelation
-from rich.console import Console
 from rich.table import Table
 
 from bevel.accounting import epsilon
 from bevel.errors import FixArgumentsError
+from bevel.sharding.tables import wrapped
 
 if TYPE_CHECKING:
     from bevel.execution_plan.plan import DPExecutionPlan
@@ -36,9 +35,7 @@ def plan_table(plan: "DPExecutionPlan", delta: float | None = None) -> str:
             table.add_row(name, value)
         table.add_section()
     table.add_row("fingerprint", plan.fingerprint())
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
-    console.print(table)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return wrapped(table, width=WIDTH) + "\n"
 
 
 Rows = Iterator[tuple[str, str]]

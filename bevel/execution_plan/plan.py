@@ -215,34 +215,22 @@ class DPExecutionPlan:
                 "on it. Change the config and make another plan."
             )
         options |= {
+            "l2_clip_norm": self.clip.l2_clip_norm,
+            "rescale_to_unit_norm": self.clip.rescale_to_unit_norm,
             "normalize_by": self.clip.normalize_by,
             "keep_batch_dim": self.unit.keep_batch_dim(self.flags.keep_batch_dim),
             "microbatch_size": self.flags.microbatch_size,
         }
         counting = self.counting
         if counting is None:
-            return clipped_grad(
-                fun,
-                argnums,
-                has_aux,
-                l2_clip_norm=self.clip.l2_clip_norm,
-                rescale_to_unit_norm=self.clip.rescale_to_unit_norm,
-                **options,
-            )
+            return clipped_grad(fun, argnums, has_aux, **options)
         if clip_norm is None:
             raise FixArgumentsError(
                 "this plan adapts its clip norm: pass clip_norm=plan.clip_norm(noise_state)."
             )
         keep_norms = options.pop("return_grad_norms", False)
-        inner = clipped_grad(
-            fun,
-            argnums,
-            has_aux,
-            l2_clip_norm=clip_norm,
-            rescale_to_unit_norm=True,
-            return_grad_norms=True,
-            **options,
-        )
+        adapted = {"l2_clip_norm": clip_norm, "rescale_to_unit_norm": True}
+        inner = clipped_grad(fun, argnums, has_aux, return_grad_norms=True, **(options | adapted))
         returns_aux = has_aux or keep_norms or bool(options.get("return_values"))
         return counting.add_count(inner, clip_norm, keep_norms, returns_aux)
 

@@ -60,6 +60,8 @@ def read_run(folder: str | os.PathLike[str], include_raw: bool = False) -> RunFi
         contains a record that cannot be read.
       RestoreLedgerError: the ledger is damaged, so what was spent is not known.
     """
+    from bevel.accounting.ledger import Ledger
+
     folder = Path(folder)
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
@@ -68,10 +70,11 @@ def read_run(folder: str | os.PathLike[str], include_raw: bool = False) -> RunFi
     record = _read_record(released)
     if released == folder:
         _check_released(folder, record)
+    ledger = released / str(record.get("ledger") or LEDGER)
     run = RunFiles(
         released=released,
         record=record,
-        ledger=_read_ledger(released / str(record.get("ledger") or LEDGER)),
+        ledger=Ledger.read(ledger) if ledger.is_file() else None,
         metrics=_lines_of(released / METRICS),
     )
     return _with_private_files(run, folder / PRIVATE) if include_raw else run
@@ -120,12 +123,6 @@ def _check_released(folder: Path, record: Mapping[str, Any]) -> None:
             f'a new run in another folder with RunOptions(ledger="{ledger}"), so that what this '
             "one spent stays counted."
         )
-
-
-def _read_ledger(path: Path) -> "Ledger | None":
-    from bevel.accounting.ledger import Ledger
-
-    return Ledger.read(path) if path.is_file() else None
 
 
 def _lines_of(path: Path) -> tuple[Line, ...]:

@@ -5,7 +5,7 @@ event imports nothing, because events are recognised by the name of their class.
 dp-accounting.
 """
 
-import functools
+import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,51 +17,42 @@ if TYPE_CHECKING:
 
 EventJson: TypeAlias = dict[str, Any]
 
-DP_ACCOUNTING, BEVEL = "dp_accounting", "bevel.accounting.mixture_events"
+SAMPLED = {"source_dataset_size": "positive", "sample_size": "positive", "event": "event"}
 
-# For each kind, the module that defines it and the types of its fields.
-KINDS: dict[str, tuple[str, dict[str, str]]] = {
-    "NoOpDpEvent": (DP_ACCOUNTING, {}),
-    "NonPrivateDpEvent": (DP_ACCOUNTING, {}),
-    "GaussianDpEvent": (DP_ACCOUNTING, {"noise_multiplier": "size"}),
-    "ZCDpEvent": (DP_ACCOUNTING, {"rho": "size", "xi": "size"}),
-    "PoissonSampledDpEvent": (
-        DP_ACCOUNTING,
-        {"sampling_probability": "probability", "event": "event"},
-    ),
-    "SampledWithReplacementDpEvent": (
-        DP_ACCOUNTING,
-        {"source_dataset_size": "positive", "sample_size": "positive", "event": "event"},
-    ),
-    "SampledWithoutReplacementDpEvent": (
-        DP_ACCOUNTING,
-        {"source_dataset_size": "positive", "sample_size": "positive", "event": "event"},
-    ),
-    "TruncatedSubsampledGaussianDpEvent": (
-        DP_ACCOUNTING,
-        {
+# For each module, the kinds that it defines, with the types of their fields.
+MODULES: dict[str, dict[str, dict[str, str]]] = {
+    "dp_accounting": {
+        "NoOpDpEvent": {},
+        "NonPrivateDpEvent": {},
+        "GaussianDpEvent": {"noise_multiplier": "size"},
+        "ZCDpEvent": {"rho": "size", "xi": "size"},
+        "PoissonSampledDpEvent": {"sampling_probability": "probability", "event": "event"},
+        "SampledWithReplacementDpEvent": SAMPLED,
+        "SampledWithoutReplacementDpEvent": SAMPLED,
+        "TruncatedSubsampledGaussianDpEvent": {
             "dataset_size": "positive",
             "sampling_probability": "probability",
             "truncated_batch_size": "positive",
             "noise_multiplier": "size",
         },
-    ),
-    "SelfComposedDpEvent": (DP_ACCOUNTING, {"event": "event", "count": "count"}),
-    "ComposedDpEvent": (DP_ACCOUNTING, {"events": "events"}),
-    "BallsInBinsDpEvent": (
-        BEVEL,
-        {
+        "SelfComposedDpEvent": {"event": "event", "count": "count"},
+        "ComposedDpEvent": {"events": "events"},
+    },
+    "bevel.accounting.mixture_events": {
+        "BallsInBinsDpEvent": {
             "noise_multiplier": "size",
             "iterations": "positive",
             "cycle_length": "positive",
             "strategy": "matrix",
         },
-    ),
-    "RandomAllocationDpEvent": (
-        BEVEL,
-        {"noise_multiplier": "size", "iterations": "positive", "total_participations": "positive"},
-    ),
+        "RandomAllocationDpEvent": {
+            "noise_multiplier": "size",
+            "iterations": "positive",
+            "total_participations": "positive",
+        },
+    },
 }
+KINDS = {kind: (module, types[kind]) for module, types in MODULES.items() for kind in types}
 
 # For each kind, a field and the field that it must not exceed.
 AT_MOST = {
@@ -154,7 +145,8 @@ def event_from_json(written: Mapping[str, Any]) -> "DpEvent":
 def _from_json(written: EventJson) -> "DpEvent":
     module, types = KINDS[written["kind"]]
     values = {name: _field_from_json(types[name], written[name]) for name in types}
-    return _event_class(module, written["kind"])(**values)
+    event_class: Any = getattr(importlib.import_module(module), written["kind"])
+    return event_class(**values)
 
 
 def _field_from_json(field_type: str, value: Any) -> Any:
@@ -165,13 +157,6 @@ def _field_from_json(field_type: str, value: Any) -> Any:
     if field_type == "matrix":
         return tuple(tuple(row) if isinstance(row, list) else row for row in value)
     return value
-
-
-@functools.cache
-def _event_class(module: str, kind: str) -> Any:
-    import importlib
-
-    return getattr(importlib.import_module(module), kind)
 
 
 def _number(name: str, value: Any) -> float:
