@@ -84,7 +84,8 @@ def _run(name: str, arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # shows progress in a pipe too
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        # One line, without the source line that raised it.
+        warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
         try:
             command: Any = importlib.import_module(f"bevel.cli.{name}")
             return command.main(arguments)
@@ -118,11 +119,6 @@ def in_cli_words(message: str) -> str:
 
 def _print_error(message: str) -> None:
     print(f"bevel: {message}", file=sys.stderr)
-
-
-def _show_warning(message: Any, *details: Any, **more: Any) -> None:
-    """Prints a warning as one line, without the source line that raised it."""
-    _print_error(f"warning: {message}")
 
 
 def _usage() -> str:

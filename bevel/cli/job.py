@@ -61,7 +61,6 @@ class Job:
         )
 
     def init(self) -> PyTree:
-        """The initial parameters."""
         return self.model.init(jax.random.key(self.config.model.init_seed))
 
     def evaluate(self, params: PyTree) -> dict[str, float]:
@@ -152,7 +151,6 @@ def use_cpu_devices(count: int) -> None:
 
 
 def example_types(data: DataSet, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The types of a batch with this many rows."""
     return {
         "x": jax.ShapeDtypeStruct((rows, *data.shape), np.float32),
         "y": jax.ShapeDtypeStruct((rows,), np.int32),

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from bevel.cli.config import PlanTable
-from bevel.cli.parsing import config_and_overrides, parse_options
+from bevel.cli.parsing import config_and_overrides
 
 ABOUT = """Show the noise, batches and cost of a privacy budget. Nothing is trained.
 
@@ -35,6 +35,14 @@ def main(arguments: Sequence[str]) -> int:
         config = config_and_overrides("plan", ABOUT, arguments)
         request = _Request(config.plan, len(data_set(config.data).x_train))
     else:
-        request = parse_options(_Request, "plan", ABOUT, arguments)
+        import tyro
+
+        request = tyro.cli(
+            _Request,
+            prog="bevel plan",
+            description=ABOUT.strip(),
+            args=list(arguments),
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
     plan_config(request.plan, request.examples).make().describe(request.plan.delta)
     return 0

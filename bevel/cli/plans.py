@@ -2,25 +2,25 @@
 
 from typing import Any
 
+from bevel import execution_plan as configs
 from bevel.cli.config import PlanTable
 from bevel.errors import FixArgumentsError
-from bevel.execution_plan import (
-    AdaptiveClipping,
-    BandMFConfig,
-    BLTConfig,
-    DPSGDConfig,
-    NonPrivateConfig,
-)
 
 
 def plan_config(plan: PlanTable, examples: int) -> Any:
     """The config for `Trainer`, calibrated to epsilon unless the noise multiplier is given."""
     if plan.mechanism == "none":
-        _refuse(plan, "epsilon", "noise_multiplier", "adapt_clip_norm_to")
-        return NonPrivateConfig(plan.steps, round(plan.batch_size))
+        private = ("epsilon", "noise_multiplier", "adapt_clip_norm_to")
+        found = [name for name in private if getattr(plan, name) is not None]
+        if found:
+            raise FixArgumentsError(
+                f"[plan] mechanism is none, which protects nothing, but {', '.join(found)} is set. "
+                "Leave it out, or use dpsgd, bandmf or blt."
+            )
+        return configs.NonPrivateConfig(plan.steps, round(plan.batch_size))
     if (plan.epsilon is None) == (plan.noise_multiplier is None):
-        found = "neither epsilon nor" if plan.epsilon is None else "both epsilon and"
-        raise FixArgumentsError(f"[plan] has {found} noise_multiplier: set exactly one of them.")
+        which = "neither epsilon nor" if plan.epsilon is None else "both epsilon and"
+        raise FixArgumentsError(f"[plan] has {which} noise_multiplier: set exactly one of them.")
     if plan.delta is None:
         raise FixArgumentsError(
             f"[plan] has no delta: set a number well below 1 / {examples}, such as "
@@ -38,15 +38,16 @@ def _uncalibrated(plan: PlanTable, examples: int) -> Any:
         "noise_multiplier": plan.noise_multiplier,
     }
     if plan.adapt_clip_norm_to is not None:
-        options["adaptive_clipping"] = AdaptiveClipping(target_quantile=plan.adapt_clip_norm_to)
+        quantile = plan.adapt_clip_norm_to
+        options["adaptive_clipping"] = configs.AdaptiveClipping(target_quantile=quantile)
     for name, value in (("sampling", plan.sampling), ("neighboring_relation", plan.relation)):
         if value is not None:
             options[name] = value
     match plan.mechanism:
         case "dpsgd":
-            return DPSGDConfig.default(examples, plan.batch_size, plan.steps, **options)
+            return configs.DPSGDConfig.default(examples, plan.batch_size, plan.steps, **options)
         case "bandmf":
-            return BandMFConfig.default(
+            return configs.BandMFConfig.default(
                 plan.bands,
                 plan.steps,
                 plan.steps * plan.batch_size / examples,
@@ -55,7 +56,7 @@ def _uncalibrated(plan: PlanTable, examples: int) -> Any:
                 **options,
             )
         case "blt":
-            return BLTConfig.default(
+            return configs.BLTConfig.default(
                 examples,
                 plan.batch_size,
                 plan.steps,
@@ -63,13 +64,3 @@ def _uncalibrated(plan: PlanTable, examples: int) -> Any:
                 max_buffers=plan.buffers,
                 **options,
             )
-
-
-def _refuse(plan: PlanTable, *names: str) -> None:
-    """Raises if a plan without privacy sets any of these privacy fields."""
-    found = [name for name in names if getattr(plan, name) is not None]
-    if found:
-        raise FixArgumentsError(
-            f"[plan] mechanism is none, which protects nothing, but {', '.join(found)} is set. "
-            "Leave it out, or use dpsgd, bandmf or blt."
-        )

@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import json
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,7 +35,6 @@ ROLES = ("params", "optimizer", "noise", "batch", "other")
 
 
 def load(build: Mapping[str, str]) -> Callable[..., PlacedStep]:
-    """Imports the function from its module or file."""
     if "file" in build:
         spec = importlib.util.spec_from_file_location("scaled_step", build["file"])
         if spec is None or spec.loader is None:
@@ -63,10 +61,8 @@ def measure(
     step = build(mesh, batch, **spec)
     roles = list(step.arguments)
     donated = tuple(i for i, role in enumerate(roles) if role != "batch")
-    start = time.perf_counter()
     jitted = jax.jit(step.function, donate_argnums=donated)
     compiled = jitted.lower(*step.arguments.values()).compile()
-    seconds = time.perf_counter() - start
     report = inspect_step(compiled, mesh)
     held = dict.fromkeys(ROLES, 0)
     for role, tree in step.arguments.items():
@@ -82,7 +78,6 @@ def measure(
         "collectives": by_kind(report),
         "unknown_loops": report.unknown_loops,
         "unread_products": report.unread_products,
-        "compile_seconds": seconds,
     }
 
 

@@ -148,11 +148,6 @@ def widened(x: jax.Array) -> jax.Array:
     return x.astype(precision.accumulation_dtype(x.dtype))
 
 
-def _at_step(values: Any, i: jax.Array, dtype: Any) -> jax.Array:
-    """values[i], or NaN past the end."""
-    return jnp.asarray(values, dtype).at[i].get(mode="fill", fill_value=math.nan)
-
-
 def scale_rows_and_columns(
     matrix: StreamingMatrix[Any],
     row_scale: jax.Array | None = None,
@@ -221,7 +216,7 @@ def diagonal(diag: jax.Array) -> StreamingMatrix[Any]:
     def multiply_next(tree: PyTree, i: jax.Array) -> tuple[PyTree, jax.Array]:
         def scaled(x: jax.Array) -> jax.Array:
             x = widened(jnp.asarray(x))
-            return x * _at_step(diag, i, x.dtype)
+            return x * jnp.asarray(diag, x.dtype).at[i].get(mode="fill", fill_value=math.nan)
 
         return jax.tree.map(scaled, tree), i + 1
 
