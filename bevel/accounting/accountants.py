@@ -187,9 +187,7 @@ def cheaper_accountants(
     event: DpEvent, relation: NeighboringRelation, accountant_fn: AccountantFn | None
 ) -> Sequence[AccountantFn]:
     """Returns accountants for the first stages of a search, the cheapest first."""
-    kind = accountant_fn
-    if accountant_fn is None:
-        kind = type(default_accountant(event, relation))
+    kind = accountant_fn or type(default_accountant(event, relation))
     if kind is PLDAccountant:
         interval = interval_for(event, relation) if accountant_fn is None else INTERVAL
         return [_pld_with(10 * interval), _pld_with(3 * interval)]

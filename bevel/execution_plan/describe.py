@@ -92,14 +92,11 @@ def _noise(plan: "DPExecutionPlan") -> Rows:
         bound += f" and the sensitivity of C, {plan.mechanism.sensitivity(plan.iterations):.6g}"
     elif matrix.noising_matrix(plan.iterations) is not None:
         bound += f" and the column norm of C, {plan.mechanism.sensitivity(plan.iterations):.6g}"
-    doubled = plan.neighboring_relation is NeighboringRelation.REPLACE_ONE
+    over_sensitivity = f"{multiplier:.6g}: the sensitivity is the bound"
+    if plan.neighboring_relation is NeighboringRelation.REPLACE_ONE:
+        over_sensitivity = f"{multiplier / 2:.6g}: the sensitivity is twice the bound"
     yield "noise multiplier", f"{multiplier:.6g}, relative to {bound}"
-    yield (
-        "  over the sensitivity",
-        f"{multiplier / 2:.6g}: the sensitivity is twice the bound"
-        if doubled
-        else f"{multiplier:.6g}: the sensitivity is the bound",
-    )
+    yield "  over the sensitivity", over_sensitivity
     if plan.counting is not None:
         yield "  of the gradients alone", f"{plan.counting.gradient_noise_multiplier:.6g}"
     yield "standard deviation", f"{plan.noise_stddev:.6g} in each coordinate of z"

@@ -159,11 +159,9 @@ class BufferedNoise:
 
     def sensitivity(self, steps: int, participation: Participation) -> float:
         coefs: Any = self.first_column(steps)
+        min_sep, most = participation.min_separation, participation.max_participations
         squared = toeplitz.minsep_sensitivity_squared(
-            coefs,
-            participation.min_separation,
-            n=steps,
-            max_participations=participation.max_participations,
+            coefs, min_sep, n=steps, max_participations=most
         )
         return math.sqrt(squared)
 

@@ -17,14 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bevel.errors import FixArgumentsError
-from bevel.inspection.scale_report import (
-    ScaleReport,
-    ScaleRow,
-    Speeds,
-    extrapolated_row,
-    failed_row,
-    fit,
-)
+from bevel.inspection import scale_report
+from bevel.inspection.scale_report import ScaleReport, ScaleRow, Speeds, failed_row
 from bevel.inspection.scale_worker import MARK, PlacedStep
 from bevel.sharding.mesh import Axes, axis_sizes, pairs_of
 
@@ -228,12 +222,12 @@ def _extrapolate(
     counts = [r.mesh[axis] for r in known]
     figures = [[sum(r.sent().values()) for r in known]]
     figures += [[getattr(r, name) for r in known] for name in ("flops", "traffic", "activations")]
-    error = max(fit(counts, values)[1] for values in figures)
+    error = max(scale_report.fit(counts, values)[1] for values in figures)
     notes.append(
         f"{scaling} scaling on {n} devices is extrapolated from {[r.devices for r in known]}. The "
         f"error of the fit is at most {100 * error:.1f}% of what these send, compute and hold."
     )
-    return extrapolated_row(known, axis, n, mesh, batch)
+    return scale_report.extrapolated_row(known, axis, n, mesh, batch)
 
 
 REMATERIALISED = re.compile(

@@ -67,7 +67,12 @@ def read_run(folder: str | os.PathLike[str], include_raw: bool = False) -> RunFi
         found = "is a file" if folder.exists() else "does not exist"
         raise FixArgumentsError(f"{folder} {found}: pass the folder of a run.")
     released = folder / RELEASED if (folder / RELEASED).is_dir() else folder
-    record = _read_record(released)
+    if not (released / RUN).exists():
+        raise FixArgumentsError(
+            f"{released} has no {RUN}: it is not a run folder, or the run was stopped before its "
+            "first step. Pass the folder of a run."
+        )
+    record = _parsed_record(released / RUN)
     if released == folder:
         _check_released(folder, record)
     ledger = released / str(record.get("ledger") or LEDGER)
@@ -92,16 +97,6 @@ def _with_private_files(run: RunFiles, private: Path) -> RunFiles:
         private_record=_parsed_record(private / RUN) if (private / RUN).exists() else {},
         raw=_lines_of(private / RAW),
     )
-
-
-def _read_record(released: Path) -> Mapping[str, Any]:
-    path = released / RUN
-    if not path.exists():
-        raise FixArgumentsError(
-            f"{released} has no {RUN}: it is not a run folder, or the run was stopped before its "
-            "first step. Pass the folder of a run."
-        )
-    return _parsed_record(path)
 
 
 def _check_released(folder: Path, record: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ event imports nothing, because events are recognised by the name of their class.
 dp-accounting.
 """
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -159,27 +160,17 @@ def _field_from_json(field_type: str, value: Any) -> Any:
     return value
 
 
-def _number(name: str, value: Any) -> float:
+def _number(
+    name: str, value: Any, least: float = -math.inf, most: float = math.inf, what: str = ""
+) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or isinstance(value, bool | str):
         raise FixArgumentsError(f"{name}={value!r}: pass a finite number.")
-    return number
-
-
-def _size(name: str, value: Any) -> float:
-    number = _number(name, value)
-    if number < 0:
-        raise FixArgumentsError(f"{name}={value!r}: pass a number of at least 0.")
-    return number
-
-
-def _probability(name: str, value: Any) -> float:
-    number = _number(name, value)
-    if not 0 <= number <= 1:
-        raise FixArgumentsError(f"{name}={value!r}: pass a probability between 0 and 1.")
+    if not least <= number <= most:
+        raise FixArgumentsError(f"{name}={value!r}: pass a {what}.")
     return number
 
 
@@ -212,8 +203,8 @@ def _matrix(name: str, value: Any) -> list[Any]:
 
 
 FIELD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "size": _size,
-    "probability": _probability,
+    "size": functools.partial(_number, least=0, what="number of at least 0"),
+    "probability": functools.partial(_number, least=0, most=1, what="probability between 0 and 1"),
     "count": _count,
     "positive": _positive,
     "matrix": _matrix,

@@ -13,11 +13,11 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal
 
 from bevel.inspection.compiled_step import CompiledStep
 from bevel.inspection.findings import Finding
-from bevel.sharding.axes import subprograms
+from bevel.sharding.axes import equations_in
 from bevel.sharding.source_lines import SourceLine, line_of
 from bevel.sharding.types import spec_axes
 
@@ -37,7 +37,7 @@ class _State(enum.IntEnum):
 def early_sums(step: CompiledStep) -> Iterator[Finding]:
     """Per-example norms that are computed from sums over devices."""
     found: dict[SourceLine | None, tuple[str, ...]] = {}
-    for eqn in _shard_maps(step.program.jaxpr):
+    for eqn in equations_in(step.program.jaxpr, "shard_map"):
         axes = tuple(axis for axis in _batch_axes(eqn, step) if axis in step.mesh)
         if axes:
             body: Any = eqn.params["jaxpr"]
@@ -53,14 +53,6 @@ def early_sums(step: CompiledStep) -> Iterator[Finding]:
             "after clipping, or use bevel.clipped_grad, which does both",
             line,
         )
-
-
-def _shard_maps(jaxpr: Jaxpr) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "shard_map":
-            yield eqn
-        for inner in subprograms(eqn.params):
-            yield from _shard_maps(inner)
 
 
 def _batch_axes(eqn: Any, step: CompiledStep) -> list[str]:
