@@ -42,7 +42,7 @@ from bevel.training.folder import (
 )
 from bevel.training.process_agreement import any_process, barrier, is_first
 from bevel.training.releases import parse_release
-from bevel.training.state import path_text
+from bevel.training.state import path_text, shaped
 
 PyTree = Any
 # Contains the name of the temporary folder that Orbax wrote to, which includes the time.
@@ -139,13 +139,8 @@ class Checkpoints:
         The checkpoint is complete, and not yet released, when `wait` returns. `meta` has the
         checksums of the arrays; `release` is the `ReleaseRecord` of the steps, as a dict.
         """
-        released, private = by_name(halves.released), by_name(halves.private)
-        args = ocp.args.Composite(
-            **{
-                RELEASED: ocp.args.PyTreeSave(detached(released)),
-                PRIVATE: ocp.args.PyTreeSave(detached(private)),
-            }
-        )
+        saved = [ocp.args.PyTreeSave(detached(by_name(half))) for half in halves]
+        args = ocp.args.Composite(**dict(zip((RELEASED, PRIVATE), saved, strict=True)))
         with explain_full_disk(self._staging):
             self._writer.save(self._staging / str(meta.step), args=args, force=True)
         self._staged = Staged(meta, release)
@@ -305,10 +300,7 @@ def array_handler() -> ocp.PyTreeCheckpointHandler:
 def _read_arrays(folder: Path, like: PyTree) -> PyTree:
     """Reads the arrays of one half, sharded like those of `like`."""
     named = by_name(like)
-    shapes = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-        for name, x in named.items()
-    }
+    shapes = {name: shaped(x) for name, x in named.items()}
     args = ocp.args.PyTreeRestore(
         item=shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes)
     )
@@ -365,9 +357,8 @@ def _numbered(folder: Path) -> list[int]:
     """Returns the subfolders whose names are numbers, largest first."""
     if not folder.is_dir():
         return []
-    return sorted(
-        (int(path.name) for path in folder.iterdir() if path.name.isdigit()), reverse=True
-    )
+    numbers = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+    return sorted(numbers, reverse=True)
 
 
 def digest_of(halves: Halves) -> list[str]:

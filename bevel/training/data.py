@@ -243,8 +243,7 @@ def indices_to_hash(source: DataSource, key: bytes, coverage: Coverage) -> Itera
 
 def _provided_fingerprint(source: DataSource) -> str | None:
     """Returns the `fingerprint` of the user's data set, or None if it has none."""
-    records = getattr(source, "records", None)
-    provided = getattr(records, "fingerprint", None)
+    provided = getattr(getattr(source, "records", None), "fingerprint", None)
     provided = provided() if callable(provided) else provided
     if provided is not None and not isinstance(provided, str):
         raise FixArgumentsError(

@@ -357,14 +357,8 @@ class FolderRun:
         return bool(from_first_process(float(bool(missing)))[0])
 
     def _meta(self, step: int, digest: list[str]) -> Meta:
-        return Meta(
-            step=step,
-            attempt=self.attempt,
-            plan=self.plan.fingerprint(),
-            key=self.run_secrets.commitment,
-            ledger=self.ledger.head,
-            digest=digest,
-        )
+        plan, key = self.plan.fingerprint(), self.run_secrets.commitment
+        return Meta(step, self.attempt, plan, key, self.ledger.head, digest)
 
     def write_record(self, **fields: Any) -> None:
         self.record.add_public(name=self.name, **fields)

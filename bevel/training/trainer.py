@@ -29,14 +29,7 @@ from bevel.training.private_step import PrivateStep
 from bevel.training.process_agreement import check_same
 from bevel.training.run_description import shared_by_processes
 from bevel.training.run_options import RunOptions
-from bevel.training.state import (
-    ReleasedState,
-    Trainable,
-    TrainingState,
-    copied,
-    on_mesh,
-    split,
-)
+from bevel.training.state import ReleasedState, Trainable, TrainingState, copied, on_mesh, split
 
 PyTree = Any
 Optimizer: TypeAlias = AugmentedGradientTransformation | optax.GradientTransformation
