@@ -15,7 +15,7 @@ from bevel import sharding
 from bevel.cli.config import Config, OptimizerTable
 from bevel.cli.data_sets import DataSet, data_set
 from bevel.cli.models import Model, model
-from bevel.cli.plans import plan_config
+from bevel.cli.plan_config import plan_config
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.optimizers import dp_adam
@@ -115,7 +115,7 @@ def optimizer(table: OptimizerTable, steps: int) -> Any:
     if table.warmup_steps >= steps:
         raise FixArgumentsError(
             f"[optimizer] warmup_steps is {table.warmup_steps}, but there are only {steps} steps: "
-            "set fewer."
+            "use fewer warm-up steps."
         )
     rate: Any = table.learning_rate
     if table.schedule == "cosine":

@@ -29,7 +29,7 @@ class _Request:
 
 def main(arguments: Sequence[str]) -> int:
     from bevel.cli.data_sets import data_set
-    from bevel.cli.plans import plan_config
+    from bevel.cli.plan_config import plan_config
 
     if arguments and not arguments[0].startswith("-"):
         config = config_and_overrides("plan", ABOUT, arguments)

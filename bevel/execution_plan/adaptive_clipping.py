@@ -78,7 +78,7 @@ class AdaptiveNoiseState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Counting:
+class UnclippedCount:
     """Adaptive clipping in one plan: scales the count, and updates the clip norm from it."""
 
     options: AdaptiveClipping

@@ -1,7 +1,7 @@
 """Checkpoints in two halves, published together.
 
     released/checkpoints/STEP/   the arrays that may be shown to anyone; checkpoint.json: step, plan
-    private/checkpoints/STEP/    the noise state; checkpoint.json: `Meta`
+    private/checkpoints/STEP/    the noise state; checkpoint.json: `CheckpointMetadata`
 
 Orbax first writes both halves to a staging folder in `private/`. Once the steps are charged, the
 checkpoint is published by renaming the private half and then the released half, so a released half
@@ -49,15 +49,15 @@ PyTree = Any
 ORBAX_COMMIT_FILE = "commit_success.txt"
 
 
-class Halves(NamedTuple):
-    """The state of a run as it is saved: the part that may be shown, and the private part."""
+class StateHalves(NamedTuple):
+    """The state of a run as it is saved: the half that may be shown, and the private half."""
 
     released: PyTree
     private: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Meta:
+class CheckpointMetadata:
     """The metadata of a checkpoint. Private, because its checksums cover the noise state.
 
     Attributes:
@@ -85,7 +85,7 @@ class Meta:
 class Staged:
     """A complete but unpublished checkpoint, and the release that it was staged for."""
 
-    meta: Meta
+    meta: CheckpointMetadata
     release: dict[str, Any] | None
 
 
@@ -118,7 +118,7 @@ class Checkpoints:
         """Returns the steps of the released checkpoints, newest first."""
         return _numbered(self.folder)
 
-    def private_metas(self) -> Iterator[Meta]:
+    def private_metas(self) -> Iterator[CheckpointMetadata]:
         """Yields the metadata of all published checkpoints, even if the released half is gone."""
         for step in _numbered(self._private):
             with contextlib.suppress(RestoreCheckpointError):
@@ -133,7 +133,9 @@ class Checkpoints:
 
     # Writing: stage, then publish.
 
-    def stage(self, halves: Halves, meta: Meta, release: dict[str, Any] | None = None) -> None:
+    def stage(
+        self, halves: StateHalves, meta: CheckpointMetadata, release: dict[str, Any] | None = None
+    ) -> None:
         """Starts writing a checkpoint. The arrays may be donated once this returns.
 
         The checkpoint is complete, and not yet released, when `wait` returns. `meta` has the
@@ -217,7 +219,9 @@ class Checkpoints:
 
     # Reading.
 
-    def restore(self, step: int, like: Halves, *, staged: bool = False) -> tuple[Halves, Meta]:
+    def restore(
+        self, step: int, like: StateHalves, *, staged: bool = False
+    ) -> tuple[StateHalves, CheckpointMetadata]:
         """Reads a checkpoint. Arrays are sharded like those of `like`, whatever the saved mesh was.
 
         Raises `RestoreCheckpointError` if it cannot be read, or its checksums do not match.
@@ -227,7 +231,7 @@ class Checkpoints:
             released, private = (self._staging / str(step) / half for half in (RELEASED, PRIVATE))
         meta = _read_meta(private)
         try:
-            state = Halves(
+            state = StateHalves(
                 _read_arrays(released, like.released), _read_arrays(private, like.private)
             )
             checksums = digest_of(state)
@@ -243,8 +247,8 @@ class Checkpoints:
         return state, meta
 
     def restore_newest(
-        self, like: Halves, attempt: int, check: Callable[[Meta], None]
-    ) -> tuple[Halves, Meta] | None:
+        self, like: StateHalves, attempt: int, check: Callable[[CheckpointMetadata], None]
+    ) -> tuple[StateHalves, CheckpointMetadata] | None:
         """Restores the newest checkpoint that can be read and passes `check`.
 
         Newer checkpoints that fail are moved to `private/damaged/`, with a warning. Returns None if
@@ -337,9 +341,9 @@ def replace_folder(source: Path, target: Path, trash: Path) -> None:
     source.rename(target)
 
 
-def _read_meta(folder: Path) -> Meta:
+def _read_meta(folder: Path) -> CheckpointMetadata:
     try:
-        meta = Meta(**json.loads((folder / CHECKPOINT).read_text()))
+        meta = CheckpointMetadata(**json.loads((folder / CHECKPOINT).read_text()))
         if [type(x) for x in (meta.step, meta.attempt, meta.digest)] != [int, int, list]:
             raise TypeError("fields have the wrong types")
         return meta
@@ -361,7 +365,7 @@ def _numbered(folder: Path) -> list[int]:
     return sorted(numbers, reverse=True)
 
 
-def digest_of(halves: Halves) -> list[str]:
+def digest_of(halves: StateHalves) -> list[str]:
     """Returns the checksums of the arrays of both halves."""
     return digest((by_name(halves.released), by_name(halves.private)))
 

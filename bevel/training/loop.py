@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bevel.errors import StopRunError
 from bevel.training import process_agreement
 from bevel.training.batches import Batches
-from bevel.training.checkpoint import Halves
+from bevel.training.checkpoint import StateHalves
 from bevel.training.compiled_steps import CompiledSteps
 from bevel.training.folder_run import FolderRun, Metrics
 from bevel.training.identity import Change
@@ -217,13 +217,13 @@ class Loop:
 
     # The state and the batches of this attempt.
 
-    def halves(self, state: TrainingState) -> Halves:
+    def halves(self, state: TrainingState) -> StateHalves:
         """The two halves of a state that are saved. Frozen parameters are in neither."""
         trained, _ = split(state.params, self.trainer.trainable)
         released = dataclasses.replace(self.trainer.released(state), params=trained)
-        return Halves(released, state.noise_state)
+        return StateHalves(released, state.noise_state)
 
-    def joined_state(self, halves: Halves, frozen: PyTree) -> TrainingState:
+    def joined_state(self, halves: StateHalves, frozen: PyTree) -> TrainingState:
         released = halves.released
         return TrainingState(
             step=released.step,

@@ -1,14 +1,18 @@
 """Turns the [plan] table of a config into a calibrated plan config."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from bevel import execution_plan as configs
+from bevel.checks import whole_number
 from bevel.cli.config import PlanTable
 from bevel.errors import FixArgumentsError
 
+Private: TypeAlias = configs.DPSGDConfig | configs.BandMFConfig | configs.BLTConfig
 
-def plan_config(plan: PlanTable, examples: int) -> Any:
+
+def plan_config(plan: PlanTable, examples: int) -> Private | configs.NonPrivateConfig:
     """The config for `Trainer`, calibrated to epsilon unless the noise multiplier is given."""
+    whole_number("examples", examples, 1)
     if plan.mechanism == "none":
         private = ("epsilon", "noise_multiplier", "adapt_clip_norm_to")
         found = [name for name in private if getattr(plan, name) is not None]
@@ -32,7 +36,7 @@ def plan_config(plan: PlanTable, examples: int) -> Any:
     return uncalibrated.calibrate(epsilon=plan.epsilon, delta=plan.delta)
 
 
-def _uncalibrated(plan: PlanTable, examples: int) -> Any:
+def _uncalibrated(plan: PlanTable, examples: int) -> Private:
     options: dict[str, Any] = {
         "l2_clip_norm": plan.clip_norm,
         "noise_multiplier": plan.noise_multiplier,
@@ -47,6 +51,7 @@ def _uncalibrated(plan: PlanTable, examples: int) -> Any:
         case "dpsgd":
             return configs.DPSGDConfig.default(examples, plan.batch_size, plan.steps, **options)
         case "bandmf":
+            _check_bands(plan, examples)
             return configs.BandMFConfig.default(
                 plan.bands,
                 plan.steps,
@@ -55,7 +60,7 @@ def _uncalibrated(plan: PlanTable, examples: int) -> Any:
                 normalize_by=plan.batch_size,
                 **options,
             )
-        case "blt":
+        case _:  # blt, because "none" has no noise to calibrate
             return configs.BLTConfig.default(
                 examples,
                 plan.batch_size,
@@ -63,4 +68,16 @@ def _uncalibrated(plan: PlanTable, examples: int) -> Any:
                 min_sep=plan.min_sep,
                 max_buffers=plan.buffers,
                 **options,
+            )
+
+
+def _check_bands(plan: PlanTable, examples: int) -> None:
+    """Raises if batches are larger than the groups that BandMF splits the examples into."""
+    if plan.sampling in (None, "cyclic_poisson") and 1 <= plan.bands <= plan.steps:
+        largest = examples / plan.bands
+        if plan.batch_size > largest * (1 + 1e-9):
+            raise FixArgumentsError(
+                f"[plan] batch_size is {plan.batch_size:g} with {plan.bands} bands and {examples} "
+                f"examples: an example is used at most once in {plan.bands} steps, so batches have "
+                f"at most {largest:g} examples. Use a smaller batch_size or fewer bands."
             )
