@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from bevel.errors import FixArgumentsError
 from bevel.inspection import hlo, hlo_costs
@@ -26,7 +26,9 @@ KINDS = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all
 KINDS |= {"collective-permute", "collective-broadcast", "send"}
 
 
-def inspect_step(compiled: Any, mesh: Any = None, branch: int | None = None) -> StepReport:
+def inspect_step(
+    compiled: Any, mesh: Mesh | AbstractMesh | None = None, branch: int | None = None
+) -> StepReport:
     """Reports every collective of a compiled step: kind, bytes, mesh axes, count and source line.
 
     Args:
@@ -76,7 +78,7 @@ def inspect_step(compiled: Any, mesh: Any = None, branch: int | None = None) -> 
     )
 
 
-def _mesh_sizes(mesh: Any, compiled: Any) -> Mapping[str, int] | None:
+def _mesh_sizes(mesh: Mesh | AbstractMesh | None, compiled: Any) -> Mapping[str, int] | None:
     """The axis sizes of `mesh`, or of the arguments' and results' mesh with the most axes."""
     if mesh is not None:
         return mesh.shape
