@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bevel.errors import FixArgumentsError
+
 MARK = "bevel.scale: "  # marks the answer among other printed lines
 
 
@@ -38,7 +40,9 @@ def load(build: Mapping[str, str]) -> Callable[..., PlacedStep]:
     if "file" in build:
         spec = importlib.util.spec_from_file_location("scaled_step", build["file"])
         if spec is None or spec.loader is None:
-            raise ValueError(f"{build['file']} is not a Python file")
+            raise FixArgumentsError(
+                f"{build['file']} is not a Python file: write 'file.py:function'."
+            )
         module = importlib.util.module_from_spec(spec)
         sys.modules["scaled_step"] = module
         spec.loader.exec_module(module)
@@ -46,7 +50,12 @@ def load(build: Mapping[str, str]) -> Callable[..., PlacedStep]:
         module = importlib.import_module(build["module"])
     function: Any = module
     for part in build["name"].split("."):
-        function = getattr(function, part)
+        function = getattr(function, part, None)
+    if not callable(function):
+        where = build.get("file") or build["module"]
+        raise FixArgumentsError(
+            f"{where} has no function {build['name']!r}: name one that returns a PlacedStep."
+        )
     return function
 
 

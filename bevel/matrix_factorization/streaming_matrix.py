@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
-from bevel.checks import whole_number
+from bevel.checks import in_one_line, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.checks import checked_coefs
 from bevel.sharding.sharding_like import with_sharding_like
@@ -71,8 +71,8 @@ class StreamingMatrix(Generic[State]):
                 states = treedef.flatten_up_to(state)
             except (ValueError, TypeError, KeyError) as error:
                 raise FixArgumentsError(
-                    f"the state belongs to another tree than the value: {error} Create the state "
-                    "with init_multiply(value)."
+                    "the state belongs to another tree than the value: "
+                    f"{in_one_line(error)} Create the state with init_multiply(value)."
                 ) from error
             steps = [
                 _next_of_leaf(multiply_next_fn, *one) for one in zip(leaves, states, strict=True)

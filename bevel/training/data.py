@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from bevel.batch_selection import ExamplesByUser
+from bevel.checks import in_one_line
 from bevel.errors import FixArgumentsError, FixDataError
 
 PyTree = Any
@@ -151,8 +152,8 @@ def _call_reader(read: Callable[[], Any], indices: list[int]) -> Any:
     except Exception as error:
         which = f"record {indices[0]}" if len(indices) == 1 else f"one of {len(indices)} records"
         raise FixDataError(
-            f"{which} could not be read ({type(error).__name__}: {error}). No step was taken "
-            "without it. Repair the data, then start again to resume the run."
+            f"{which} could not be read ({type(error).__name__}: {in_one_line(error)}). No step "
+            "was taken without it. Repair the data, then start again to resume the run."
         ) from error
 
 
