@@ -13,13 +13,13 @@ import importlib
 import io
 import logging
 import os
-import re
 import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bevel.cli.wording import in_cli_words
 from bevel.errors import BevelError
 
 COMMANDS = {
@@ -48,16 +48,6 @@ examples:
 `bevel COMMAND --help` describes a command. BEVEL_DEBUG=1 shows tracebacks."""
 OPTIONAL = {"tyro", "orbax", "sklearn", "matplotlib", "jinja2", "grain"}
 INTERRUPTED = 130
-# Arguments of the library whose config fields have other names.
-FIELDS = {
-    "expected_batch_size": "batch_size",
-    "iterations": "steps",
-    "l2_clip_norm": "clip_norm",
-    "target_quantile": "adapt_clip_norm_to",
-    "neighboring_relation": "relation",
-    "num_bands": "bands",
-    "num_examples": "examples",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,14 +97,6 @@ def _failed(error: BaseException, message: str, code: int) -> int:
         traceback.print_exception(error)
     _print_error(message)
     return code
-
-
-def in_cli_words(message: str) -> str:
-    """Replaces the Python names in an error of the library by the names that the command uses."""
-    message = re.sub(r"^(\w+)=", lambda name: f"{FIELDS.get(name[1], name[1])} is ", message)
-    message = re.sub(r"RunOptions\(ledger=(['\"])(.*?)\1\)", r"--run.ledger=\2", message)
-    message = message.replace("NonPrivateConfig", "mechanism 'none'")
-    return message.replace("include_raw", "--include-raw")
 
 
 def _print_error(message: str) -> None:
