@@ -139,7 +139,7 @@ class SpeedOptions:
     def __post_init__(self) -> None:
         if self.engine not in ("auto", "vmap"):
             raise FixArgumentsError(
-                f"engine={self.engine!r}: write 'auto', or 'vmap' for the reference."
+                f"engine={self.engine!r}: write 'auto', or 'vmap' for the reference implementation."
             )
         if self.memory not in ("auto", "bookkeeping", "low"):
             raise FixArgumentsError(

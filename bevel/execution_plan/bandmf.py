@@ -70,7 +70,9 @@ class BandMFConfig(PrivateConfig):
         """Makes a config with the banded Toeplitz C of least mean error of the prefix sums."""
         whole_number("iterations", iterations, 1)
         if whole_number("num_bands", num_bands, 1) > iterations:
-            raise FixArgumentsError(f"num_bands={num_bands}: pass at most {iterations}, the steps.")
+            raise FixArgumentsError(
+                f"num_bands={num_bands}: pass at most {iterations}, the number of steps."
+            )
         strategy = toeplitz.optimize_banded_toeplitz(
             iterations, num_bands, max_optimizer_steps=strategy_optimization_steps
         )

@@ -2,7 +2,8 @@
 
 Inside `jax.shard_map`, autodiff sums the gradients of a replicated parameter over the shards. Under
 `jax.vmap` it does so for each example: the gradients of example i of every shard become one sum,
-whose norm is that of none of them. Clipping by this norm bounds nothing, and JAX raises no error.
+and the norm of that sum is not the norm of any example. Clipping by this norm bounds nothing, and
+JAX raises no error.
 
 The check follows values through the program. A value is reported if it is summed over an axis that
 carries the batch, then squared, then summed to an array (a scalar would be the norm of the batch
