@@ -36,6 +36,12 @@ ADVICE = {
         r"set cpu_devices of [mesh] to \1"
     ),
     r' or \{"data": 4, "model": 2\}': "",
+    r"write \w+\(axis=\.\.\.\), or create the mesh with (\w+=1)": (
+        r"use other rules of [mesh], or add \1 to its axes"
+    ),
+    # Fields of the plan that follow from the keys of the config, which are listed too.
+    r"; plan\.(?:mechanism|clip|unit)\.[^;]*?(?=; |\. )": "",
+    r"plan\.(?:mechanism|clip|unit)\.[^;]*; ": "",
     r"iterations / expected_participations": "num_examples / expected_batch_size",
 }
 # Names in quotes, paths and dotted names are what the user wrote.
