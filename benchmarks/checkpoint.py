@@ -22,9 +22,9 @@ import orbax.checkpoint as ocp
 import bevel
 from bevel.execution_plan import BandMFConfig, DPSGDConfig
 from bevel.training.checkpoint import (
+    CheckpointMetadata,
     Checkpoints,
-    Halves,
-    Meta,
+    StateHalves,
     array_handler,
     by_name,
     detached,
@@ -42,7 +42,7 @@ BANDMF = BandMFConfig(100, 2.0, (1.0, 0.5, 0.25, 0.125), num_examples=1000, nois
 def halves(config, width, layers):
     params = {f"layer{k}": jnp.ones((width, width)) * k for k in range(layers)}
     noise = config.make().noise_addition_transform.init(params)
-    return Halves({"params": params, "momentum": jax.tree.map(jnp.copy, params)}, noise)
+    return StateHalves({"params": params, "momentum": jax.tree.map(jnp.copy, params)}, noise)
 
 
 def seconds(work, step):
@@ -62,7 +62,9 @@ def measure(config, width, layers, repeats):
         plain = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(released=array_handler()))
 
         def in_two(step):
-            checkpoints.stage(both, Meta(step, 0, "plan", "key", "ledger", digest_of(both)), {})
+            checkpoints.stage(
+                both, CheckpointMetadata(step, 0, "plan", "key", "ledger", digest_of(both)), {}
+            )
             checkpoints.wait()
             checkpoints.publish(step)
 

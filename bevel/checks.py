@@ -1,4 +1,4 @@
-"""Checks of common arguments. Each returns the value as a plain int or float."""
+"""Checks of common arguments, which return plain ints and floats, and parts of their messages."""
 
 import math
 import numbers
@@ -30,6 +30,12 @@ def positive_number(name: str, value: Any, hint: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise FixArgumentsError(f"{name}={value!r}: pass a positive number, {hint}.")
     return float(value)
+
+
+def in_one_line(text: object, limit: int = 200) -> str:
+    """Text of unknown length, such as a tree or another error, as one short line of a message."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= limit else f"{line[: limit - 4]} ..."
 
 
 def is_real(value: Any) -> bool:

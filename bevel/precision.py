@@ -29,11 +29,8 @@ import numpy as np
 
 def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> np.dtype:
     """Returns the dtype in which to square, scale and sum `dtypes`: float32 or float64."""
-    widest: np.dtype = np.dtype(np.float32)
-    for dtype in dtypes:
-        if np.dtype(dtype) == np.dtype(np.float64):
-            widest = np.dtype(np.float64)
-    return widest
+    wide = any(np.dtype(dtype) == np.dtype(np.float64) for dtype in dtypes)
+    return np.dtype(np.float64 if wide else np.float32)
 
 
 def unit_roundoff(dtype: jax.typing.DTypeLike) -> float:

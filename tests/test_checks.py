@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bevel.checks import probability, whole_number
+from bevel.checks import in_one_line, probability, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -30,3 +30,9 @@ def test_probabilities(value):
 def test_values_outside_zero_to_one_are_refused(value):
     with pytest.raises(FixArgumentsError, match=r"p=.*between 0 and 1"):
         probability("p", value)
+
+
+def test_text_in_a_message_is_one_short_line():
+    assert in_one_line("a\n  b") == "a b"
+    line = in_one_line({f"layer {i}": None for i in range(100)}, 80)
+    assert len(line) == 80 and line.endswith(" ...")

@@ -136,18 +136,13 @@ def interval_for(event: DpEvent, relation: NeighboringRelation) -> float:
     PLD needs time and memory in proportion to (range of losses) / interval, which would be minutes
     for events with almost no noise.
     """
-    noise, loss = _noise_and_loss(event, relation)
+    approximation = rdp_approximation(event, relation)
+    noise, rdp = _least_noise(approximation), RdpAccountant(orders=(2.0,))
+    loss = float(rdp.compose(approximation).rdp[0]) if rdp.supports(approximation) else 0.0
+    if not math.isfinite(loss):
+        loss = 0.0  # epsilon is infinite at any rounding, so it does not need a coarser one
     interval = INTERVAL * max(1.0, (0.5 / noise) ** 2 if noise > 0 else 1.0, loss / 50)
     return min(interval, LARGEST_INTERVAL)
-
-
-def _noise_and_loss(event: DpEvent, relation: NeighboringRelation) -> tuple[float, float]:
-    """Returns the least noise of any step of `event`, and a rough total privacy loss."""
-    approximation = rdp_approximation(event, relation)
-    rdp = RdpAccountant(orders=(2.0,))
-    loss = float(rdp.compose(approximation).rdp[0]) if rdp.supports(approximation) else 0.0
-    # An infinite loss makes epsilon infinite at any rounding, so it does not need a coarser one.
-    return _least_noise(approximation), loss if math.isfinite(loss) else 0.0
 
 
 def _least_noise(event: DpEvent, count: int = 1) -> float:
@@ -192,9 +187,7 @@ def cheaper_accountants(
     event: DpEvent, relation: NeighboringRelation, accountant_fn: AccountantFn | None
 ) -> Sequence[AccountantFn]:
     """Returns accountants for the first stages of a search, the cheapest first."""
-    kind = accountant_fn
-    if accountant_fn is None:
-        kind = type(default_accountant(event, relation))
+    kind = accountant_fn or type(default_accountant(event, relation))
     if kind is PLDAccountant:
         interval = interval_for(event, relation) if accountant_fn is None else INTERVAL
         return [_pld_with(10 * interval), _pld_with(3 * interval)]

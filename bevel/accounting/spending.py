@@ -49,10 +49,7 @@ def epsilon(
 
 
 def _epsilon(
-    event: DpEvent,
-    delta: float,
-    relation: NeighboringRelation,
-    accountant_fn: AccountantFn | None,
+    event: DpEvent, delta: float, relation: NeighboringRelation, accountant_fn: AccountantFn | None
 ) -> float:
     accountant = composed_accountant(event, relation, accountant_fn)
     _check_rdp_precision(accountant)
@@ -127,16 +124,9 @@ def epsilon_after_each_step(
     """
     total = whole_number("iterations", iterations)
     relation = relation_of(neighboring_relation)
-
-    def cost(step: int, accountant: AccountantFn | None) -> float:
-        return epsilon(
-            make_event(step),
-            delta=delta,
-            neighboring_relation=relation,
-            accountant_fn=accountant,
-            monte_carlo=monte_carlo,
-        )
-
+    cost = functools.partial(
+        epsilon, delta=delta, neighboring_relation=relation, monte_carlo=monte_carlo
+    )
     last = make_event(total)
     coarse = accountant_fn
     if accountant_fn is None and not isinstance(last, MixtureDpEvent):
@@ -144,7 +134,8 @@ def epsilon_after_each_step(
     # Epsilon grows roughly as the square root of the steps, so this grid is about even in epsilon.
     fractions = np.arange(1, whole_number("points", points) + 1) / points
     grid = np.unique(np.append(np.ceil(total * fractions**2), total)).astype(int)
-    costs = [cost(int(step), coarse) for step in grid[:-1]] + [cost(total, accountant_fn)]
+    costs = [cost(make_event(int(step)), accountant_fn=coarse) for step in grid[:-1]]
+    costs.append(cost(last, accountant_fn=accountant_fn))
     # Fewer steps never cost more, so a bound for a later step also holds for an earlier one.
     bounds = np.minimum.accumulate(costs[::-1])[::-1]
     return bounds[np.searchsorted(grid, np.arange(1, total + 1))]

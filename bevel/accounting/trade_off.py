@@ -1,5 +1,7 @@
 """The trade-off curve: an attacker's highest true-positive rate at each false-positive rate."""
 
+from typing import Any
+
 import numpy as np
 from dp_accounting import DpEvent
 
@@ -49,23 +51,11 @@ def _privacy_profile(
     monte_carlo: MonteCarlo | None,
 ) -> list[tuple[float, float]]:
     """Returns pairs (epsilon, delta), from epsilon = 0 to where delta is negligible."""
+    settings: dict[str, Any] = {"neighboring_relation": relation, "accountant_fn": accountant_fn}
     if isinstance(event, MixtureDpEvent):
         epsilons = EPSILONS[EPSILONS <= 50]
     else:
-        largest = epsilon(
-            event, delta=1e-9, neighboring_relation=relation, accountant_fn=accountant_fn
-        )
+        largest = epsilon(event, delta=1e-9, **settings)
         epsilons = np.linspace(0, min(largest, LARGEST_EPSILON), POINTS)
-    return [
-        (
-            float(eps),
-            delta(
-                event,
-                epsilon=float(eps),
-                neighboring_relation=relation,
-                accountant_fn=accountant_fn,
-                monte_carlo=monte_carlo,
-            ),
-        )
-        for eps in epsilons
-    ]
+    settings["monte_carlo"] = monte_carlo
+    return [(eps, delta(event, epsilon=eps, **settings)) for eps in epsilons.tolist()]

@@ -1,6 +1,7 @@
 """Fixed-size batches, drawn independently at each step."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -43,9 +44,7 @@ class FixedBatchSampling(RandomAccessSampler):
         return self.batch_size
 
     def _rows(self, step: int, num_examples: int, seed: int, start: int, stop: int) -> np.ndarray:
-        def part_stream(part: int) -> np.random.Generator:
-            return stream(seed, SamplingPurpose.MEMBERS, step, part)
-
+        part_stream = functools.partial(stream, seed, SamplingPurpose.MEMBERS, step)
         if not self.replace:
             return subset_rows(num_examples, self.batch_size, start, stop, part_stream)
         first, last = start // LEAF, -(-stop // LEAF)

@@ -1,6 +1,7 @@
 """Poisson sampling with a minimum separation between two uses of an example."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 
@@ -88,13 +89,8 @@ class BMinSepSampling(StatefulSampler):
         )
         # Sample from all examples, then remove the resting ones. Each remaining example joins
         # independently with probability `sampling_prob`, without a pass over the data set.
-        sampled = subset_rows(
-            num_examples,
-            count,
-            0,
-            count,
-            lambda part: stream(seed, SamplingPurpose.MEMBERS, step, part),
-        )
+        part_stream = functools.partial(stream, seed, SamplingPurpose.MEMBERS, step)
+        sampled = subset_rows(num_examples, count, 0, count, part_stream)
         batch = sampled[~np.isin(sampled, np.concatenate([sampled[:0], *state.resting]))]
         limit = self.truncated_batch_size
         if limit is not None and len(batch) > limit:

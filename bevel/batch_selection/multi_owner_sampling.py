@@ -109,5 +109,4 @@ class MultiOwnerMinSepSampling(StatefulSampler):
 
 @functools.lru_cache(maxsize=2)
 def _order_of_round(num_examples: int, seed: int, round_: int) -> np.ndarray:
-    """The order in which a round visits the examples."""
     return stream(seed, SamplingPurpose.ORDER, round_).permutation(num_examples)

@@ -86,13 +86,8 @@ class CyclicPoissonSampling(RandomAccessSampler):
                 f"{group_size:g} examples ({num_examples} examples, cycle_length={cycle_length}). "
                 f"Pass a number from 0 to {group_size:g}, or a smaller cycle_length."
             )
-        return cls(
-            expected_batch_size / group_size,
-            iterations,
-            truncated_batch_size,
-            cycle_length,
-            partition_type,
-        )
+        prob = expected_batch_size / group_size
+        return cls(prob, iterations, truncated_batch_size, cycle_length, partition_type)
 
     def group_size(self, num_examples: int) -> int:
         """The size of every group. Groups of an INDEPENDENT partition have random sizes."""

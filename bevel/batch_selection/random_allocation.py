@@ -63,7 +63,6 @@ class RandomAllocationSampling(RandomAccessSampler):
 def _allocation(
     num_examples: int, participations: int, iterations: int, seed: int
 ) -> ExampleGroups:
-    """The examples of each step."""
     steps = random_subsets(
         num_examples, participations, iterations, stream(seed, SamplingPurpose.ALLOCATION)
     )

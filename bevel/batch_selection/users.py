@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from bevel.batch_selection.groups import ExampleGroups, grouped
+from bevel.batch_selection.padding import PADDING
 from bevel.batch_selection.proven_event import Participation, ProvenEvent
 from bevel.batch_selection.randomness import RngType, SamplingPurpose, fixed_seed, seed_of, stream
 from bevel.batch_selection.sampler import BatchSelectionStrategy
 from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-
-PADDING = -1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,6 +2,4 @@
 
 from bevel.cli.dispatch import main
 
-__all__ = [
-    "main",
-]
+__all__ = ["main"]

@@ -13,13 +13,13 @@ import importlib
 import io
 import logging
 import os
-import re
 import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bevel.cli.wording import in_cli_words
 from bevel.errors import BevelError
 
 COMMANDS = {
@@ -48,16 +48,6 @@ examples:
 `bevel COMMAND --help` describes a command. BEVEL_DEBUG=1 shows tracebacks."""
 OPTIONAL = {"tyro", "orbax", "sklearn", "matplotlib", "jinja2", "grain"}
 INTERRUPTED = 130
-# Arguments of the library whose config fields have other names.
-FIELDS = {
-    "expected_batch_size": "batch_size",
-    "iterations": "steps",
-    "l2_clip_norm": "clip_norm",
-    "target_quantile": "adapt_clip_norm_to",
-    "neighboring_relation": "relation",
-    "num_bands": "bands",
-    "num_examples": "examples",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +74,8 @@ def _run(name: str, arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # shows progress in a pipe too
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        # One line, without the source line that raised it.
+        warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
         try:
             command: Any = importlib.import_module(f"bevel.cli.{name}")
             return command.main(arguments)
@@ -108,21 +99,8 @@ def _failed(error: BaseException, message: str, code: int) -> int:
     return code
 
 
-def in_cli_words(message: str) -> str:
-    """Replaces the Python names in an error of the library by the names that the command uses."""
-    message = re.sub(r"^(\w+)=", lambda name: f"{FIELDS.get(name[1], name[1])} is ", message)
-    message = re.sub(r"RunOptions\(ledger=(['\"])(.*?)\1\)", r"--run.ledger=\2", message)
-    message = message.replace("NonPrivateConfig", "mechanism 'none'")
-    return message.replace("include_raw", "--include-raw")
-
-
 def _print_error(message: str) -> None:
     print(f"bevel: {message}", file=sys.stderr)
-
-
-def _show_warning(message: Any, *details: Any, **more: Any) -> None:
-    """Prints a warning as one line, without the source line that raised it."""
-    _print_error(f"warning: {message}")
 
 
 def _usage() -> str:

@@ -22,11 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     job = Job(config)
     # The explanation depends on shapes only, so the noise need not be calibrated.
     gradient = clipped_grad(
-        job.model.loss_fn,
-        has_aux=True,
-        batch_argnums=1,
-        prng_argnum=2,
-        l2_clip_norm=config.plan.clip_norm,
+        job.model.loss_fn, has_aux=True, prng_argnum=2, l2_clip_norm=config.plan.clip_norm
     )
     params = jax.eval_shape(job.init)
     key = jax.eval_shape(lambda: jax.random.key(0))

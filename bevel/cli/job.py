@@ -15,7 +15,7 @@ from bevel import sharding
 from bevel.cli.config import Config, OptimizerTable
 from bevel.cli.data_sets import DataSet, data_set
 from bevel.cli.models import Model, model
-from bevel.cli.plans import plan_config
+from bevel.cli.plan_config import plan_config
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.optimizers import dp_adam
@@ -61,7 +61,6 @@ class Job:
         )
 
     def init(self) -> PyTree:
-        """The initial parameters."""
         return self.model.init(jax.random.key(self.config.model.init_seed))
 
     def evaluate(self, params: PyTree) -> dict[str, float]:
@@ -116,7 +115,7 @@ def optimizer(table: OptimizerTable, steps: int) -> Any:
     if table.warmup_steps >= steps:
         raise FixArgumentsError(
             f"[optimizer] warmup_steps is {table.warmup_steps}, but there are only {steps} steps: "
-            "set fewer."
+            "use fewer warm-up steps."
         )
     rate: Any = table.learning_rate
     if table.schedule == "cosine":
@@ -152,7 +151,6 @@ def use_cpu_devices(count: int) -> None:
 
 
 def example_types(data: DataSet, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The types of a batch with this many rows."""
     return {
         "x": jax.ShapeDtypeStruct((rows, *data.shape), np.float32),
         "y": jax.ShapeDtypeStruct((rows,), np.int32),

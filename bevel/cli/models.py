@@ -17,6 +17,7 @@ from bevel.errors import FixArgumentsError, FixLossError
 
 PyTree = Any
 Shape = tuple[int, ...]
+LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def _cross_entropy(predict: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[..., Any]:
@@ -114,11 +115,7 @@ def _conv(shape: Shape, widths: tuple[int, ...], classes: int) -> Model:
         h = x
         for stride, weights in zip(strides, params["conv"], strict=True):
             h = jax.lax.conv_general_dilated(
-                h,
-                weights["w"],
-                (stride, stride),
-                "SAME",
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                h, weights["w"], (stride, stride), "SAME", dimension_numbers=LAYOUT
             )
             h = jnp.tanh(h + jnp.broadcast_to(weights["b"], h.shape))
         # Scaled down, so that the last layer's gradient does not dominate the norm.

@@ -1,26 +1,11 @@
-"""Parses command lines into dataclasses with tyro: fields are options, docstrings are help."""
+"""Parses command lines into configs with tyro: fields are options, docstrings are help."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bevel.cli.config import Config, PlanTable, read_config
-
-T = TypeVar("T")
-
-
-def parse_options(kind: type[T], command: str, about: str, arguments: Sequence[str]) -> T:
-    """Parses the options of a command. Wrong usage exits with code 2."""
-    import tyro
-
-    return tyro.cli(
-        kind,
-        prog=f"bevel {command}",
-        description=about.strip(),
-        args=list(arguments),
-        config=(tyro.conf.OmitArgPrefixes,) if kind is not Config else (),
-    )
 
 
 def config_and_overrides(command: str, about: str, arguments: Sequence[str]) -> Config:

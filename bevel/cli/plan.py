@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from bevel.cli.config import PlanTable
-from bevel.cli.parsing import config_and_overrides, parse_options
+from bevel.cli.parsing import config_and_overrides
 
 ABOUT = """Show the noise, batches and cost of a privacy budget. Nothing is trained.
 
@@ -29,12 +29,20 @@ class _Request:
 
 def main(arguments: Sequence[str]) -> int:
     from bevel.cli.data_sets import data_set
-    from bevel.cli.plans import plan_config
+    from bevel.cli.plan_config import plan_config
 
     if arguments and not arguments[0].startswith("-"):
         config = config_and_overrides("plan", ABOUT, arguments)
         request = _Request(config.plan, len(data_set(config.data).x_train))
     else:
-        request = parse_options(_Request, "plan", ABOUT, arguments)
+        import tyro
+
+        request = tyro.cli(
+            _Request,
+            prog="bevel plan",
+            description=ABOUT.strip(),
+            args=list(arguments),
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
     plan_config(request.plan, request.examples).make().describe(request.plan.delta)
     return 0

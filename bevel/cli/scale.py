@@ -109,7 +109,7 @@ def build_step(mesh: Any, batch_size: int, *, config: str) -> Any:
         sharding = NamedSharding(mesh, spec)
         return lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    optimizer = _placed_like(jax.eval_shape(trainer._optimizer.init, params), params, mesh)
+    optimizer = _placed_like(jax.eval_shape(trainer.step.optimizer.init, params), params, mesh)
     noise = _placed_like(
         jax.eval_shape(trainer.plan.noise_addition_transform.init, params), params, mesh
     )

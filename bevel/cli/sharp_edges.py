@@ -38,63 +38,56 @@ class _Edge:
     specs: tuple[P, P] = (P(), P())
 
 
-def _network(
-    params: Any, batch: Any, on_x: Any = None, on_h: Any = None, on_out: Any = None
-) -> Any:
+def _network(on_w: Any = None, on_x: Any = None, on_h: Any = None, on_out: Any = None) -> Loss:
     """Two layers on sequences (B, T, D). Each row passes its constraint as one of the hooks."""
-    x, y = batch
-    x = on_x(x) if on_x else x
-    h = jnp.tanh(x @ params[0])
-    h = on_h(h) if on_h else h
-    out = h @ params[1]
-    out = on_out(out) if on_out else out
-    return jnp.mean((out - y) ** 2)
 
-
-def _on_input(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: _network(p, b, on_x=lambda x: c(x, "data"))
-
-
-def _on_sequence(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: _network(p, b, on_h=lambda h: c(h, "data", None, None))
-
-
-def _on_flattened(c: Any, mesh: Mesh | None) -> Loss:
-    def flatten(h: Any) -> Any:
-        return c(h.reshape(-1, H), "data", None).reshape(h.shape)
-
-    return lambda p, b: _network(p, b, on_h=flatten)
-
-
-def _on_output(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: _network(p, b, on_out=lambda out: c(out, "data"))
-
-
-def _on_fsdp(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: _network((c(p[0], "data"), c(p[1], "data")), b)
-
-
-def _on_tensor_parallel(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: _network((c(p[0], None, "model"), p[1]), b)
-
-
-def _in_scan(c: Any, mesh: Mesh | None) -> Loss:
-    def loss(p: Any, b: Any) -> Any:
-        def step(h: Any, _: Any) -> Any:
-            return c(jnp.tanh(h), "data"), None
-
-        return _network(p, b, on_h=lambda h: jax.lax.scan(step, h, None, length=2)[0])
+    def loss(params: Any, batch: Any) -> Any:
+        x, y = batch
+        first, second = on_w(*params) if on_w else params
+        x = on_x(x) if on_x else x
+        h = jnp.tanh(x @ first)
+        h = on_h(h) if on_h else h
+        out = h @ second
+        out = on_out(out) if on_out else out
+        return jnp.mean((out - y) ** 2)
 
     return loss
 
 
+def _on_input(c: Any, mesh: Mesh | None) -> Loss:
+    return _network(on_x=lambda x: c(x, "data"))
+
+
+def _on_sequence(c: Any, mesh: Mesh | None) -> Loss:
+    return _network(on_h=lambda h: c(h, "data", None, None))
+
+
+def _on_flattened(c: Any, mesh: Mesh | None) -> Loss:
+    return _network(on_h=lambda h: c(h.reshape(-1, H), "data", None).reshape(h.shape))
+
+
+def _on_fsdp(c: Any, mesh: Mesh | None) -> Loss:
+    return _network(on_w=lambda first, second: (c(first, "data"), c(second, "data")))
+
+
+def _on_tensor_parallel(c: Any, mesh: Mesh | None) -> Loss:
+    return _network(on_w=lambda first, second: (c(first, None, "model"), second))
+
+
+def _in_scan(c: Any, mesh: Mesh | None) -> Loss:
+    def step(h: Any, _: Any) -> Any:
+        return c(jnp.tanh(h), "data"), None
+
+    return _network(on_h=lambda h: jax.lax.scan(step, h, None, length=2)[0])
+
+
 def _in_remat(c: Any, mesh: Mesh | None) -> Loss:
-    return lambda p, b: _network(p, b, on_h=jax.checkpoint(lambda h: jnp.sin(c(h, "data"))))
+    return _network(on_h=jax.checkpoint(lambda h: jnp.sin(c(h, "data"))))
 
 
 def _in_jit(c: Any, mesh: Mesh | None) -> Loss:
     inner = jax.jit(jnp.sin, in_shardings=NamedSharding(mesh, P("data"))) if mesh else jnp.sin
-    return lambda p, b: _network(p, b, on_h=inner)
+    return _network(on_h=inner)
 
 
 def _in_custom_vjp(c: Any, mesh: Mesh | None) -> Loss:
@@ -103,14 +96,14 @@ def _in_custom_vjp(c: Any, mesh: Mesh | None) -> Loss:
         return 2 * h
 
     double.defvjp(lambda h: (2 * h, None), lambda _, g: (c(2 * g, "data"),))
-    return lambda p, b: _network(p, b, on_h=double)
+    return _network(on_h=double)
 
 
 EDGES = (
     _Edge("constraint on the input", _on_input),
     _Edge("on (B, T, d) activations", _on_sequence),
     _Edge("on (B*T, d) activations", _on_flattened),
-    _Edge("on the output", _on_output),
+    _Edge("on the output", lambda c, _: _network(on_out=lambda out: c(out, "data"))),
     _Edge("on FSDP parameters", _on_fsdp, specs=(P("data"), P("data"))),
     _Edge("on tensor-parallel parameters", _on_tensor_parallel, specs=(P(None, "model"), P())),
     _Edge("inside scan", _in_scan),
@@ -118,7 +111,7 @@ EDGES = (
     _Edge("nested jit(in_shardings=...)", _in_jit),
     _Edge("in a custom_vjp's backward", _in_custom_vjp),
     _Edge("Explicit mesh, reshard", _on_input, kind=AxisType.Explicit),
-    _Edge("inside shard_map", lambda c, mesh: _network, manual=True),
+    _Edge("inside shard_map", lambda c, _: _network(), manual=True),
 )
 
 
@@ -171,7 +164,6 @@ def measure(step: Callable[..., Any], arguments: Any, truth: list[np.ndarray]) -
 
 
 def run_edge(edge: _Edge) -> tuple[str, ...]:
-    """Measures one row of the table."""
     rng = np.random.default_rng(0)
     params = [rng.normal(size=s).astype(np.float32) / 8 for s in ((D, H), (H, D))]
     scale = np.geomspace(0.1, 10, B)[:, None, None]
@@ -210,7 +202,6 @@ def _over_shards(step: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
 
 
 def main() -> None:
-    """Measures and prints the table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,5 +1,6 @@
 """`bevel train CONFIG.toml`: trains a private model from a config file."""
 
+import re
 from collections.abc import Sequence
 
 from bevel.cli.config import Config
@@ -20,16 +21,9 @@ examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    words = [
-        word.replace("--accept", "--run.accept", 1) if _is_accept(word) else word
-        for word in arguments
-    ]
+    words = [re.sub("^--accept(?==|$)", "--run.accept", word) for word in arguments]
     _train(config_and_overrides("train", ABOUT, words))
     return 0
-
-
-def _is_accept(word: str) -> bool:
-    return word == "--accept" or word.startswith("--accept=")
 
 
 def _train(config: Config) -> None:

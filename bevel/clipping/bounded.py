@@ -2,12 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 from bevel import precision
 from bevel.errors import FixArgumentsError
+
+if TYPE_CHECKING:
+    from dp_accounting import NeighboringRelation
+
+PyTree = Any
 
 
 class Aux(NamedTuple):
@@ -16,15 +21,15 @@ class Aux(NamedTuple):
     They are *not* private: norms and values of single examples must not leave the trainer.
     """
 
-    values: Any = None
-    grad_norms: Any = None
-    aux: Any = None
+    values: jax.Array | None = None
+    grad_norms: jax.Array | None = None
+    aux: PyTree = None
 
 
 AuxiliaryOutput = Aux
 
 # Cancellation inside one example's gradient beyond which its norm is deliberately overstated:
-# see norms/dense.py. It caps how much larger than the clip norm the summed terms can be.
+# see norms/outer_products.py. It caps how much larger than the clip norm the summed terms can be.
 MAX_CANCELLATION = 128
 
 
@@ -59,7 +64,7 @@ class BoundedSensitivityCallable:
     bounded_sensitivity_fun: Callable[..., Any]
     l2_norm_bound: float
     has_aux: bool
-    result_dtype: Any = None
+    result_dtype: jax.typing.DTypeLike | None = None
     exact: bool = False
     program: "TracedProgram" = dataclasses.field(default_factory=lambda: TracedProgram(rows=1))
     task: Any = dataclasses.field(default=None, repr=False, compare=False)  # for `explain`
@@ -69,7 +74,7 @@ class BoundedSensitivityCallable:
     ) -> Any:
         return self.bounded_sensitivity_fun(*args, is_padding_example=is_padding_example, **kwargs)
 
-    def sensitivity(self, neighboring_relation: Any = None) -> float:
+    def sensitivity(self, neighboring_relation: "str | NeighboringRelation | None" = None) -> float:
         """L2 sensitivity of the exact sum under a `dp_accounting.NeighboringRelation`.
 
         The bound itself for ADD_OR_REMOVE_ONE and REPLACE_SPECIAL (the default), twice the bound

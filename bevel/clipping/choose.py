@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bevel.checks import in_one_line
 from bevel.clipping.norms import gram
 from bevel.clipping.norms.costs import NormCost, costs_of
 from bevel.clipping.norms.registry import SEPARATE
@@ -60,7 +61,7 @@ def choose(
         if not any(part in path for path in paths):
             raise FixArgumentsError(
                 f"norms names {part!r}, but no parameter has that in its path. Use a part of "
-                f"one of these: {', '.join(paths)}."
+                f"one of these: {in_one_line(', '.join(paths))}."
             )
     choices = []
     for i, aval in enumerate(types):

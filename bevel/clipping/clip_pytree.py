@@ -72,7 +72,10 @@ def _stacked(pytree: PyTree) -> tuple[list[jax.Array], Any]:
 
 
 def _rounded_down(x: jax.Array, dtype: Any) -> jax.Array:
-    """`x` in a narrower dtype, never longer: near zero a rounding has no small relative error."""
+    """`x` in a narrower dtype, rounded so that the norm does not grow.
+
+    Near zero, relative rounding errors are large.
+    """
     low = x.astype(dtype)
     if low.dtype == x.dtype:
         return low

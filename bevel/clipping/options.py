@@ -141,7 +141,7 @@ class SpeedOptions:
     def __post_init__(self) -> None:
         if self.engine not in ("auto", "vmap"):
             raise FixArgumentsError(
-                f"engine={self.engine!r}: write 'auto', or 'vmap' for the reference."
+                f"engine={self.engine!r}: write 'auto', or 'vmap' for the reference implementation."
             )
         self._check_memory()
         ways = self.norms.values() if isinstance(self.norms, Mapping) else [self.norms]

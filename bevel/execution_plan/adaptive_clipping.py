@@ -78,7 +78,7 @@ class AdaptiveNoiseState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Counting:
+class UnclippedCount:
     """Adaptive clipping in one plan: scales the count, and updates the clip norm from it."""
 
     options: AdaptiveClipping
@@ -118,11 +118,7 @@ class Counting:
         return math.hypot(1, self.scale / 2) / self.normalize_by
 
     def add_count(
-        self,
-        clipped: BoundedSensitivityCallable,
-        clip_norm: Any,
-        keep_norms: bool,
-        has_aux: bool,
+        self, clipped: BoundedSensitivityCallable, clip_norm: Any, keep_norms: bool, has_aux: bool
     ) -> BoundedSensitivityCallable:
         """Wraps `clipped`, which must return norms, to return a `CountedGradient`."""
         scale = self.scale / self.normalize_by
@@ -142,11 +138,7 @@ class Counting:
             return (result, returned) if has_aux else result
 
         return BoundedSensitivityCallable(
-            run,
-            self.l2_norm_bound,
-            has_aux,
-            program=clipped.program,
-            task=clipped.task,
+            run, self.l2_norm_bound, has_aux, program=clipped.program, task=clipped.task
         )
 
     def transform(self, noise: Privatizer, dtype: Any) -> Privatizer:

@@ -5,12 +5,8 @@ from typing import Any, Literal, Self
 
 from dp_accounting import NeighboringRelation
 
-from bevel.batch_selection import (
-    BallsInBinsSampling,
-    BatchSelectionStrategy,
-    CyclicPoissonSampling,
-    PartitionType,
-)
+from bevel import batch_selection as samplers
+from bevel.batch_selection import PartitionType
 from bevel.checks import positive_number, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.clip_options import ClipOptions
@@ -74,7 +70,9 @@ class BandMFConfig(PrivateConfig):
         """Makes a config with the banded Toeplitz C of least mean error of the prefix sums."""
         whole_number("iterations", iterations, 1)
         if whole_number("num_bands", num_bands, 1) > iterations:
-            raise FixArgumentsError(f"num_bands={num_bands}: pass at most {iterations}, the steps.")
+            raise FixArgumentsError(
+                f"num_bands={num_bands}: pass at most {iterations}, the number of steps."
+            )
         strategy = toeplitz.optimize_banded_toeplitz(
             iterations, num_bands, max_optimizer_steps=strategy_optimization_steps
         )
@@ -125,34 +123,26 @@ class BandMFConfig(PrivateConfig):
             )
         return min(probability, 1.0)
 
-    def sampler(self) -> BatchSelectionStrategy:
+    def sampler(self) -> samplers.BatchSelectionStrategy:
         if self.sampling == "balls_in_bins":
             cycle = self.iterations / self.expected_participations
-            return BallsInBinsSampling(
+            return samplers.BallsInBinsSampling(
                 self.iterations, as_integer("iterations / expected_participations", cycle)
             )
         if self.sampling != "cyclic_poisson":
             raise FixArgumentsError(
                 f"sampling={self.sampling!r}: write 'cyclic_poisson' or 'balls_in_bins'."
             )
-        return CyclicPoissonSampling(
-            self.sampling_prob,
-            self.iterations,
-            self.truncated_batch_size,
-            self.num_bands,
-            self.partition_type,
+        prob, cap = self.sampling_prob, self.truncated_batch_size
+        return samplers.CyclicPoissonSampling(
+            prob, self.iterations, cap, self.num_bands, self.partition_type
         )
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
         n = self.iterations if self.column_normalize else None
         matrix = BandedNoise.of(self.strategy, n) if self.num_bands > 1 else IndependentNoise()
-        return Mechanism(
-            self.sampler(),
-            self.num_examples,
-            str(self.neighboring_relation),
-            noise_multiplier,
-            matrix,
-        )
+        relation = str(self.neighboring_relation)
+        return Mechanism(self.sampler(), self.num_examples, relation, noise_multiplier, matrix)
 
     def divisor(self) -> float:
         return self.normalize_by

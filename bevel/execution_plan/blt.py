@@ -4,12 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from bevel.batch_selection import (
-    BallsInBinsSampling,
-    BatchSelectionStrategy,
-    BMinSepSampling,
-    CyclicPoissonSampling,
-)
+from bevel import batch_selection as samplers
 from bevel.checks import positive_number, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.config import PrivateConfig
@@ -102,15 +97,15 @@ class BLTConfig(PrivateConfig):
         object.__setattr__(self, "output_scale", matrix.output_scale)
         super().__post_init__()
 
-    def sampler(self) -> BatchSelectionStrategy:
+    def sampler(self) -> samplers.BatchSelectionStrategy:
         size, units, min_sep = self.expected_batch_size, self.num_examples, self.min_sep
         match self.sampling:
             case "min_sep":
                 # On average, a unit is used once every 1 / probability + min_sep - 1 steps.
                 probability = min(1.0, size / (units - size * (min_sep - 1)))
-                return BMinSepSampling(probability, self.iterations, min_sep)
+                return samplers.BMinSepSampling(probability, self.iterations, min_sep)
             case "cyclic_poisson":
-                return CyclicPoissonSampling.with_expected_batch_size(
+                return samplers.CyclicPoissonSampling.with_expected_batch_size(
                     size, units, self.iterations, cycle_length=min_sep
                 )
             case "balls_in_bins":
@@ -120,20 +115,16 @@ class BLTConfig(PrivateConfig):
                         f"{self.unit} is used once in min_sep={min_sep} steps. Pass "
                         f"expected_batch_size={units / min_sep:g}."
                     )
-                return BallsInBinsSampling(self.iterations, min_sep)
+                return samplers.BallsInBinsSampling(self.iterations, min_sep)
         raise FixArgumentsError(
             f"sampling={self.sampling!r}: write 'min_sep', 'cyclic_poisson' or 'balls_in_bins'. "
             "Other samplers have no minimum separation between two uses of a unit."
         )
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
-        return Mechanism(
-            self.sampler(),
-            self.num_examples,
-            str(self.neighboring_relation),
-            noise_multiplier,
-            BufferedNoise(tuple(self.buf_decay), tuple(self.output_scale)),
-        )
+        matrix = BufferedNoise(tuple(self.buf_decay), tuple(self.output_scale))
+        relation = str(self.neighboring_relation)
+        return Mechanism(self.sampler(), self.num_examples, relation, noise_multiplier, matrix)
 
     def divisor(self) -> float:
         return self.expected_batch_size if self.normalize_by is None else self.normalize_by

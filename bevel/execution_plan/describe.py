@@ -1,16 +1,15 @@
 """The table of a plan: what it protects, how, and what it costs."""
 
-import io
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dp_accounting import NeighboringRelation
-from rich.console import Console
 from rich.table import Table
 
 from bevel.accounting import epsilon
 from bevel.errors import FixArgumentsError
+from bevel.sharding.tables import wrapped
 
 if TYPE_CHECKING:
     from bevel.execution_plan.plan import DPExecutionPlan
@@ -36,9 +35,7 @@ def plan_table(plan: "DPExecutionPlan", delta: float | None = None) -> str:
             table.add_row(name, value)
         table.add_section()
     table.add_row("fingerprint", plan.fingerprint())
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
-    console.print(table)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return wrapped(table, width=WIDTH) + "\n"
 
 
 Rows = Iterator[tuple[str, str]]
@@ -95,14 +92,11 @@ def _noise(plan: "DPExecutionPlan") -> Rows:
         bound += f" and the sensitivity of C, {plan.mechanism.sensitivity(plan.iterations):.6g}"
     elif matrix.noising_matrix(plan.iterations) is not None:
         bound += f" and the column norm of C, {plan.mechanism.sensitivity(plan.iterations):.6g}"
-    doubled = plan.neighboring_relation is NeighboringRelation.REPLACE_ONE
+    over_sensitivity = f"{multiplier:.6g}: the sensitivity is the bound"
+    if plan.neighboring_relation is NeighboringRelation.REPLACE_ONE:
+        over_sensitivity = f"{multiplier / 2:.6g}: the sensitivity is twice the bound"
     yield "noise multiplier", f"{multiplier:.6g}, relative to {bound}"
-    yield (
-        "  over the sensitivity",
-        f"{multiplier / 2:.6g}: the sensitivity is twice the bound"
-        if doubled
-        else f"{multiplier:.6g}: the sensitivity is the bound",
-    )
+    yield "  over the sensitivity", over_sensitivity
     if plan.counting is not None:
         yield "  of the gradients alone", f"{plan.counting.gradient_noise_multiplier:.6g}"
     yield "standard deviation", f"{plan.noise_stddev:.6g} in each coordinate of z"

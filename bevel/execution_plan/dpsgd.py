@@ -3,13 +3,7 @@
 import dataclasses
 from typing import Any, Literal, Self
 
-from bevel.batch_selection import (
-    BallsInBinsSampling,
-    BatchSelectionStrategy,
-    CyclicPoissonSampling,
-    FixedBatchSampling,
-    RandomAllocationSampling,
-)
+from bevel import batch_selection as samplers
 from bevel.checks import positive_number, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.config import PrivateConfig
@@ -76,19 +70,21 @@ class DPSGDConfig(PrivateConfig):
             )
         super().__post_init__()
 
-    def sampler(self) -> BatchSelectionStrategy:
+    def sampler(self) -> samplers.BatchSelectionStrategy:
         size, units, steps = self.expected_batch_size, self.num_examples, self.iterations
         match self.sampling:
             case "poisson":
-                return CyclicPoissonSampling(size / units, steps, self.truncated_batch_size)
+                cap = self.truncated_batch_size
+                return samplers.CyclicPoissonSampling(size / units, steps, cap)
             case "fixed":
-                return FixedBatchSampling(as_integer("expected_batch_size", size), steps)
+                return samplers.FixedBatchSampling(as_integer("expected_batch_size", size), steps)
             case "balls_in_bins":
                 cycle = as_integer("num_examples / expected_batch_size", units / size)
-                return BallsInBinsSampling(steps, cycle)
+                return samplers.BallsInBinsSampling(steps, cycle)
             case "random_allocation":
                 name = "iterations * expected_batch_size / num_examples"
-                return RandomAllocationSampling(as_integer(name, steps * size / units), steps)
+                uses = as_integer(name, steps * size / units)
+                return samplers.RandomAllocationSampling(uses, steps)
         raise FixArgumentsError(
             f"sampling={self.sampling!r}: write 'poisson', 'fixed', 'balls_in_bins' or "
             "'random_allocation'."

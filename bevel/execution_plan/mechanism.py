@@ -64,15 +64,13 @@ class Mechanism:
         # C restricted to fewer steps is less sensitive: relative to it, the noise is larger.
         ratio = self.sensitivity(self.iterations) / self.sensitivity(steps)
         noise = self.noise_multiplier * ratio
+        relation, units = self.relation, self.num_units or 1
         if self.noise_matrix.amplified:
+            column = self.noise_matrix.first_column(steps)
             return event_of(
-                sampler,
-                noise,
-                num_examples=self.num_units or 1,
-                neighboring_relation=self.relation,
-                strategy=self.noise_matrix.first_column(steps),
+                sampler, noise, num_examples=units, neighboring_relation=relation, strategy=column
             )
-        return unamplified_event_of(sampler, noise, neighboring_relation=self.relation)
+        return unamplified_event_of(sampler, noise, neighboring_relation=relation)
 
     def sensitivity(self, steps: int) -> float:
         """Returns the sensitivity of C over `steps` steps, for a bound of 1."""

@@ -23,10 +23,7 @@ class NoiseMatrix(Protocol):
     """
 
     recorded_name: ClassVar[str]  # in fingerprints and run records: must never change
-
-    @property
-    def amplified(self) -> bool:
-        """Whether the event includes amplification by sampling."""
+    amplified: ClassVar[bool]  # whether the event includes amplification by sampling
 
     def first_column(self, steps: int) -> np.ndarray:
         """Returns the first column of C for `steps` steps, without zeros after the last band."""
@@ -56,27 +53,21 @@ class IndependentNoise:
     """C is the identity: independent noise at every step."""
 
     recorded_name: ClassVar[str] = "Independent"
-
-    @property
-    def amplified(self) -> bool:
-        return True
+    amplified: ClassVar[bool] = True
 
     def first_column(self, steps: int) -> np.ndarray:
-        del steps
         return np.ones(1)
 
     def sensitivity(self, steps: int, participation: Participation) -> float:
-        del steps, participation
         return 1.0
 
     def noising_matrix(self, steps: int) -> Any:
-        del steps
+        return None
 
     def mean_error(self, steps: int) -> float:
         return (steps + 1) / 2
 
     def row_norms(self, steps: int) -> np.ndarray | None:
-        del steps
         return None
 
     def __str__(self) -> str:
@@ -88,6 +79,7 @@ class BandedNoise:
     """C is a banded Toeplitz matrix, optionally with the columns for n steps scaled to norm 1."""
 
     recorded_name: ClassVar[str] = "Banded"
+    amplified: ClassVar[bool] = True
     coefs: tuple[float, ...]
     column_normalize_for_n: int | None = None
 
@@ -104,10 +96,6 @@ class BandedNoise:
         return cls(tuple(column[:bands].tolist()), column_normalize_for_n)
 
     @property
-    def amplified(self) -> bool:
-        return True
-
-    @property
     def column(self) -> Any:
         return np.asarray(self.coefs)
 
@@ -115,7 +103,6 @@ class BandedNoise:
         return self.column[:steps]
 
     def sensitivity(self, steps: int, participation: Participation) -> float:
-        del participation  # the event accounts for the number of uses
         norms = column_norms(self.column, steps)
         n = self.column_normalize_for_n
         if n is None:
@@ -125,7 +112,6 @@ class BandedNoise:
         return float(np.max(norms / full_norms)) * (1 + 2.0**-21)
 
     def noising_matrix(self, steps: int) -> Any:
-        del steps
         column = self.column.astype(np.float32)
         return toeplitz.inverse_as_streaming_matrix(column, self.column_normalize_for_n)
 
@@ -155,6 +141,7 @@ class BufferedNoise:
     """C is a buffered linear Toeplitz matrix (BLT). No amplification is proven for it."""
 
     recorded_name: ClassVar[str] = "Buffered"
+    amplified: ClassVar[bool] = False
     buf_decay: tuple[float, ...]
     output_scale: tuple[float, ...]
 
@@ -167,25 +154,18 @@ class BufferedNoise:
     def blt(self) -> BufferedToeplitz:
         return BufferedToeplitz.build(self.buf_decay, self.output_scale)
 
-    @property
-    def amplified(self) -> bool:
-        return False
-
     def first_column(self, steps: int) -> np.ndarray:
         return self.blt.toeplitz_coefs(steps)
 
     def sensitivity(self, steps: int, participation: Participation) -> float:
         coefs: Any = self.first_column(steps)
+        min_sep, most = participation.min_separation, participation.max_participations
         squared = toeplitz.minsep_sensitivity_squared(
-            coefs,
-            participation.min_separation,
-            n=steps,
-            max_participations=participation.max_participations,
+            coefs, min_sep, n=steps, max_participations=most
         )
         return math.sqrt(squared)
 
     def noising_matrix(self, steps: int) -> Any:
-        del steps
         return self.blt.inverse_as_streaming_matrix()
 
     def mean_error(self, steps: int) -> float:

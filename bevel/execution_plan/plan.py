@@ -5,8 +5,9 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 import optax
 from dp_accounting import DpEvent, NeighboringRelation
@@ -14,12 +15,17 @@ from dp_accounting import DpEvent, NeighboringRelation
 from bevel import noise_addition
 from bevel.accounting import Budget, epsilon_after_each_step
 from bevel.accounting import epsilon as epsilon_of
-from bevel.batch_selection import ExamplesByUser, PaddedSizes
+from bevel.batch_selection import (
+    BatchSelectionStrategy,
+    ExamplesByUser,
+    PaddedSizes,
+    UserSelectionStrategy,
+)
 from bevel.batch_selection.sampler import RandomAccessSampler
 from bevel.checks import whole_number
 from bevel.clipping import BoundedSensitivityCallable, clipped_grad
 from bevel.errors import FixArgumentsError
-from bevel.execution_plan.adaptive_clipping import AdaptiveNoiseState, Counting
+from bevel.execution_plan.adaptive_clipping import AdaptiveNoiseState, UnclippedCount
 from bevel.execution_plan.batch_sizes import sizes_for
 from bevel.execution_plan.charges import PlannedCharge, planned_charge
 from bevel.execution_plan.clip_options import ClipOptions
@@ -29,6 +35,9 @@ from bevel.execution_plan.performance import PerformanceFlags
 from bevel.execution_plan.plan_secrets import PlanSecrets
 from bevel.execution_plan.privacy_unit import Unit
 
+PyTree = Any
+# The number of examples; for users, the user of each example.
+Population: TypeAlias = int | np.ndarray | ExamplesByUser
 # Options of `bevel.clipped_grad` that callers of `plan.clipped_grad` cannot set.
 SET_BY_PLAN = {
     "l2_clip_norm",
@@ -100,11 +109,13 @@ class DPExecutionPlan:
         return self.mechanism.num_units
 
     @functools.cached_property
-    def batch_selection_strategy(self) -> Any:
+    def batch_selection_strategy(self) -> BatchSelectionStrategy | UserSelectionStrategy:
         """The sampler; a `UserSelectionStrategy` if the unit is the user."""
         return self.unit.selection(self.mechanism.sampler)
 
-    def batch(self, step: int, population: Any, *, attempt: int = 0, **process: int) -> np.ndarray:
+    def batch(
+        self, step: int, population: Population, *, attempt: int = 0, **process: int
+    ) -> np.ndarray:
         """Returns the indices of a step; for users (users, examples), -1 for missing examples.
 
         Args:
@@ -114,27 +125,32 @@ class DPExecutionPlan:
         """
         self.check_population(population)
         seed = self.secrets.of_attempt(attempt).sampling_seed
-        return self.batch_selection_strategy.batch(step, population, seed, **process)
+        sampler: Any = self.batch_selection_strategy  # what it samples depends on the unit
+        return sampler.batch(step, population, seed, **process)
 
-    def batches(self, population: Any, *, first: int = 0, attempt: int = 0) -> Iterator[np.ndarray]:
+    def batches(
+        self, population: Population, *, first: int = 0, attempt: int = 0
+    ) -> Iterator[np.ndarray]:
         """Iterates over the batches of steps `first`, `first + 1`, ..., as `batch` returns them.
 
         Samplers without random access, such as `BMinSepSampling`, replay the steps before `first`.
         """
         self.check_population(population)
         seed = self.secrets.of_attempt(attempt).sampling_seed
+        sampler: Any = self.batch_selection_strategy
         if isinstance(self.mechanism.sampler, RandomAccessSampler):
             steps = range(first, self.iterations)
-            return (self.batch_selection_strategy.batch(k, population, seed) for k in steps)
-        replayed = self.batch_selection_strategy.batch_iterator(population, seed)
+            return (sampler.batch(k, population, seed) for k in steps)
+        replayed = sampler.batch_iterator(population, seed)
         return itertools.islice(replayed, first, None)
 
-    def check_population(self, population: Any) -> None:
+    def check_population(self, population: Population) -> None:
         """Raises unless the population has as many units as the plan."""
         if self.num_units is None:
             return
         users = self.unit.name == "user"
-        count = len(ExamplesByUser.of(population)) if users else population
+        given: Any = population
+        count = len(ExamplesByUser.of(given)) if users else given
         if count != self.num_units:
             raise FixArgumentsError(
                 f"the data set has {count} {self.unit.name}s, but the plan was made for "
@@ -157,12 +173,12 @@ class DPExecutionPlan:
     # Clipping.
 
     @functools.cached_property
-    def counting(self) -> Counting | None:
+    def counting(self) -> UnclippedCount | None:
         """The adaptive clipping of this plan, or None if the clip norm is constant."""
         noise, size = self.mechanism.noise_multiplier, self.expected_batch_size
         if self.clip.adaptive is None or noise is None or size is None:
             return None
-        return Counting(
+        return UnclippedCount(
             self.clip.adaptive,
             noise,
             size,
@@ -176,7 +192,7 @@ class DPExecutionPlan:
         """The bound of one record's contribution, including the count of adaptive clipping."""
         return self.clip.l2_norm_bound if self.counting is None else self.counting.l2_norm_bound
 
-    def clip_norm(self, noise_state: Any) -> Any:
+    def clip_norm(self, noise_state: PyTree) -> float | jax.Array:
         """Returns the clip norm of the next step: an array of the state if it adapts."""
         if self.counting is None:
             return self.clip.l2_clip_norm
@@ -192,7 +208,7 @@ class DPExecutionPlan:
         argnums: int | tuple[int, ...] = 0,
         has_aux: bool = False,
         *,
-        clip_norm: Any = None,
+        clip_norm: float | jax.Array | None = None,
         **options: Any,
     ) -> BoundedSensitivityCallable:
         """`bevel.clipped_grad` with the plan's clipping options.
@@ -215,34 +231,22 @@ class DPExecutionPlan:
                 "on it. Change the config and make another plan."
             )
         options |= {
+            "l2_clip_norm": self.clip.l2_clip_norm,
+            "rescale_to_unit_norm": self.clip.rescale_to_unit_norm,
             "normalize_by": self.clip.normalize_by,
             "keep_batch_dim": self.unit.keep_batch_dim(self.flags.keep_batch_dim),
             "microbatch_size": self.flags.microbatch_size,
         }
         counting = self.counting
         if counting is None:
-            return clipped_grad(
-                fun,
-                argnums,
-                has_aux,
-                l2_clip_norm=self.clip.l2_clip_norm,
-                rescale_to_unit_norm=self.clip.rescale_to_unit_norm,
-                **options,
-            )
+            return clipped_grad(fun, argnums, has_aux, **options)
         if clip_norm is None:
             raise FixArgumentsError(
                 "this plan adapts its clip norm: pass clip_norm=plan.clip_norm(noise_state)."
             )
         keep_norms = options.pop("return_grad_norms", False)
-        inner = clipped_grad(
-            fun,
-            argnums,
-            has_aux,
-            l2_clip_norm=clip_norm,
-            rescale_to_unit_norm=True,
-            return_grad_norms=True,
-            **options,
-        )
+        adapted = {"l2_clip_norm": clip_norm, "rescale_to_unit_norm": True}
+        inner = clipped_grad(fun, argnums, has_aux, return_grad_norms=True, **(options | adapted))
         returns_aux = has_aux or keep_norms or bool(options.get("return_values"))
         return counting.add_count(inner, clip_norm, keep_norms, returns_aux)
 

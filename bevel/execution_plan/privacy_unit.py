@@ -1,7 +1,7 @@
 """The unit of privacy: one example, or all examples of one user."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from bevel.batch_selection import BatchSelectionStrategy, UserSelectionStrategy
 from bevel.checks import whole_number
@@ -34,7 +34,9 @@ class Unit:
                 "is 'example', which does not protect the examples of one user together."
             )
 
-    def selection(self, sampler: BatchSelectionStrategy) -> Any:
+    def selection(
+        self, sampler: BatchSelectionStrategy
+    ) -> BatchSelectionStrategy | UserSelectionStrategy:
         """Returns the sampler itself, or one that selects users and some examples of each."""
         if self.examples_per_user_per_batch is None:
             return sampler

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from bevel.errors import FixArgumentsError
 from bevel.inspection import hlo, hlo_costs
-from bevel.inspection.replica_groups import axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
+from bevel.inspection.replica_groups import axes_of_groups, parse_groups, parse_pairs
 from bevel.inspection.step_report import Collective, Memory, StepReport
 from bevel.sharding.source_lines import SourceLine, SourceLines
 
@@ -26,7 +26,9 @@ KINDS = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all
 KINDS |= {"collective-permute", "collective-broadcast", "send"}
 
 
-def inspect_step(compiled: Any, mesh: Any = None, branch: int | None = None) -> StepReport:
+def inspect_step(
+    compiled: Any, mesh: Mesh | AbstractMesh | None = None, branch: int | None = None
+) -> StepReport:
     """Reports every collective of a compiled step: kind, bytes, mesh axes, count and source line.
 
     Args:
@@ -43,7 +45,13 @@ def inspect_step(compiled: Any, mesh: Any = None, branch: int | None = None) -> 
     An asynchronous pair is counted once, by the result of its `-start`. The operands and contexts
     in the tuple of the `-start` are not sent. Fused and wrapped collectives are found too.
     """
-    text = compiled if isinstance(compiled, str) else _text_of(compiled)
+    is_text = isinstance(compiled, str)
+    if not is_text and not (hasattr(compiled, "memory_analysis") and hasattr(compiled, "as_text")):
+        raise FixArgumentsError(
+            f"inspect_step takes a compiled step, but got {type(compiled).__name__}: write "
+            "inspect_step(jax.jit(step).lower(*args).compile())."
+        )
+    text = compiled if is_text else compiled.as_text()
     module = hlo.parse(text)
     sizes = _mesh_sizes(mesh, compiled)
     devices = _device_count(text)
@@ -70,16 +78,7 @@ def inspect_step(compiled: Any, mesh: Any = None, branch: int | None = None) -> 
     )
 
 
-def _text_of(compiled: Any) -> str:
-    if not hasattr(compiled, "memory_analysis") or not hasattr(compiled, "as_text"):
-        raise FixArgumentsError(
-            f"inspect_step takes a compiled step, but got {type(compiled).__name__}: write "
-            "inspect_step(jax.jit(step).lower(*args).compile())."
-        )
-    return compiled.as_text()
-
-
-def _mesh_sizes(mesh: Any, compiled: Any) -> Mapping[str, int] | None:
+def _mesh_sizes(mesh: Mesh | AbstractMesh | None, compiled: Any) -> Mapping[str, int] | None:
     """The axis sizes of `mesh`, or of the arguments' and results' mesh with the most axes."""
     if mesh is not None:
         return mesh.shape
@@ -115,12 +114,14 @@ def _collective(
     if kind in ("reduce-scatter", "send"):
         moved = [a for o in operands[: 1 if kind == "send" else None] for a in hlo.arrays(o.shape)]
     pairs = parse_pairs(instruction.attribute("source_target_pairs") or "")
+    permutes = bool(pairs) or kind == "send"
     groups = [[a, b] for a, b in pairs if a != b]
-    axes, spans = (axes_of_pairs(pairs, mesh), True) if mesh is not None else (None, True)
-    if not pairs and kind != "send":
+    if not permutes:
         groups = parse_groups(_groups_text(instruction), devices)
-        if mesh is not None:
-            axes, spans = axes_of_groups(groups, mesh)
+    axes: tuple[str, ...] | None = None if mesh is None else ()
+    spans = True
+    if mesh is not None and groups:
+        axes, spans = axes_of_groups(groups, mesh)
     size = max(map(len, groups), default=1)
     reducer = instruction.attribute("to_apply")
     reduction = module.computations.get((reducer or "").lstrip("%"))
@@ -133,7 +134,7 @@ def _collective(
         bytes=sum(a.bytes for a in moved),
         group_size=size,
         axes=axes,
-        spans_axes=spans,
+        spans_axes=spans or permutes,
         times=run.times,
         trip_counts=run.loops,
         in_branch=run.in_branch,

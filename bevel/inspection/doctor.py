@@ -1,7 +1,9 @@
 """Find silent problems of a step on a mesh: lost time, memory, precision or privacy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from jax.sharding import AbstractMesh, Mesh
 
 from bevel.inspection.checks.communication import gathered_weights, narrow_sums, random_numbers
 from bevel.inspection.checks.constraints import costly_constraints
@@ -22,9 +24,9 @@ CHECKS = {
 
 
 def doctor(
-    function: Any,
+    function: Callable[..., Any],
     *args: Any,
-    mesh: Any = None,
+    mesh: Mesh | AbstractMesh | None = None,
     argnums: int | Sequence[int] = 0,
     large: int = Limits.large,
     **kwargs: Any,

@@ -118,7 +118,6 @@ class Module:
 
     computations: dict[str, Computation]
     entry: Computation
-    text: str
 
     def called(self, instruction: Instruction) -> list[Computation]:
         """The computations that an instruction runs, without the reducers of reductions."""
@@ -167,7 +166,7 @@ def parse(text: str) -> Module:
             "this is not the text of a compiled program: it has no ENTRY. Pass "
             "jax.jit(step).lower(...).compile(), or its as_text()."
         )
-    return Module(computations, computations[entry], text)
+    return Module(computations, computations[entry])
 
 
 def parse_instruction(line: str) -> Instruction:
@@ -238,16 +237,11 @@ def runs(
             bodies = module.called(instruction)
             if instruction.opcode == "while":
                 count = _trip_count(module, computation, instruction)
-                here = dataclasses.replace(
-                    here,
-                    times=here.times * (1 if count is None else count),
-                    loops=(*here.loops, count),
-                )
-            inside = dataclasses.replace(
-                here,
-                in_branch=here.in_branch or instruction.opcode == "conditional",
-                in_fusion=here.in_fusion or instruction.opcode == "fusion",
-            )
+                times = here.times * (1 if count is None else count)
+                here = dataclasses.replace(here, times=times, loops=(*here.loops, count))
+            in_branch = here.in_branch or instruction.opcode == "conditional"
+            in_fusion = here.in_fusion or instruction.opcode == "fusion"
+            inside = dataclasses.replace(here, in_branch=in_branch, in_fusion=in_fusion)
             parts = [walk(body, inside) for body in bodies]
             if instruction.opcode == "conditional" and parts:
                 weights = [sum(map(weight, part)) for part in parts]

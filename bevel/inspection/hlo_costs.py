@@ -100,7 +100,10 @@ def _bytes_read(fusion: Computation, number: int) -> float:
     for user in _users(fusion, parameter):
         if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands:
             total += bytes_of(user.shape)
-        elif user.opcode == "dynamic-update-slice" and _updates(fusion, user, parameter):
+        elif (
+            user.opcode == "dynamic-update-slice"
+            and fusion.source(fusion.operand(user)) is parameter
+        ):
             continue  # an update in place reads nothing
         else:
             return float(bytes_of(parameter.shape))
@@ -115,24 +118,17 @@ def _users(computation: Computation, value: Instruction) -> list[Instruction]:
     return users
 
 
-def _updates(computation: Computation, update: Instruction, value: Instruction) -> bool:
-    """Whether a dynamic-update-slice writes into `value`."""
-    return computation.source(computation.operand(update)) is value
-
-
 def _bytes_written(fusion: Computation) -> float:
     """What a fusion writes: the updated slices, or its full results."""
     root = fusion.source(fusion.root)
     outputs = [root]
     if root.opcode == "tuple":
         outputs = [fusion.source(fusion.instructions[name]) for name in root.operands]
-    total = 0.0
-    for output in outputs:
-        if output.opcode == "dynamic-update-slice":
-            total += bytes_of(fusion.operand(output, 1).shape)
-        else:
-            total += bytes_of(output.shape)
-    return total
+    slices = [
+        fusion.operand(output, 1) if output.opcode == "dynamic-update-slice" else output
+        for output in outputs
+    ]
+    return float(sum(bytes_of(written.shape) for written in slices))
 
 
 def sliced_bytes(module: Module, computation: Computation, reduced: Instruction, parts: int) -> int:

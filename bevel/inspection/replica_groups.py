@@ -5,7 +5,7 @@ Devices are numbered in the row-major order of the mesh.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -102,12 +102,6 @@ def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> tuple[tuple[str, 
     differ = (coordinates != coordinates[:, :1]).any((0, 1))
     axes = tuple(name for name, differs in zip(mesh, differ, strict=True) if differs)
     return axes, len(groups[0]) == math.prod(mesh[a] for a in axes)
-
-
-def axes_of_pairs(pairs: Sequence[tuple[int, int]], mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes along which a permute sends values."""
-    moved = [[source, target] for source, target in pairs if source != target]
-    return axes_of_groups(moved, mesh)[0] if moved else ()
 
 
 def _unreadable(text: str) -> FixArgumentsError:

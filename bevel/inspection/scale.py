@@ -14,17 +14,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from bevel.checks import in_one_line
 from bevel.errors import FixArgumentsError
-from bevel.inspection.scale_report import (
-    ScaleReport,
-    ScaleRow,
-    Speeds,
-    extrapolated_row,
-    failed_row,
-    fit,
-)
+from bevel.inspection import scale_report
+from bevel.inspection.scale_report import ScaleReport, ScaleRow, Speeds, failed_row
 from bevel.inspection.scale_worker import MARK, PlacedStep
 from bevel.sharding.mesh import Axes, axis_sizes, pairs_of
 
@@ -72,13 +68,19 @@ def scale(
     axis = _check(sizes, axes, batch_size)
     if not isinstance(build_step, str):
         build_step = target_of(build_step)
+    target = parse_target(build_step)
+    if "file" in target and not Path(target["file"]).is_file():
+        raise FixArgumentsError(
+            f"{build_step!r} names a file that does not exist: write 'file.py:function' with an "
+            "existing file, or 'module:function'."
+        )
     counts = compiled_counts(sizes, sizes[0] // axis_sizes(axes, sizes[0])[axis], compile_up_to)
     rows, notes = list[ScaleRow](), list[str]()
     for n in counts:
         mesh = axis_sizes(axes, n)
         batches = {"weak": batch_size * n // counts[0], "strong": batch_size}
         request = {
-            "build": parse_target(build_step),
+            "build": target,
             "axes": mesh,
             "devices": n,
             "batches": sorted(set(batches.values())),
@@ -90,7 +92,7 @@ def scale(
     if all(row.error for row in rows):
         raise FixArgumentsError(
             f"build_step failed on all of {counts} devices. On {rows[0].devices} devices with "
-            f"batch size {rows[0].batch}: {rows[0].error}"
+            f"batch size {rows[0].batch}: {in_one_line(rows[0].error)}"
         )
     for n in (n for n in sizes if n > compile_up_to):
         for scaling in ("weak", "strong"):
@@ -192,9 +194,12 @@ def run_worker(request: dict[str, Any], timeout: float) -> tuple[dict[str, Any],
         ) from error
     answers = [line for line in run.stdout.splitlines() if line.startswith(MARK)]
     if not answers:
-        last = "\n".join(run.stderr.splitlines()[-5:])
+        last = in_one_line(run.stderr.strip().rpartition("\n")[2], 300)
+        _, found, message = last.partition(f"{FixArgumentsError.__name__}: ")
         raise FixArgumentsError(
-            f"the process that compiles for {request['devices']} devices failed with status "
+            message
+            if found
+            else f"the process that compiles for {request['devices']} devices failed with status "
             f"{run.returncode}: {last}"
         )
     return json.loads(answers[0].removeprefix(MARK)), run.stderr
@@ -228,12 +233,12 @@ def _extrapolate(
     counts = [r.mesh[axis] for r in known]
     figures = [[sum(r.sent().values()) for r in known]]
     figures += [[getattr(r, name) for r in known] for name in ("flops", "traffic", "activations")]
-    error = max(fit(counts, values)[1] for values in figures)
+    error = max(scale_report.fit(counts, values)[1] for values in figures)
     notes.append(
         f"{scaling} scaling on {n} devices is extrapolated from {[r.devices for r in known]}. The "
         f"error of the fit is at most {100 * error:.1f}% of what these send, compute and hold."
     )
-    return extrapolated_row(known, axis, n, mesh, batch)
+    return scale_report.extrapolated_row(known, axis, n, mesh, batch)
 
 
 REMATERIALISED = re.compile(

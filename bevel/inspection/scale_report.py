@@ -109,12 +109,9 @@ class ScaleReport:
         return {"label": LABEL, "rows": rows, "speeds": speeds, "notes": self.notes}
 
     def __str__(self) -> str:
-        parts: list[Any] = []
-        for scaling, title in (
-            ("weak", "Weak scaling: the batch size of each device stays the same"),
-            ("strong", "Strong scaling: the total batch size stays the same"),
-        ):
-            parts += [title, "", self.table(scaling), ""]
+        weak = "Weak scaling: the batch size of each device stays the same"
+        strong = "Strong scaling: the total batch size stays the same"
+        parts = [weak, "", self.table("weak"), "", strong, "", self.table("strong"), ""]
         return wrapped(*parts, LABEL, *self.notes, width=200)
 
     def table(self, scaling: str) -> Any:
@@ -202,18 +199,14 @@ def extrapolated_row(
     for name in sorted({name for row in rows for name in row.collectives}):
         parts = [row.collectives.get(name, zero) for row in rows]
         collectives[name] = {key: guess([part[key] for part in parts]) for key in zero}
+    held = {role: guess([row.held[role] for row in rows]) for role in rows[0].held}
+    activations, peak, flops, traffic = (
+        guess([getattr(row, name) for row in rows])
+        for name in ("activations", "peak", "flops", "traffic")
+    )
+    scaling = rows[0].scaling
     return ScaleRow(
-        scaling=rows[0].scaling,
-        devices=devices,
-        mesh=mesh,
-        batch=batch,
-        extrapolated=True,
-        held={role: guess([row.held[role] for row in rows]) for role in rows[0].held},
-        activations=guess([row.activations for row in rows]),
-        peak=guess([row.peak for row in rows]),
-        flops=guess([row.flops for row in rows]),
-        traffic=guess([row.traffic for row in rows]),
-        collectives=collectives,
+        scaling, devices, mesh, batch, True, held, activations, peak, flops, traffic, collectives
     )
 
 

@@ -9,10 +9,11 @@ import importlib
 import importlib.util
 import json
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from bevel.errors import FixArgumentsError
 
 MARK = "bevel.scale: "  # marks the answer among other printed lines
 
@@ -36,11 +37,12 @@ ROLES = ("params", "optimizer", "noise", "batch", "other")
 
 
 def load(build: Mapping[str, str]) -> Callable[..., PlacedStep]:
-    """Imports the function from its module or file."""
     if "file" in build:
         spec = importlib.util.spec_from_file_location("scaled_step", build["file"])
         if spec is None or spec.loader is None:
-            raise ValueError(f"{build['file']} is not a Python file")
+            raise FixArgumentsError(
+                f"{build['file']} is not a Python file: write 'file.py:function'."
+            )
         module = importlib.util.module_from_spec(spec)
         sys.modules["scaled_step"] = module
         spec.loader.exec_module(module)
@@ -48,7 +50,12 @@ def load(build: Mapping[str, str]) -> Callable[..., PlacedStep]:
         module = importlib.import_module(build["module"])
     function: Any = module
     for part in build["name"].split("."):
-        function = getattr(function, part)
+        function = getattr(function, part, None)
+    if not callable(function):
+        where = build.get("file") or build["module"]
+        raise FixArgumentsError(
+            f"{where} has no function {build['name']!r}: name one that returns a PlacedStep."
+        )
     return function
 
 
@@ -63,10 +70,8 @@ def measure(
     step = build(mesh, batch, **spec)
     roles = list(step.arguments)
     donated = tuple(i for i, role in enumerate(roles) if role != "batch")
-    start = time.perf_counter()
     jitted = jax.jit(step.function, donate_argnums=donated)
     compiled = jitted.lower(*step.arguments.values()).compile()
-    seconds = time.perf_counter() - start
     report = inspect_step(compiled, mesh)
     held = dict.fromkeys(ROLES, 0)
     for role, tree in step.arguments.items():
@@ -82,7 +87,6 @@ def measure(
         "collectives": by_kind(report),
         "unknown_loops": report.unknown_loops,
         "unread_products": report.unread_products,
-        "compile_seconds": seconds,
     }
 
 

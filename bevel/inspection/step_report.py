@@ -95,9 +95,7 @@ class StepReport:
             if c.times:
                 old = totals.get(c.kind, _Total(0, 0, 0.0))
                 totals[c.kind] = _Total(
-                    old.count + c.times,
-                    old.bytes + c.times * c.bytes,
-                    old.sent + c.times * c.sent,
+                    old.count + c.times, old.bytes + c.times * c.bytes, old.sent + c.times * c.sent
                 )
         return totals
 
@@ -116,10 +114,10 @@ class StepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON or a report."""
-        rows = []
-        for c in self.collectives:
-            row = dataclasses.asdict(c) | {"sent": c.sent, "line": c.line and str(c.line)}
-            rows.append(row)
+        rows = [
+            dataclasses.asdict(c) | {"sent": c.sent, "line": c.line and str(c.line)}
+            for c in self.collectives
+        ]
         return {
             "mesh": self.mesh,
             "devices": self.devices,

@@ -4,7 +4,7 @@ import dataclasses
 import html
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.sharding import NamedSharding
 
@@ -17,8 +17,7 @@ from bevel.sharding.tables import shown_shape, shown_spec
 MAX_SLICES = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class _Picture:
+class _Picture(NamedTuple):
     """One array: a title, its slices, and a note on what is not drawn."""
 
     title: str
@@ -38,9 +37,7 @@ class Drawing:
     @property
     def svg(self) -> str:
         """One self-contained SVG for a file, an `<img>` or inline use, in light and dark themes."""
-        return svg.stacked(
-            [(picture.title, picture.slices, picture.note) for picture in self.pictures]
-        )
+        return svg.stacked(self.pictures)
 
     @property
     def html(self) -> str:

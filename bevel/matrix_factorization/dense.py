@@ -11,15 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization import optimization, sensitivity
-from bevel.matrix_factorization.checks import (
-    checked_bands,
-    checked_finite,
-    checked_lower_triangular,
-    checked_square,
-)
+from bevel.matrix_factorization import checks, optimization, sensitivity
 from bevel.matrix_factorization.optimization import jax_enable_x64
 
 
@@ -44,7 +37,7 @@ def per_query_error(
     argument = strategy_matrix if noising_matrix is None else noising_matrix
     if not skip_checks:
         name = "strategy_matrix" if noising_matrix is None else "noising_matrix"
-        checked_lower_triangular(argument, name)
+        checks.checked_lower_triangular(argument, name)
         if not isinstance(argument, jax.core.Tracer) and np.any(np.diag(argument) == 0):
             raise FixArgumentsError(f"{name} has a zero on its diagonal: it must be invertible.")
     matrix = jnp.asarray(argument, float)
@@ -62,7 +55,7 @@ def get_orthogonal_mask(n: int, epochs: int = 1) -> np.ndarray:
     Every epoch has the same order, so the steps of an example are multiples of n / epochs apart.
     The squared norms of its columns then add, whatever its contributions are.
     """
-    period = _epoch_length(n, epochs)
+    period = sensitivity.epoch_length(n, epochs)
     step = np.arange(n)
     distance = np.subtract.outer(step, step)
     return np.where((distance % period == 0) & (distance != 0), 0.0, 1.0)
@@ -71,7 +64,7 @@ def get_orthogonal_mask(n: int, epochs: int = 1) -> np.ndarray:
 @jax_enable_x64
 def strategy_from_X(X: jax.Array) -> jax.Array:
     """The lower triangular C with a positive diagonal and C'C = X, for positive definite X."""
-    X = jnp.asarray(checked_square(X, "X"), float)
+    X = jnp.asarray(checks.checked_square(X, "X"), float)
     # With rows and columns reversed, C is the upper triangular Cholesky factor.
     C = jnp.linalg.cholesky(X[::-1, ::-1]).T[::-1, ::-1]
     if not isinstance(C, jax.core.Tracer) and not np.all(np.isfinite(C)):
@@ -114,10 +107,10 @@ def optimize(
         the gradient is small.
       reduction_fn: reduces the squared errors of the queries: `jnp.mean` or `jnp.max`.
     """
-    period = _epoch_length(n, epochs)
+    period = sensitivity.epoch_length(n, epochs)
     mask = get_orthogonal_mask(n, epochs)
     if bands is not None:
-        mask = mask * sensitivity.banded_symmetric_mask(n, checked_bands(bands, n))
+        mask = mask * sensitivity.banded_symmetric_mask(n, checks.checked_bands(bands, n))
     workload = _checked_workload(A, n)
 
     def gram_of(free: jax.Array) -> jax.Array:
@@ -144,21 +137,11 @@ def optimize(
     return C * np.tril(mask if bands is not None else np.ones((n, n)))
 
 
-def _epoch_length(n: int, epochs: int) -> int:
-    n, epochs = whole_number("n", n), whole_number("epochs", epochs)
-    if n % epochs:
-        raise FixArgumentsError(
-            f"epochs={epochs} does not divide n={n}: use epochs of equal length."
-        )
-    return n // epochs
-
-
 def _checked_workload(workload: Any, n: int) -> jax.Array:
-    """Returns A as an array with n columns."""
     if workload is None:
         return jnp.tril(jnp.ones((n, n)))
     if np.ndim(workload) != 2 or np.shape(workload)[1] != n:
         raise FixArgumentsError(
             f"the workload has shape {np.shape(workload)}: pass one row per query and {n} columns."
         )
-    return jnp.asarray(checked_finite(workload, "workload"), float)
+    return jnp.asarray(checks.checked_finite(workload, "workload"), float)

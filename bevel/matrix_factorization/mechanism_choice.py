@@ -84,6 +84,10 @@ class Choice:
         return "\n".join([*lines, self.why])
 
 
+# The name, detail, buffers and make_noising_matrix of a candidate.
+_Mechanism = tuple[str, str, int, Callable[[], StreamingMatrix[Any]] | None]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Setting:
     """The arguments that all candidates share."""
@@ -109,25 +113,19 @@ class _Setting:
         return 1.0 if self.target is None else calibration.gaussian_noise_multiplier(*self.target)
 
     def candidate(
-        self, name: str, detail: str, buffers: int, squared_error: Any, sensitivity_squared: Any
+        self, mechanism: _Mechanism, squared_error: Any, sensitivity_squared: Any
     ) -> Candidate:
         """A candidate without amplification: noise is proportional to sensitivity."""
         stddev = self.unamplified_noise * math.sqrt(sensitivity_squared)
-        sampling = self.separated_sampling
-        return self.with_noise(name, detail, buffers, squared_error, stddev, sampling)
+        return self.with_noise(mechanism, squared_error, stddev, self.separated_sampling)
 
     def with_noise(
-        self,
-        name: str,
-        detail: str,
-        buffers: int,
-        squared_error: Any,
-        stddev: float,
-        sampling: str,
+        self, mechanism: _Mechanism, squared_error: Any, stddev: float, sampling: str
     ) -> Candidate:
+        name, detail, buffers, make = mechanism
         error = stddev * math.sqrt(squared_error)
         state = buffers * self.bytes_per_buffer
-        return Candidate(name, detail, buffers, state, error, stddev, sampling)
+        return Candidate(name, detail, buffers, state, error, stddev, sampling, make)
 
 
 def choose_mechanism(
@@ -231,13 +229,12 @@ def _dp_sgd(setting: _Setting) -> Iterator[Candidate]:
     """Independent noise, without state."""
     n, times = setting.n, setting.participations
     squared = float(n if setting.error == "max" else (n + 1) / 2)
-    rows = [setting.candidate("DP-SGD", "independent noise", 0, squared, times)]
+    mechanism = "DP-SGD", "independent noise", 0, streaming_matrix.identity
+    yield setting.candidate(mechanism, squared, times)
     if setting.target is not None:
         stddev = calibration.poisson_noise_multiplier(*setting.target, times / n, n)
         sampling = f"Poisson, probability {times / n:.3g}"
-        rows.append(setting.with_noise("DP-SGD", "independent noise", 0, squared, stddev, sampling))
-    for c in rows:
-        yield dataclasses.replace(c, make_noising_matrix=streaming_matrix.identity)
+        yield setting.with_noise(mechanism, squared, stddev, sampling)
 
 
 def _band_mf(setting: _Setting) -> Iterator[Candidate]:
@@ -247,16 +244,14 @@ def _band_mf(setting: _Setting) -> Iterator[Candidate]:
     for bands in doubling(2, min(setting.most_buffers + 1, setting.min_sep, n)):
         coefs = toeplitz.optimize_banded_toeplitz(n, bands, reduction_fn=reduction)
         squared = float(toeplitz.loss(coefs, n, reduction))
-        detail = f"{bands} bands"
-        rows = [setting.candidate("BandMF", detail, bands - 1, squared, times)]
+        make = functools.partial(toeplitz.inverse_as_streaming_matrix, coefs)
+        mechanism = "BandMF", f"{bands} bands", bands - 1, make
+        yield setting.candidate(mechanism, squared, times)
         if setting.target is not None:
             prob = min(1.0, bands * times / n)
             stddev = calibration.poisson_noise_multiplier(*setting.target, prob, -(-n // bands))
             sampling = f"cyclic Poisson, {bands} groups, probability {prob:.3g}"
-            rows.append(setting.with_noise("BandMF", detail, bands - 1, squared, stddev, sampling))
-        for c in rows:
-            make = functools.partial(toeplitz.inverse_as_streaming_matrix, coefs)
-            yield dataclasses.replace(c, make_noising_matrix=make)
+            yield setting.with_noise(mechanism, squared, stddev, sampling)
 
 
 def _blt(setting: _Setting) -> Iterator[Candidate]:
@@ -270,9 +265,8 @@ def _blt(setting: _Setting) -> Iterator[Candidate]:
         squared_sensitivity = float(loss_fn.sensitivity_squared(strategy))
         squared = float(loss) / squared_sensitivity
         detail = f"{count} buffer{'s' * (count > 1)}"
-        c = setting.candidate("BLT", detail, count, squared, squared_sensitivity)
-        make = strategy.inverse_as_streaming_matrix
-        yield dataclasses.replace(c, make_noising_matrix=make)
+        mechanism = "BLT", detail, count, strategy.inverse_as_streaming_matrix
+        yield setting.candidate(mechanism, squared, squared_sensitivity)
         if loss > 0.999 * last:
             break
         last = float(loss)
@@ -288,14 +282,12 @@ def _bisr(setting: _Setting) -> Iterator[Candidate]:
             n, coefs, setting.min_sep, setting.participations
         )
         squared = np.max(errors) if setting.error == "max" else np.mean(errors)
-        detail = f"{bands} bands"
-        c = setting.candidate("BISR", detail, bands - 1, squared, squared_sensitivity)
         make = functools.partial(toeplitz.as_streaming_matrix, coefs)
-        yield dataclasses.replace(c, make_noising_matrix=make)
+        mechanism = "BISR", f"{bands} bands", bands - 1, make
+        yield setting.candidate(mechanism, squared, squared_sensitivity)
 
 
 def _tree(setting: _Setting) -> Candidate:
-    """Tree aggregation, the baseline."""
     errors = tree_aggregation.per_query_error(setting.n)
     squared = np.max(errors) if setting.error == "max" else np.mean(errors)
     squared_sensitivity = tree_aggregation.sensitivity_squared(
@@ -303,7 +295,8 @@ def _tree(setting: _Setting) -> Candidate:
     )
     levels = tree_aggregation.num_levels(setting.n)
     detail = f"{levels} level{'s' * (levels > 1)} (baseline)"
-    return setting.candidate("tree aggregation", detail, levels, squared, squared_sensitivity)
+    mechanism = "tree aggregation", detail, levels, None
+    return setting.candidate(mechanism, squared, squared_sensitivity)
 
 
 def doubling(first: int, last: int) -> list[int]:
@@ -315,7 +308,6 @@ def doubling(first: int, last: int) -> list[int]:
 def _reasons(
     setting: _Setting, chosen: Candidate, best: Candidate, fitting: list[Candidate]
 ) -> str:
-    """Explains the choice in a few sentences."""
     fits = {
         0: "no copy of the gradient fits into the given memory, so noise is independent",
         1: "one copy of the gradient fits into the given memory",

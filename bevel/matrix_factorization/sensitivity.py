@@ -125,19 +125,24 @@ def fixed_epoch_sensitivity_for_X(X: Any, epochs: int) -> float:
     Exact if no entry of X is negative, otherwise an upper bound.
     """
     X = np.abs(_checked_gram(X))
-    n, epochs = len(X), whole_number("epochs", epochs)
-    if n % epochs:
-        raise FixArgumentsError(
-            f"epochs={epochs} does not divide n={n}: use epochs of equal length."
-        )
+    length = epoch_length(len(X), epochs)
     # Axes: epoch, step in the epoch, epoch, step in the epoch.
-    blocks = X.reshape(epochs, n // epochs, epochs, n // epochs)
+    blocks = X.reshape(epochs, length, epochs, length)
     return float(np.sqrt(np.max(np.einsum("aibi->i", blocks))))
 
 
 def fixed_epoch_sensitivity(C: Any, epochs: int) -> float:
     """Sensitivity of C if every epoch has the same order."""
     return fixed_epoch_sensitivity_for_X(_gram(C), epochs)
+
+
+def epoch_length(n: int, epochs: int) -> int:
+    n, epochs = whole_number("n", n), whole_number("epochs", epochs)
+    if n % epochs:
+        raise FixArgumentsError(
+            f"epochs={epochs} does not divide n={n}: use epochs of equal length."
+        )
+    return n // epochs
 
 
 def _checked_matrix(C: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
-from bevel.checks import whole_number
+from bevel.checks import in_one_line, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.checks import checked_coefs
 from bevel.sharding.sharding_like import with_sharding_like
@@ -71,8 +71,8 @@ class StreamingMatrix(Generic[State]):
                 states = treedef.flatten_up_to(state)
             except (ValueError, TypeError, KeyError) as error:
                 raise FixArgumentsError(
-                    f"the state belongs to another tree than the value: {error} Create the state "
-                    "with init_multiply(value)."
+                    "the state belongs to another tree than the value: "
+                    f"{in_one_line(error)} Create the state with init_multiply(value)."
                 ) from error
             steps = [
                 _next_of_leaf(multiply_next_fn, *one) for one in zip(leaves, states, strict=True)
@@ -148,11 +148,6 @@ def widened(x: jax.Array) -> jax.Array:
     return x.astype(precision.accumulation_dtype(x.dtype))
 
 
-def _at_step(values: Any, i: jax.Array, dtype: Any) -> jax.Array:
-    """values[i], or NaN past the end."""
-    return jnp.asarray(values, dtype).at[i].get(mode="fill", fill_value=math.nan)
-
-
 def scale_rows_and_columns(
     matrix: StreamingMatrix[Any],
     row_scale: jax.Array | None = None,
@@ -221,7 +216,7 @@ def diagonal(diag: jax.Array) -> StreamingMatrix[Any]:
     def multiply_next(tree: PyTree, i: jax.Array) -> tuple[PyTree, jax.Array]:
         def scaled(x: jax.Array) -> jax.Array:
             x = widened(jnp.asarray(x))
-            return x * _at_step(diag, i, x.dtype)
+            return x * jnp.asarray(diag, x.dtype).at[i].get(mode="fill", fill_value=math.nan)
 
         return jax.tree.map(scaled, tree), i + 1
 

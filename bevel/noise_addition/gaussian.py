@@ -14,6 +14,7 @@ from bevel.noise_addition.gaussian_noise import GaussianNoise
 from bevel.noise_addition.noise_layout import SupportedStrategies
 
 if TYPE_CHECKING:
+    from bevel.matrix_factorization.streaming_matrix import StreamingMatrix
     from bevel.noise_addition.privatizer import Privatizer
 
 PyTree = Any
@@ -39,7 +40,7 @@ def gaussian_privatizer(
 
 
 def matrix_factorization_privatizer(
-    noising_matrix: Any,
+    noising_matrix: "jax.typing.ArrayLike | StreamingMatrix[Any]",
     *,
     stddev: float,
     prng_key: jax.Array | int | None = None,

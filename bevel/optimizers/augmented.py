@@ -47,5 +47,4 @@ def as_augmented_optimizer(
 
 
 def _no_transform(updates: optax.Updates, inverse: bool = False) -> optax.Updates:
-    del inverse
     return updates

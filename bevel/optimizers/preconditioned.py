@@ -55,7 +55,9 @@ def scale_then_privatize(
     base = optax.with_extra_args_support(base_optimizer)
 
     def pre_clipping_transform(state: optax.OptState) -> PreClippingTransform:
-        scale = functools.partial(_scale_of, eps=eps, eps_root=eps_root)
+        def scale(nu: jax.Array) -> jax.Array:
+            return jnp.sqrt(nu.astype(accumulation_dtype(nu.dtype)) + eps_root) + eps
+
         return functools.partial(_apply_scale, jax.tree.map(scale, second_moments(state)))
 
     def update(
@@ -68,11 +70,6 @@ def scale_then_privatize(
         return base.update(updates, state, params, **extra_args)
 
     return AugmentedGradientTransformation(base.init, update, pre_clipping_transform)
-
-
-def _scale_of(nu: jax.Array, *, eps: float, eps_root: float) -> jax.Array:
-    wide = nu.astype(accumulation_dtype(nu.dtype))
-    return jnp.sqrt(wide + eps_root) + eps
 
 
 def _apply_scale(

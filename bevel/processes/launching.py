@@ -80,7 +80,7 @@ def launch(
             _end(started, request, grace_seconds)
             for process, thread in zip(started, readers, strict=False):
                 thread.join()
-                _output_of(process).close()
+                cast(IO[str], process.stdout).close()
     return code
 
 
@@ -124,15 +124,11 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> Process:
         raise FixArgumentsError(f"cannot start {command[0]!r}: {error}.") from error
 
 
-def _output_of(process: Process) -> IO[str]:
-    return cast(IO[str], process.stdout)
-
-
 def _reader(process: Process, prefix: str, write_line: WriteLine) -> threading.Thread:
     """Starts a thread that forwards what a process prints."""
 
     def read() -> None:
-        for line in _output_of(process):
+        for line in cast(IO[str], process.stdout):
             write_line(prefix + line)
 
     thread = threading.Thread(target=read, daemon=True)

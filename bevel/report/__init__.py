@@ -2,6 +2,4 @@
 
 from bevel.report.page import write_report
 
-__all__ = [
-    "write_report",
-]
+__all__ = ["write_report"]

@@ -41,11 +41,12 @@ class _Figure:
 
 
 def _figure(
-    id: str, title: str, caption: str, x: Axis, y: Axis, series: Sequence[Series]
+    id: str, title: str, caption: str, y: Axis, series: Sequence[Series], x: Axis | None = None
 ) -> _Figure:
-    return _Figure(
-        id, title, line_chart(f"{title}. {caption}", x, y, series), caption, tuple(series)
-    )
+    """A figure over steps, unless `x` is another axis."""
+    x = x or axis_of("step", [step for line in series for step in line.x], include=[0])
+    svg = line_chart(f"{title}. {caption}", x, y, series)
+    return _Figure(id, title, svg, caption, tuple(series))
 
 
 # Figures of the public page.
@@ -69,9 +70,9 @@ def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> _Figure | None:
         "epsilon",
         "Epsilon over steps",
         f"Spent up to each checkpoint{delta}, as recorded in metrics.jsonl.",
-        Axis("step", 0, last or 1),
         axis_of("epsilon", values, include=[0]),
         series,
+        Axis("step", 0, last or 1),
     )
 
 
@@ -99,9 +100,9 @@ def trade_off(spent: "Spent | None") -> tuple[_Figure, list[tuple[str, str]]] | 
         "What an attacker can achieve",
         f"An attacker tests for the presence of one {spent.terms.unit}. The curve bounds the rate "
         f"of true positives at each rate of false positives, in real-number arithmetic. {how}",
-        Axis("false-positive rate", 0, 1),
         Axis("true-positive rate", 0, 1),
         series,
+        Axis("false-positive rate", 0, 1),
     )
     points = [
         (f"{rate:g}", f"{min(1.0, math.ceil(tpr[np.searchsorted(fpr, rate)] * 1e4) / 1e4):g}")
@@ -162,8 +163,7 @@ def _metric_figure(id: str, title: str, run: RunFiles, names: list[str]) -> _Fig
         caption += (
             f" Last: {', '.join(f'{name} {_last_value(lines, name):.4g}' for name in names)}."
         )
-    steps = axis_of("step", [step for line in series for step in line.x], include=[0])
-    return _figure(id, title, caption, steps, axis_of(title.lower(), values), series)
+    return _figure(id, title, caption, axis_of(title.lower(), values), series)
 
 
 def _metric_names(metrics: Sequence[Line]) -> list[str]:
@@ -206,10 +206,9 @@ def raw_figures(rows: Sequence[Line]) -> list[_Figure]:
         title = "Gradient norms against the clip norm"
         figures.append(_raw_figure("raw-norms", title, "norm before clipping", norms, log=True))
     if speed := _over_steps(rows, "examples_per_second", "examples per second"):
-        steps = axis_of("step", [step for line in speed for step in line.x], include=[0])
         rate = axis_of("examples per second", _numbers_of(speed), include=[0])
         caption = "At each checkpoint, for the steps since the last one."
-        figures.append(_figure("raw-speed", "Examples per second", caption, steps, rate, speed))
+        figures.append(_figure("raw-speed", "Examples per second", caption, rate, speed))
     return figures
 
 
@@ -223,9 +222,8 @@ def _raw_figure(
 ) -> _Figure:
     points = max(len(line.x) for line in series)
     caption = "At every step." if points < MOST_POINTS else f"Means over steps, {points} points."
-    steps = axis_of("step", [step for line in series for step in line.x], include=[0])
     values = axis_of(label, _numbers_of(series), include=include, log=log)
-    return _figure(id, title, caption, steps, values, series)
+    return _figure(id, title, caption, values, series)
 
 
 def _with_quantiles(row: Line) -> Line:
@@ -243,9 +241,6 @@ def _over_steps(
         dataclasses.replace(thinned(series), dashed=dashed, marked=False)
         for series in _by_attempt(with_value, name, label, colour)
     ]
-
-
-# Helpers of both.
 
 
 def _by_attempt(lines: Sequence[Line], name: str, label: str, colour: int = 1) -> list[Series]:
@@ -267,12 +262,10 @@ def thinned(series: Series, max_points: int = MOST_POINTS) -> Series:
     if count <= max_points:
         return series
     pieces = np.array_split(np.arange(count), max_points)
-    y = np.asarray(series.y, float)
-    return dataclasses.replace(
-        series,
-        x=[series.x[int(piece[0])] for piece in pieces],
-        y=[float(y[piece].mean()) for piece in pieces],
-    )
+    values = np.asarray(series.y, float)
+    x = [series.x[int(piece[0])] for piece in pieces]
+    y = [float(values[piece].mean()) for piece in pieces]
+    return dataclasses.replace(series, x=x, y=y)
 
 
 def _flat(line: Line) -> dict[str, Any]:

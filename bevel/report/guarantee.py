@@ -143,10 +143,7 @@ def _facts(run: RunFiles, spent: "Spent | None") -> tuple[tuple[str, str], ...]:
     relation = str(terms.relation if terms else record.get("relation") or "not recorded")
     changed = CHANGED.get(relation)
     related = f"one {unit} is {changed} ({relation})" if changed else relation
-    rows = [
-        ("Unit of privacy", UNITS.get(unit, unit)),
-        ("Neighbouring data sets", related),
-    ]
+    rows = [("Unit of privacy", UNITS.get(unit, unit)), ("Neighbouring data sets", related)]
     if spent is not None:
         cost = f"ε = {shown_epsilon(spent.epsilon)} at δ = {shown_delta(spent.delta)}"
         rows.append(("Spent so far", cost))

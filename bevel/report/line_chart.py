@@ -76,11 +76,7 @@ def round_step(least: float) -> float:
 
 
 def axis_of(
-    label: str,
-    values: Sequence[float],
-    *,
-    include: Sequence[float] = (),
-    log: bool = False,
+    label: str, values: Sequence[float], *, include: Sequence[float] = (), log: bool = False
 ) -> Axis:
     """An axis whose range covers all values and those in `include`."""
     if log and min(values) > 0:

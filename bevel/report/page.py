@@ -73,7 +73,6 @@ def write_report(
 
 
 def _render(run: RunFiles) -> str:
-    """The HTML text of the page."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
@@ -127,7 +126,6 @@ def _content(run: RunFiles) -> dict[str, Any]:
 
 
 def _headline(run: RunFiles, spent: Any) -> list[tuple[str, str]]:
-    """The key figures at the top of the page."""
     record = run.record
     pairs = []
     if spent is not None and (is_claimed(run, spent) or not spent.runs):
@@ -245,7 +243,6 @@ def _known(value: Any) -> str:
 
 
 def _shown_value(value: Any) -> str:
-    """The text of a setting."""
     if value is None:
         return "not set"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

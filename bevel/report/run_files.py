@@ -60,18 +60,26 @@ def read_run(folder: str | os.PathLike[str], include_raw: bool = False) -> RunFi
         contains a record that cannot be read.
       RestoreLedgerError: the ledger is damaged, so what was spent is not known.
     """
+    from bevel.accounting.ledger import Ledger
+
     folder = Path(folder)
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
         raise FixArgumentsError(f"{folder} {found}: pass the folder of a run.")
     released = folder / RELEASED if (folder / RELEASED).is_dir() else folder
-    record = _read_record(released)
+    if not (released / RUN).exists():
+        raise FixArgumentsError(
+            f"{released} has no {RUN}: it is not a run folder, or the run was stopped before its "
+            "first step. Pass the folder of a run."
+        )
+    record = _parsed_record(released / RUN)
     if released == folder:
         _check_released(folder, record)
+    ledger = released / str(record.get("ledger") or LEDGER)
     run = RunFiles(
         released=released,
         record=record,
-        ledger=_read_ledger(released / str(record.get("ledger") or LEDGER)),
+        ledger=Ledger.read(ledger) if ledger.is_file() else None,
         metrics=_lines_of(released / METRICS),
     )
     return _with_private_files(run, folder / PRIVATE) if include_raw else run
@@ -89,16 +97,6 @@ def _with_private_files(run: RunFiles, private: Path) -> RunFiles:
         private_record=_parsed_record(private / RUN) if (private / RUN).exists() else {},
         raw=_lines_of(private / RAW),
     )
-
-
-def _read_record(released: Path) -> Mapping[str, Any]:
-    path = released / RUN
-    if not path.exists():
-        raise FixArgumentsError(
-            f"{released} has no {RUN}: it is not a run folder, or the run was stopped before its "
-            "first step. Pass the folder of a run."
-        )
-    return _parsed_record(path)
 
 
 def _check_released(folder: Path, record: Mapping[str, Any]) -> None:
@@ -120,12 +118,6 @@ def _check_released(folder: Path, record: Mapping[str, Any]) -> None:
             f'a new run in another folder with RunOptions(ledger="{ledger}"), so that what this '
             "one spent stays counted."
         )
-
-
-def _read_ledger(path: Path) -> "Ledger | None":
-    from bevel.accounting.ledger import Ledger
-
-    return Ledger.read(path) if path.is_file() else None
 
 
 def _lines_of(path: Path) -> tuple[Line, ...]:

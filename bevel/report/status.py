@@ -28,15 +28,10 @@ def status(run: RunFiles) -> tuple[str, str]:
     """
     found = (run.private_record or {}).get("status") or run.record.get("ending")
     if not found:
-        return _released_so_far(run), "The run has not ended: more steps may follow."
+        steps = f"{run.last_step} of {run.record.get('steps') or '?'}" if run.last_step else "no"
+        return f"{steps} steps released so far", "The run has not ended: more steps may follow."
     known = ENDINGS | UNDER_WAY
     return str(found), known.get(str(found), "This version of bevel does not know this status.")
-
-
-def _released_so_far(run: RunFiles) -> str:
-    if not run.last_step:
-        return "no steps released so far"
-    return f"{run.last_step} of {run.record.get('steps') or '?'} steps released so far"
 
 
 def ended_by_callback(run: RunFiles) -> bool:

@@ -1,7 +1,7 @@
 """Which mesh axes carry the batch: from shardings, constraints and subprograms."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -81,7 +81,7 @@ def axes_of_constraints(one: ClosedJaxpr, two: ClosedJaxpr) -> tuple[str, ...]:
 def constraints(jaxpr: Jaxpr) -> list[tuple[NamedSharding, tuple[int, ...]]]:
     """Every sharding that a program requests and the shape it applies to, in program order."""
     found: list[tuple[NamedSharding, tuple[int, ...]]] = []
-    for eqn in jaxpr.eqns:
+    for eqn in equations_in(jaxpr):
         requested = requested_sharding(eqn)
         if requested is not None:
             found.append((requested, _shape_of(eqn.outvars[0])))
@@ -89,8 +89,6 @@ def constraints(jaxpr: Jaxpr) -> list[tuple[NamedSharding, tuple[int, ...]]]:
             for sharding, var in zip(eqn.params.get(name, ()), variables, strict=False):
                 if isinstance(sharding, NamedSharding):
                     found.append((sharding, _shape_of(var)))
-        for inner in subprograms(eqn.params):
-            found += constraints(inner)
     return found
 
 
@@ -126,14 +124,19 @@ def subprograms(params: dict[str, Any]) -> list[Jaxpr]:
     return found
 
 
+def equations_in(jaxpr: Jaxpr, name: str | None = None) -> Iterator[JaxprEqn]:
+    """The equations of a program at any depth, in its order: all, or those of a primitive."""
+    for eqn in jaxpr.eqns:
+        if name in (None, eqn.primitive.name):
+            yield eqn
+        for inner in subprograms(eqn.params):
+            yield from equations_in(inner, name)
+
+
 def axes_of_inner_shard_maps(jaxpr: Jaxpr) -> set[str]:
     """The mesh axes that the `shard_map`s inside a program run over."""
-    axes: set[str] = set()
-    for eqn in jaxpr.eqns:
-        axes |= set(eqn.params.get("newly_manual_axes", ()))
-        for inner in subprograms(eqn.params):
-            axes |= axes_of_inner_shard_maps(inner)
-    return axes
+    manual = (eqn.params.get("newly_manual_axes", ()) for eqn in equations_in(jaxpr))
+    return {axis for axes in manual for axis in axes}
 
 
 def mesh_sizes(shardings: Iterable[NamedSharding], mesh: AbstractMesh | None) -> dict[str, int]:

@@ -44,7 +44,6 @@ def check_devices(*trees: Any, mesh: Mesh | None = None, **named: Any) -> None:
 
 
 def _name_of(argument: str, tree: Any, number: int) -> str:
-    """Names a leaf by its argument, path and shape."""
     path, leaf = jax.tree_util.tree_leaves_with_path(tree)[number]
     where = jax.tree_util.keystr(path, simple=True, separator="/")
     return argument + (f" at {where!r}" if where else "") + f" of shape {tuple(leaf.shape)}"

@@ -106,7 +106,6 @@ def _fill_open_axis(sizes: dict[str, int], devices: int | None) -> dict[str, int
 
 
 def _types_of_axes(axis_types: AxisTypes, sizes: Mapping[str, int]) -> dict[str, AxisType]:
-    """The type of each axis."""
     if isinstance(axis_types, Mapping):
         unknown = sorted(set(axis_types) - set(sizes))
         if unknown:

@@ -80,16 +80,12 @@ def _rule_of(item: Any) -> Rule:
                 f"a pair: ({item!r}, PartitionSpec(...))."
             )
         return PRESETS[item]()
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        raise FixArgumentsError(_not_a_rule(item))
-    pattern, value = item
-    if not isinstance(pattern, str | re.Pattern):
+    pattern, value = item if isinstance(item, tuple | list) and len(item) == 2 else (None, None)
+    if not isinstance(pattern, str | re.Pattern) or not isinstance(value, str | P | Rule):
         raise FixArgumentsError(_not_a_rule(item))
     if isinstance(value, P):
         return _fixed(pattern, value)
-    rule = _rule_of(value) if isinstance(value, str | Rule) else None
-    if rule is None:
-        raise FixArgumentsError(_not_a_rule(item))
+    rule = _rule_of(value)
     return dataclasses.replace(rule, pattern=pattern, name=f"{_pattern_text(pattern)}: {rule.name}")
 
 
@@ -107,11 +103,8 @@ def _pattern_text(pattern: Pattern) -> str:
 
 def _fixed(pattern: Pattern, spec: P) -> Rule:
     """A rule with the same spec for every leaf that the pattern matches."""
-
-    def choose(leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:
-        return SpecChoice(spec)
-
-    return Rule(pattern, choose, f"{_pattern_text(pattern)}: {shown_spec(spec)}")
+    name = f"{_pattern_text(pattern)}: {shown_spec(spec)}"
+    return Rule(pattern, lambda leaf, mesh: SpecChoice(spec), name)
 
 
 def replicated() -> Rule:
@@ -230,11 +223,7 @@ def logical(axes: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Rule:
     return Rule("*", choose, "logical axes")
 
 
-PRESETS: dict[str, Callable[[], Rule]] = {
-    "replicated": replicated,
-    "fsdp": fsdp,
-    "tensor": tensor,
-}
+PRESETS: dict[str, Callable[[], Rule]] = {"replicated": replicated, "fsdp": fsdp, "tensor": tensor}
 
 
 def first_choice(rules: Sequence[Rule], leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import PartitionSpec
 
+from bevel.checks import in_one_line
 from bevel.errors import FixArgumentsError
 from bevel.sharding import types
 
@@ -166,9 +167,11 @@ def leaf_specs(specs: Any, tree: Any) -> list[PartitionSpec | None]:
             is_leaf=is_spec,
         )
     except (ValueError, TypeError, KeyError) as error:
+        # JAX says in two lines what differs and where, and then lists both trees.
+        difference = in_one_line("\n".join(str(error).split("\n")[:2]))
         raise FixArgumentsError(
-            f"specs does not match the tree of gradients: {error}. Pass one PartitionSpec, or a "
-            "tree of them that is a prefix of the gradients."
+            f"specs does not match the tree of gradients ({difference}). Pass one PartitionSpec, "
+            "or a tree of them that is a prefix of the gradients."
         ) from error
     if not all(map(is_spec, found)):
         raise FixArgumentsError(f"specs contains {found!r:.80}: use jax.sharding.PartitionSpec.")

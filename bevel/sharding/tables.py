@@ -24,13 +24,8 @@ def rich_table(
 
 
 def text_of(renderable: Any) -> str:
-    """Renders with rich as plain text, as wide as needed."""
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=10_000, color_system=None, legacy_windows=False)
-    console.print(renderable)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in lines if line.strip())
+    """Renders with rich as plain text, as wide as needed and without empty lines."""
+    return "\n".join(filter(None, wrapped(renderable, width=10_000).splitlines()))
 
 
 def text_table(

@@ -62,7 +62,6 @@ def explicit_sharding(x: Any) -> NamedSharding | None:
 
 
 def explicit_axes(mesh: Any) -> tuple[str, ...]:
-    """The Explicit axes of a mesh."""
     if mesh.empty:
         return ()
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)

@@ -143,16 +143,12 @@ class Batches:
 
             return jax.make_array_from_callback(shape, self.layout.sharding, shard_data)
 
-        records = jax.tree.leaves(self.source.record)
+        records, tree = jax.tree.flatten(self.source.record)
         data = [sharded_array(k + 2, (*indices.shape, *x.shape)) for k, x in enumerate(records)]
         is_padding = sharded_array(0, indices.shape[:1])
-        return Batch(
-            step,
-            jax.tree.unflatten(jax.tree.structure(self.source.record), data),
-            is_padding,
-            sharded_array(1, indices.shape) if by_user else None,
-            self._digest(indices, shards),
-        )
+        is_missing = sharded_array(1, indices.shape) if by_user else None
+        digest = self._digest(indices, shards)
+        return Batch(step, jax.tree.unflatten(tree, data), is_padding, is_missing, digest)
 
     def _digest(self, indices: np.ndarray, shards: _Shards) -> bytes:
         """Hashes the records of a step, their indices and their rows. Empty without a key."""

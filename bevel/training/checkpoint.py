@@ -1,7 +1,7 @@
 """Checkpoints in two halves, published together.
 
     released/checkpoints/STEP/   the arrays that may be shown to anyone; checkpoint.json: step, plan
-    private/checkpoints/STEP/    the noise state; checkpoint.json: `Meta`
+    private/checkpoints/STEP/    the noise state; checkpoint.json: `CheckpointMetadata`
 
 Orbax first writes both halves to a staging folder in `private/`. Once the steps are charged, the
 checkpoint is published by renaming the private half and then the released half, so a released half
@@ -42,22 +42,22 @@ from bevel.training.folder import (
 )
 from bevel.training.process_agreement import any_process, barrier, is_first
 from bevel.training.releases import parse_release
-from bevel.training.state import path_text
+from bevel.training.state import path_text, shaped
 
 PyTree = Any
 # Contains the name of the temporary folder that Orbax wrote to, which includes the time.
 ORBAX_COMMIT_FILE = "commit_success.txt"
 
 
-class Halves(NamedTuple):
-    """The state of a run as it is saved: the part that may be shown, and the private part."""
+class StateHalves(NamedTuple):
+    """The state of a run as it is saved: the half that may be shown, and the private half."""
 
     released: PyTree
     private: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Meta:
+class CheckpointMetadata:
     """The metadata of a checkpoint. Private, because its checksums cover the noise state.
 
     Attributes:
@@ -85,7 +85,7 @@ class Meta:
 class Staged:
     """A complete but unpublished checkpoint, and the release that it was staged for."""
 
-    meta: Meta
+    meta: CheckpointMetadata
     release: dict[str, Any] | None
 
 
@@ -118,7 +118,7 @@ class Checkpoints:
         """Returns the steps of the released checkpoints, newest first."""
         return _numbered(self.folder)
 
-    def private_metas(self) -> Iterator[Meta]:
+    def private_metas(self) -> Iterator[CheckpointMetadata]:
         """Yields the metadata of all published checkpoints, even if the released half is gone."""
         for step in _numbered(self._private):
             with contextlib.suppress(RestoreCheckpointError):
@@ -133,19 +133,16 @@ class Checkpoints:
 
     # Writing: stage, then publish.
 
-    def stage(self, halves: Halves, meta: Meta, release: dict[str, Any] | None = None) -> None:
+    def stage(
+        self, halves: StateHalves, meta: CheckpointMetadata, release: dict[str, Any] | None = None
+    ) -> None:
         """Starts writing a checkpoint. The arrays may be donated once this returns.
 
         The checkpoint is complete, and not yet released, when `wait` returns. `meta` has the
         checksums of the arrays; `release` is the `ReleaseRecord` of the steps, as a dict.
         """
-        released, private = by_name(halves.released), by_name(halves.private)
-        args = ocp.args.Composite(
-            **{
-                RELEASED: ocp.args.PyTreeSave(detached(released)),
-                PRIVATE: ocp.args.PyTreeSave(detached(private)),
-            }
-        )
+        saved = [ocp.args.PyTreeSave(detached(by_name(half))) for half in halves]
+        args = ocp.args.Composite(**dict(zip((RELEASED, PRIVATE), saved, strict=True)))
         with explain_full_disk(self._staging):
             self._writer.save(self._staging / str(meta.step), args=args, force=True)
         self._staged = Staged(meta, release)
@@ -222,7 +219,9 @@ class Checkpoints:
 
     # Reading.
 
-    def restore(self, step: int, like: Halves, *, staged: bool = False) -> tuple[Halves, Meta]:
+    def restore(
+        self, step: int, like: StateHalves, *, staged: bool = False
+    ) -> tuple[StateHalves, CheckpointMetadata]:
         """Reads a checkpoint. Arrays are sharded like those of `like`, whatever the saved mesh was.
 
         Raises `RestoreCheckpointError` if it cannot be read, or its checksums do not match.
@@ -232,7 +231,7 @@ class Checkpoints:
             released, private = (self._staging / str(step) / half for half in (RELEASED, PRIVATE))
         meta = _read_meta(private)
         try:
-            state = Halves(
+            state = StateHalves(
                 _read_arrays(released, like.released), _read_arrays(private, like.private)
             )
             checksums = digest_of(state)
@@ -248,8 +247,8 @@ class Checkpoints:
         return state, meta
 
     def restore_newest(
-        self, like: Halves, attempt: int, check: Callable[[Meta], None]
-    ) -> tuple[Halves, Meta] | None:
+        self, like: StateHalves, attempt: int, check: Callable[[CheckpointMetadata], None]
+    ) -> tuple[StateHalves, CheckpointMetadata] | None:
         """Restores the newest checkpoint that can be read and passes `check`.
 
         Newer checkpoints that fail are moved to `private/damaged/`, with a warning. Returns None if
@@ -305,10 +304,7 @@ def array_handler() -> ocp.PyTreeCheckpointHandler:
 def _read_arrays(folder: Path, like: PyTree) -> PyTree:
     """Reads the arrays of one half, sharded like those of `like`."""
     named = by_name(like)
-    shapes = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-        for name, x in named.items()
-    }
+    shapes = {name: shaped(x) for name, x in named.items()}
     args = ocp.args.PyTreeRestore(
         item=shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes)
     )
@@ -345,9 +341,9 @@ def replace_folder(source: Path, target: Path, trash: Path) -> None:
     source.rename(target)
 
 
-def _read_meta(folder: Path) -> Meta:
+def _read_meta(folder: Path) -> CheckpointMetadata:
     try:
-        meta = Meta(**json.loads((folder / CHECKPOINT).read_text()))
+        meta = CheckpointMetadata(**json.loads((folder / CHECKPOINT).read_text()))
         if [type(x) for x in (meta.step, meta.attempt, meta.digest)] != [int, int, list]:
             raise TypeError("fields have the wrong types")
         return meta
@@ -365,12 +361,11 @@ def _numbered(folder: Path) -> list[int]:
     """Returns the subfolders whose names are numbers, largest first."""
     if not folder.is_dir():
         return []
-    return sorted(
-        (int(path.name) for path in folder.iterdir() if path.name.isdigit()), reverse=True
-    )
+    numbers = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+    return sorted(numbers, reverse=True)
 
 
-def digest_of(halves: Halves) -> list[str]:
+def digest_of(halves: StateHalves) -> list[str]:
     """Returns the checksums of the arrays of both halves."""
     return digest((by_name(halves.released), by_name(halves.private)))
 

@@ -3,13 +3,14 @@
 import hashlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bevel.training.batches import Batch, Batches
+from bevel.training.state import shaped
 
 PyTree = Any
 # Calls with a custom partitioner contain its memory address, which differs between processes.
@@ -42,10 +43,6 @@ class CompiledSteps:
         """Hashes the lowered program for the first padded size."""
         text = self._lower(self._batches.sizes.sizes[0]).as_text()
         return hashlib.sha256(without_names(text).encode()).hexdigest()
-
-    def compile_ahead(self, sizes: Sequence[int]) -> None:
-        for size in sizes:
-            self.of_size(size)
 
     def of_size(self, size: int) -> Any:
         """Returns the compiled step for batches of `size` rows, and compiles it if necessary."""
@@ -81,8 +78,3 @@ def without_names(program: str) -> str:
 def _arguments(batch: Batch) -> tuple[PyTree, Any]:
     """Returns the arguments of a step: `(data, is_missing)` and `is_padding`."""
     return (batch.data, batch.is_missing), batch.is_padding
-
-
-def shaped(x: jax.Array) -> jax.ShapeDtypeStruct:
-    """Returns the shape, dtype and sharding of an array."""
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)

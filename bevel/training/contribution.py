@@ -97,7 +97,6 @@ def contribution(
 
 
 def _broadcast(mask: jax.Array, like: jax.Array) -> jax.Array:
-    """Broadcasts a mask of rows to the shape of `like`."""
     return jnp.broadcast_to(mask.reshape(-1, *(1,) * (like.ndim - 1)), like.shape)
 
 

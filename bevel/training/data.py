@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from bevel.batch_selection import ExamplesByUser
+from bevel.checks import in_one_line
 from bevel.errors import FixArgumentsError, FixDataError
 
 PyTree = Any
@@ -151,8 +152,8 @@ def _call_reader(read: Callable[[], Any], indices: list[int]) -> Any:
     except Exception as error:
         which = f"record {indices[0]}" if len(indices) == 1 else f"one of {len(indices)} records"
         raise FixDataError(
-            f"{which} could not be read ({type(error).__name__}: {error}). No step was taken "
-            "without it. Repair the data, then start again to resume the run."
+            f"{which} could not be read ({type(error).__name__}: {in_one_line(error)}). No step "
+            "was taken without it. Repair the data, then start again to resume the run."
         ) from error
 
 
@@ -243,8 +244,7 @@ def indices_to_hash(source: DataSource, key: bytes, coverage: Coverage) -> Itera
 
 def _provided_fingerprint(source: DataSource) -> str | None:
     """Returns the `fingerprint` of the user's data set, or None if it has none."""
-    records = getattr(source, "records", None)
-    provided = getattr(records, "fingerprint", None)
+    provided = getattr(getattr(source, "records", None), "fingerprint", None)
     provided = provided() if callable(provided) else provided
     if provided is not None and not isinstance(provided, str):
         raise FixArgumentsError(

@@ -24,7 +24,13 @@ import jax
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
-from bevel.training.checkpoint import Checkpoints, Halves, Meta, Staged, digest_of
+from bevel.training.checkpoint import (
+    CheckpointMetadata,
+    Checkpoints,
+    Staged,
+    StateHalves,
+    digest_of,
+)
 from bevel.training.disk_full import explain_full_disk
 from bevel.training.folder import IDENTITY, LEDGER, RELEASES, SECRETS, RunFolder
 from bevel.training.identity import Change, Identity, check_resumable, read_identity, write_identity
@@ -144,10 +150,10 @@ class FolderRun:
 
     def resume(
         self,
-        like: Halves,
+        like: StateHalves,
         environment: dict[str, Any],
         rows_between: Callable[[int, int], list[str]],
-    ) -> Halves:
+    ) -> StateHalves:
         """Returns the state to resume from, with the shardings of `like`.
 
         A new run starts from `like`, which is saved first. `environment` is what the bits of a
@@ -198,7 +204,7 @@ class FolderRun:
         self._replays, self._earlier_rows = {}, []
         self.ledger.begin_attempt(step)
 
-    def restore_again(self, like: Halves) -> Halves:
+    def restore_again(self, like: StateHalves) -> StateHalves:
         """Restores the checkpoint that the run resumed from once more."""
         state, meta = self.checkpoints.restore(self._last_published[0], like)
         self._last_digest = meta.digest
@@ -214,7 +220,7 @@ class FolderRun:
         if step >= 0:
             self.checkpoints.publish(step)
 
-    def _interrupted_state(self, like: Halves, last: Meta) -> Halves | None:
+    def _interrupted_state(self, like: StateHalves, last: CheckpointMetadata) -> StateHalves | None:
         """Returns the state that an interrupted run staged after its last release, or None.
 
         Nobody has seen this state, so resuming from it costs nothing.
@@ -246,7 +252,7 @@ class FolderRun:
     def _content(self, release: ReleaseRecord) -> str:
         return content_digest(release, self.run_secrets.row_key)
 
-    def _check(self, meta: Meta) -> None:
+    def _check(self, meta: CheckpointMetadata) -> None:
         """Raises unless a checkpoint belongs to this run."""
         where = f"checkpoint {self.checkpoints.folder / str(meta.step)}"
         if meta.plan != self.plan.fingerprint():
@@ -273,7 +279,7 @@ class FolderRun:
         self,
         step: int,
         first: int,
-        state: Halves,
+        state: StateHalves,
         raw: list[Metrics],
         rows: list[str],
         evaluate: Callable[[], Any],
@@ -296,7 +302,7 @@ class FolderRun:
         self._pending = _Pending(step, record, raw, evaluate, show)
 
     def keep_unreleased(
-        self, step: int, first: int, state: Halves, raw: list[Metrics], rows: list[str]
+        self, step: int, first: int, state: StateHalves, raw: list[Metrics], rows: list[str]
     ) -> None:
         """Saves a state without releasing it, so that releases do not show the interruption.
 
@@ -310,7 +316,7 @@ class FolderRun:
         if self._metrics:
             self._metrics.write_raw(raw)
 
-    def _stage(self, step: int, first: int, state: Halves, rows: list[str]) -> ReleaseRecord:
+    def _stage(self, step: int, first: int, state: StateHalves, rows: list[str]) -> ReleaseRecord:
         """Starts staging a state. Returns the record of how it was computed."""
         before, after, rows = self._last_digest, digest_of(state), self._earlier_rows + rows
         if self._replays.pop(step, after) != after:
@@ -356,15 +362,9 @@ class FolderRun:
         missing = self._metrics and same and step and not self._metrics.has_metrics(*last)
         return bool(from_first_process(float(bool(missing)))[0])
 
-    def _meta(self, step: int, digest: list[str]) -> Meta:
-        return Meta(
-            step=step,
-            attempt=self.attempt,
-            plan=self.plan.fingerprint(),
-            key=self.run_secrets.commitment,
-            ledger=self.ledger.head,
-            digest=digest,
-        )
+    def _meta(self, step: int, digest: list[str]) -> CheckpointMetadata:
+        plan, key = self.plan.fingerprint(), self.run_secrets.commitment
+        return CheckpointMetadata(step, self.attempt, plan, key, self.ledger.head, digest)
 
     def write_record(self, **fields: Any) -> None:
         self.record.add_public(name=self.name, **fields)

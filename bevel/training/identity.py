@@ -15,6 +15,7 @@ data, or of a program that contains some of it.
 
 import dataclasses
 import enum
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -79,7 +80,6 @@ class Change:
 
 
 DIGEST_MESSAGES = {
-    "data": "the data differ",
     "optimizer": "the optimizer's program differs",
     "structure": "the structure of trained parameters, optimizer state or average differs",
     "loss": "the loss's program differs",
@@ -90,11 +90,7 @@ DIGEST_MESSAGES = {
 
 def changes(before: Identity, now: Identity) -> list[Change]:
     """Returns all differences. A digest is left out if a named value explains its change."""
-    named = [
-        Change(name, before.settings.get(name), now.settings.get(name))
-        for name in sorted(before.settings.keys() | now.settings.keys())
-        if _differ(before.settings.get(name), now.settings.get(name))
-    ]
+    named = _changed_values(before.settings, now.settings)
     explained = {change.name.split(".")[0] for change in named if change.kind != "noted"}
     unnamed = [
         Change(name)
@@ -103,18 +99,15 @@ def changes(before: Identity, now: Identity) -> list[Change]:
     ]
     if any(change.name == "loss" for change in unnamed):
         unnamed = [change for change in unnamed if change.name != "loss.derivative"]
-    old, new = flatten(before.surroundings), flatten(now.surroundings)
-    noted = [
-        Change(name, old.get(name), new.get(name), of_surroundings=True)
-        for name in sorted(old.keys() | new.keys())
-        if _differ(old.get(name), new.get(name))
-    ]
-    return named + unnamed + noted
+    noted = _changed_values(flatten(before.surroundings), flatten(now.surroundings))
+    return named + unnamed + [dataclasses.replace(c, of_surroundings=True) for c in noted]
 
 
-def _differ(before: Any, now: Any) -> bool:
+def _changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
     """Compares values as JSON, where NaN equals NaN."""
-    return json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True)
+    found = [Change(k, before.get(k), now.get(k)) for k in sorted(before.keys() | now.keys())]
+    text = functools.partial(json.dumps, sort_keys=True)
+    return [change for change in found if text(change.before) != text(change.now)]
 
 
 def check_resumable(
@@ -177,15 +170,10 @@ def write_identity(folder: Path, identity: Identity) -> None:
 
 def plan_settings(plan: DPExecutionPlan) -> dict[str, Any]:
     """Returns the fields of a plan that its fingerprint covers, by dotted names."""
-    parts = {
-        "mechanism": plan.mechanism,
-        "clip": plan.clip,
-        "unit": plan.unit,
-        "expected_batch_size": plan.expected_batch_size,
-    }
-    named = {name: named_values(part) for name, part in parts.items()}
-    for part in ("mechanism", "clip", "unit"):
-        named[part].pop(KIND)
+    named = {part: named_values(getattr(plan, part)) for part in ("mechanism", "clip", "unit")}
+    for values in named.values():
+        values.pop(KIND)
+    named["expected_batch_size"] = named_values(plan.expected_batch_size)
     return flatten({"plan": named})
 
 

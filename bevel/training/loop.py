@@ -13,28 +13,22 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bevel.errors import StopRunError
+from bevel.training import process_agreement
 from bevel.training.batches import Batches
-from bevel.training.checkpoint import Halves
-from bevel.training.compiled_steps import CompiledSteps, shaped
+from bevel.training.checkpoint import StateHalves
+from bevel.training.compiled_steps import CompiledSteps
 from bevel.training.folder_run import FolderRun, Metrics
 from bevel.training.identity import Change
 from bevel.training.interrupts import RunInterrupted, StopRequest, interrupts
 from bevel.training.memory_run import MemoryRun
 from bevel.training.prefetch import Prefetched
-from bevel.training.process_agreement import (
-    any_process,
-    check_same,
-    from_first_process,
-    is_first,
-    joined_digests,
-)
 from bevel.training.progress import Progress
 from bevel.training.replicas import check_replicas
 from bevel.training.resume import ReplayDiffersError, surroundings
 from bevel.training.run_description import identity_of, private_record, public_record
 from bevel.training.run_json import now
 from bevel.training.run_options import RunOptions
-from bevel.training.state import ReleasedState, TrainingState, joined, split
+from bevel.training.state import ReleasedState, TrainingState, joined, shaped, split
 
 if TYPE_CHECKING:
     from bevel.training.trainer import Trainer
@@ -68,8 +62,8 @@ class Loop:
                 "padded_sizes": list(self.batches.sizes.sizes),
             }
             digests = self.trainer.step.digests(begin)
-            check_same(digests)
-        show = self.options.progress is not False and is_first()
+            process_agreement.check_same(digests)
+        show = self.options.progress is not False and process_agreement.is_first()
         notes = Progress(plan.iterations, show=show)
         changes: list[Change] = []
         if isinstance(run, FolderRun):
@@ -82,7 +76,8 @@ class Loop:
         if changes:
             notes.note(f"at step {step}, with changes: {'; '.join(map(str, changes))}")
         if precompile and step < plan.iterations:
-            programs.compile_ahead(self.batches.sizes.sizes)
+            for size in self.batches.sizes.sizes:
+                programs.of_size(size)
         if isinstance(run, FolderRun):
             described = (self.trainer, self.batches, state, programs, environment, run, changes)
             run.write_record(**public_record(*described))
@@ -173,7 +168,7 @@ class Loop:
             if self.release(state, step, begun, seen, progress, since):  # account
                 return state, "ended by the callback"
             begun = step
-            if step < end and any_process(bool(stop)):
+            if step < end and process_agreement.any_process(bool(stop)):
                 return state, "interrupted"
         return state, "complete"
 
@@ -209,7 +204,7 @@ class Loop:
             return False
         answer = self.callback(shown, released)
         wants_end = isinstance(answer, bool | np.bool_) and bool(answer)
-        return bool(from_first_process(float(wants_end))[0])
+        return bool(process_agreement.from_first_process(float(wants_end))[0])
 
     def keep_unreleased(
         self, state: TrainingState, step: int, begun: int, seen: "PendingMetrics"
@@ -222,13 +217,13 @@ class Loop:
 
     # The state and the batches of this attempt.
 
-    def halves(self, state: TrainingState) -> Halves:
+    def halves(self, state: TrainingState) -> StateHalves:
         """The two halves of a state that are saved. Frozen parameters are in neither."""
         trained, _ = split(state.params, self.trainer.trainable)
         released = dataclasses.replace(self.trainer.released(state), params=trained)
-        return Halves(released, state.noise_state)
+        return StateHalves(released, state.noise_state)
 
-    def joined_state(self, halves: Halves, frozen: PyTree) -> TrainingState:
+    def joined_state(self, halves: StateHalves, frozen: PyTree) -> TrainingState:
         released = halves.released
         return TrainingState(
             step=released.step,
@@ -239,14 +234,13 @@ class Loop:
         )
 
     def batches_of_attempt(self) -> Batches:
-        """The batches of this attempt."""
         key = self.run.secrets.row_key if self.run.keeps else b""
         return dataclasses.replace(self.batches, seed=self.sampling_seed(), digest_key=key)
 
     def rows_between(self, first: int, stop: int) -> list[str]:
         """Digests of the rows of these steps, which are read from the data."""
         read = itertools.islice(self.batches_of_attempt().since(first), stop - first)
-        return joined_digests([batch.digest for batch in read])
+        return process_agreement.joined_digests([batch.digest for batch in read])
 
     def key_data(self) -> PyTree:
         """The key data of a step, placed on the mesh."""
@@ -260,8 +254,7 @@ class Loop:
         return jax.tree.map(lambda x: jax.device_put(x, where), key_data)
 
     def sampling_seed(self) -> int:
-        seed = getattr(self.run, "sampling_seed", None)
-        return self.run.secrets.sampling_seed if seed is None else seed
+        return getattr(self.run, "sampling_seed", self.run.secrets.sampling_seed)
 
 
 class PendingMetrics:
@@ -281,7 +274,7 @@ class PendingMetrics:
     def take(self) -> tuple[list[Metrics], list[str]]:
         """Raw metrics and row digests since the last call. Waits for the running steps."""
         rows = self._rows + [jax.device_get(row) for row in self._under_way]
-        digests = joined_digests(self._digests)
+        digests = process_agreement.joined_digests(self._digests)
         self._rows, self._digests = [], []
         self._under_way.clear()
         return rows, digests

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bevel.accounting.ledger.durable_files import write_all
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.training.folder import (
     METRICS,
@@ -51,9 +52,7 @@ class JsonLines:
 
     def add(self, *records: Mapping[str, Any]) -> None:
         text = "".join(json.dumps(to_json(record), allow_nan=False) + "\n" for record in records)
-        data = memoryview(text.encode())
-        while data:
-            data = data[os.write(self._file, data) :]
+        write_all(self._file, text.encode())
         os.fsync(self._file)
 
     def close(self) -> None:
@@ -133,7 +132,6 @@ class MetricsFiles:
         self._raw_events = writer and writer(str(events / "raw"))
 
     def has_metrics(self, step: int, attempt: int) -> bool:
-        """Returns whether the metrics of a step are already written."""
         return (step, attempt) in self._metrics_written
 
     def write_raw(self, raw: Iterable[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Runs with several processes: the first one decides, and all are compared before they start."""
+"""Process 0 writes; all processes are checked for agreement before the first step."""
 
 import hashlib
 from collections.abc import Mapping

@@ -50,7 +50,6 @@ class Progress:
             self._task = self._bar.add_task("", total=steps, completed=start, text="")
 
     def note(self, text: str) -> None:
-        """Prints a line."""
         if self._show:
             self._console.print(text, markup=False)
 

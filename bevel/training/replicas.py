@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bevel.errors import RestoreCheckpointError
+from bevel.sharding.types import spec_axes
 from bevel.training.digest import checksum
 from bevel.training.state import path_text
 
@@ -49,7 +50,8 @@ def _replica_comparison(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Any:
 
     def compare(x: jax.Array, spec: PartitionSpec) -> jax.Array:
         local = checksum(x)
-        replica_axes = tuple(axis for axis in mesh.axis_names if axis not in _sharded_axes(spec))
+        sharded = {axis for entry in spec.partitions for axis in spec_axes(entry)}
+        replica_axes = tuple(axis for axis in mesh.axis_names if axis not in sharded)
         if not replica_axes:
             return jnp.ones((), jnp.int32)
         largest, smallest = jax.lax.pmax(local, replica_axes), jax.lax.pmin(local, replica_axes)
@@ -61,12 +63,3 @@ def _replica_comparison(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Any:
             compare_all, mesh=mesh, in_specs=specs_of_leaves, out_specs=replicated, check_vma=False
         )
     )
-
-
-def _sharded_axes(spec: PartitionSpec) -> set[str]:
-    """Returns the mesh axes over which an array is sharded."""
-    axes: set[str] = set()
-    for part in spec:
-        if part is not None and part is not PartitionSpec.UNCONSTRAINED:
-            axes |= {part} if isinstance(part, str) else set(part)
-    return axes

@@ -8,7 +8,7 @@ from bevel.accounting.ledger import Ledger, LedgerRun
 from bevel.accounting.ledger.anchor import HASH
 from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedgerError
 from bevel.execution_plan import DPExecutionPlan
-from bevel.training.checkpoint import Meta
+from bevel.training.checkpoint import CheckpointMetadata
 from bevel.training.disk_full import explain_full_disk
 from bevel.training.folder import LEDGER_HEAD, RELEASED, write_atomically
 from bevel.training.process_agreement import barrier, from_first_process, is_first
@@ -84,7 +84,7 @@ class RunLedger:
         numbers = from_first_process(*numbers)
         self.attempt, self.attempt_start, self.charged, self.released = map(int, numbers)
 
-    def check_contains(self, checkpoint: Meta) -> None:
+    def check_contains(self, checkpoint: CheckpointMetadata) -> None:
         """Raises unless the ledger contains the charges of a published checkpoint."""
         if self._ledger:
             self._ledger.run(

@@ -106,6 +106,10 @@ def path_text(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def shaped(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
 def copied(tree: PyTree) -> PyTree:
     """Copies arrays, so that the caller can keep the originals: a step donates its state."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)

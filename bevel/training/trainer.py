@@ -19,6 +19,7 @@ from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, ExecutionPlanConfig, PerformanceFlags
 from bevel.optimizers import AugmentedGradientTransformation, as_augmented_optimizer
 from bevel.sharding.placement import place
+from bevel.sharding.rules import Rules
 from bevel.training.batches import Batches, BatchLayout, batch_layout
 from bevel.training.contribution import Augmentation, LossFn
 from bevel.training.data import DataSource, check_length, source_of
@@ -29,14 +30,7 @@ from bevel.training.private_step import PrivateStep
 from bevel.training.process_agreement import check_same
 from bevel.training.run_description import shared_by_processes
 from bevel.training.run_options import RunOptions
-from bevel.training.state import (
-    ReleasedState,
-    Trainable,
-    TrainingState,
-    copied,
-    on_mesh,
-    split,
-)
+from bevel.training.state import ReleasedState, Trainable, TrainingState, copied, on_mesh, split
 
 PyTree = Any
 Optimizer: TypeAlias = AugmentedGradientTransformation | optax.GradientTransformation
@@ -73,7 +67,7 @@ class Trainer:
     performance_flags: PerformanceFlags | None = None
     compilation_strategy: PaddedSizes | None = None
     mesh: Mesh | None = None
-    rules: Any = "replicated"
+    rules: Rules = "replicated"
     batch_axes: tuple[str, ...] | str | None = None
     trainable: Trainable = None
     augmentation: Augmentation | None = None

@@ -106,21 +106,6 @@ def test_a_missing_extra_says_what_to_install(command, capsys):
     assert "pip install 'bevel[train]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        ("iterations=0: pass more.", "steps is 0: pass more."),
-        ("keep=0: pass more.", "keep is 0: pass more."),
-        ("with RunOptions(ledger='a/b.jsonl'), so", "with --run.ledger=a/b.jsonl, so"),
-        ("leave include_raw out", "leave --include-raw out"),
-        ("or use NonPrivateConfig.", "or use mechanism 'none'."),
-        ("there is no config at a=b.", "there is no config at a=b."),
-    ],
-)
-def test_library_errors_use_the_names_of_the_command_line(message, words):
-    assert dispatch.in_cli_words(message) == words
-
-
 @pytest.mark.parametrize("error", [KeyError("x"), ModuleNotFoundError("no", name="mine")])
 def test_other_exceptions_are_not_caught(error, command):
     command(raising(error))

@@ -15,7 +15,7 @@ from plans import CONFIGS, plan
 
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import AdaptiveClipping, PlanSecrets
-from bevel.execution_plan.adaptive_clipping import MAX_NORM, CountedGradient, Counting
+from bevel.execution_plan.adaptive_clipping import MAX_NORM, CountedGradient, UnclippedCount
 
 PLAN = plan("dpsgd_adaptive")
 ROWS, WIDTH = 8, 4
@@ -84,7 +84,7 @@ def test_the_bound_is_reached():
 @given(noise=st.floats(0.3, 30), count=st.floats(0.1, 1e4), batch=st.floats(1, 1e5))
 def test_the_noise_of_both_is_that_of_the_paper(noise, count, batch):
     options = AdaptiveClipping(count_stddev=count)
-    counting = Counting(options, noise, batch, batch, True, 1.0)
+    counting = UnclippedCount(options, noise, batch, batch, True, 1.0)
     if count <= noise / 2:
         with pytest.raises(FixArgumentsError, match="count_stddev above"):
             _ = counting.scale

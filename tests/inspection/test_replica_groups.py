@@ -3,7 +3,7 @@ import math
 import pytest
 
 from bevel.errors import FixArgumentsError
-from bevel.inspection.replica_groups import axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
+from bevel.inspection.replica_groups import axes_of_groups, parse_groups, parse_pairs
 
 ROWS = [[0, 1], [2, 3], [4, 5], [6, 7]]
 COLUMNS = [[0, 2, 4, 6], [1, 3, 5, 7]]
@@ -69,8 +69,7 @@ def test_axes_are_those_that_differ_in_a_group(groups, axes, spans):
 
 def test_axes_of_pairs():
     ring = parse_pairs("{{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}")
-    assert axes_of_pairs(ring, MESH) == ("data",)
-    assert axes_of_pairs([(0, 0)], MESH) == ()
+    assert axes_of_groups(list(map(list, ring)), MESH)[0] == ("data",)
 
 
 def test_a_mesh_that_is_too_small_is_refused():

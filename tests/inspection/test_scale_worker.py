@@ -6,6 +6,7 @@ import scaled_steps
 from meshes import GRID, LINE
 from scaled_steps import LAYERS, D, K
 
+from bevel.errors import FixArgumentsError
 from bevel.inspection.scale_worker import answer, by_kind, bytes_per_device, load, measure
 
 WEIGHTS = 4 * LAYERS * 2 * D * K
@@ -58,7 +59,7 @@ def test_steps_are_found_by_module_and_by_file():
     assert by_module is scaled_steps.build
     by_file = load({"file": scaled_steps.__file__, "name": "build"})
     assert by_file.__code__.co_filename == scaled_steps.__file__
-    with pytest.raises(AttributeError):
+    with pytest.raises(FixArgumentsError, match="scaled_steps has no function 'nothing'"):
         load({"module": "scaled_steps", "name": "nothing"})
 
 

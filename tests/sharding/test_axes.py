@@ -154,6 +154,13 @@ def test_a_placement_is_known_of_concrete_arrays_only():
     assert found == [None]
 
 
+def test_equations_are_found_inside_loops():
+    looped = jax.make_jaxpr(lambda x: jax.lax.map(jnp.sin, x))(X).jaxpr
+    assert [eqn.primitive.name for eqn in axes.equations_in(looped)] == ["scan", "sin"]
+    assert len(list(axes.equations_in(looped, "sin"))) == 1
+    assert not list(axes.equations_in(looped, "cos"))
+
+
 def test_a_declared_axis_must_be_on_the_mesh():
     axes.check_declared(("data",), {"data": 4, "model": 2})
     axes.check_declared((), {})

@@ -16,9 +16,9 @@ from training_runs import same_bits
 from bevel.errors import RestoreCheckpointError
 from bevel.sharding import make_mesh
 from bevel.training.checkpoint import (
+    CheckpointMetadata,
     Checkpoints,
-    Halves,
-    Meta,
+    StateHalves,
     digest_of,
 )
 from bevel.training.folder import RunFolder
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 RELEASE = {"attempt": 0, "first": 0, "stop": 5, "before": [], "rows": [], "after": []}
 RELEASE |= {"exactly": {}}
-META = Meta(step=0, attempt=0, plan="p", key="k", ledger="l")
+META = CheckpointMetadata(step=0, attempt=0, plan="p", key="k", ledger="l")
 
 
 def state(axes="data=4,model=2", scale=1):
@@ -36,7 +36,7 @@ def state(axes="data=4,model=2", scale=1):
     spec = P("data", "model" if "model" in axes else None)
     x = jnp.arange(16.0).reshape(8, 2) * scale
     rest = [jnp.ones(3, jnp.bfloat16), None, (), {"on": jnp.array([True, False])}]
-    return Halves(
+    return StateHalves(
         {
             "x": jax.device_put(x, NamedSharding(mesh, spec)),
             "rest": jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, P())), rest),
@@ -170,14 +170,14 @@ def test_the_released_half_has_no_noise_no_key_and_no_time(saved, tmp_path):
 def test_saving_does_not_see_what_happens_to_the_state_afterwards(tmp_path):
     checkpoints = opened(tmp_path)
     step = jax.jit(lambda s: jax.tree.map(lambda x: x + x, s), donate_argnums=0)
-    moving = Halves({"x": jnp.ones((256, 256))}, {"n": jnp.ones(3)})
+    moving = StateHalves({"x": jnp.ones((256, 256))}, {"n": jnp.ones(3)})
     checkpoints.stage(moving, dataclasses.replace(META, digest=digest_of(moving)))
     for _ in range(20):
         moving = step(moving)
     jax.block_until_ready(moving)
     checkpoints.wait()
     checkpoints.publish(0)
-    like = Halves({"x": jnp.zeros((256, 256))}, {"n": jnp.zeros(3)})
+    like = StateHalves({"x": jnp.zeros((256, 256))}, {"n": jnp.zeros(3)})
     found, _ = checkpoints.restore(0, like)
     assert np.array_equal(found.released["x"], np.ones((256, 256)))
     checkpoints.close()

@@ -30,7 +30,8 @@ def made(scale=1.0):
 
 def test_a_size_is_compiled_once_and_ahead():
     programs, state, keys, batches = made()
-    programs.compile_ahead((8, 16))
+    for size in (8, 16):
+        programs.of_size(size)
     assert programs.compiled == 2 and programs.seconds > 0
     for size in (8, 16, 8):
         state, seen = programs(state, batches.load(0, np.arange(size)), keys)

@@ -8,7 +8,7 @@ import training_runs as runs
 
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 from bevel.execution_plan import PlanSecrets
-from bevel.training.checkpoint import Meta
+from bevel.training.checkpoint import CheckpointMetadata
 from bevel.training.run_ledger import RunLedger
 
 SECRETS = PlanSecrets.for_tests(3)
@@ -66,7 +66,7 @@ def test_a_checkpoint_that_the_ledger_does_not_know_is_refused(tmp_path):
     path, plan = tmp_path / "ledger.jsonl", runs.BANDMF.make(secrets=SECRETS)
     ledger = opened(path, plan)
     ledger.release(1, "")
-    meta = Meta(1, 0, plan.fingerprint(), SECRETS.commitment, ledger.head)
+    meta = CheckpointMetadata(1, 0, plan.fingerprint(), SECRETS.commitment, ledger.head)
     ledger.check_contains(meta)
     with pytest.raises(RestoreLedgerError, match="ends with step 1"):
         ledger.check_contains(dataclasses.replace(meta, step=2))

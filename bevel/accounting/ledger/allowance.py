@@ -41,7 +41,8 @@ class Allowance:
             )
         self._known_to_fit = total
         added = total - totals.events()
-        if totals.restates(charge) or any(_is_mixture(event) for event in added):
+        events = [event_from_json(json.loads(event)) for event in added]
+        if totals.restates(charge) or any(isinstance(event, MixtureDpEvent) for event in events):
             return  # the event will not be repeated, or looking ahead would take minutes
 
         def repeats(coarse: bool) -> int:
@@ -58,10 +59,6 @@ class Allowance:
 
     def _fits(self, counts: Counts, coarse: bool = False) -> bool:
         return self._cost(counts, coarse) <= self.budget.epsilon
-
-
-def _is_mixture(event: str) -> bool:
-    return isinstance(event_from_json(json.loads(event)), MixtureDpEvent)
 
 
 def _repeated(counts: Counts, times: int) -> Counts:

@@ -49,7 +49,9 @@ def restated(old: Counts, new: Counts) -> Counts:
 
     The result always dominates both `old` and `new`, so spending never decreases.
     """
-    unmatched = collections.Counter({e: count for e, count in old.items() if not _is_no_op(e)})
+    unmatched = collections.Counter(
+        {e: count for e, count in old.items() if json.loads(e)["kind"] != "NoOpDpEvent"}
+    )
     counted = unmatched & new
     unmatched, unused = unmatched - counted, new - counted
     candidates = {event: [e for e in unused if _can_replace(e, event)] for event in unmatched}
@@ -76,10 +78,6 @@ def _can_replace(new: str, old: str) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _text_dominates(a: str, b: str) -> bool:
     return dominates(json.loads(a), json.loads(b))
-
-
-def _is_no_op(text: str) -> bool:
-    return json.loads(text)["kind"] == "NoOpDpEvent"
 
 
 def dominates(a: Event, b: Event) -> bool:

@@ -6,6 +6,7 @@ dp-accounting.
 """
 
 import functools
+import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,51 +18,42 @@ if TYPE_CHECKING:
 
 EventJson: TypeAlias = dict[str, Any]
 
-DP_ACCOUNTING, BEVEL = "dp_accounting", "bevel.accounting.mixture_events"
+SAMPLED = {"source_dataset_size": "positive", "sample_size": "positive", "event": "event"}
 
-# For each kind, the module that defines it and the types of its fields.
-KINDS: dict[str, tuple[str, dict[str, str]]] = {
-    "NoOpDpEvent": (DP_ACCOUNTING, {}),
-    "NonPrivateDpEvent": (DP_ACCOUNTING, {}),
-    "GaussianDpEvent": (DP_ACCOUNTING, {"noise_multiplier": "size"}),
-    "ZCDpEvent": (DP_ACCOUNTING, {"rho": "size", "xi": "size"}),
-    "PoissonSampledDpEvent": (
-        DP_ACCOUNTING,
-        {"sampling_probability": "probability", "event": "event"},
-    ),
-    "SampledWithReplacementDpEvent": (
-        DP_ACCOUNTING,
-        {"source_dataset_size": "positive", "sample_size": "positive", "event": "event"},
-    ),
-    "SampledWithoutReplacementDpEvent": (
-        DP_ACCOUNTING,
-        {"source_dataset_size": "positive", "sample_size": "positive", "event": "event"},
-    ),
-    "TruncatedSubsampledGaussianDpEvent": (
-        DP_ACCOUNTING,
-        {
+# For each module, the kinds that it defines, with the types of their fields.
+MODULES: dict[str, dict[str, dict[str, str]]] = {
+    "dp_accounting": {
+        "NoOpDpEvent": {},
+        "NonPrivateDpEvent": {},
+        "GaussianDpEvent": {"noise_multiplier": "size"},
+        "ZCDpEvent": {"rho": "size", "xi": "size"},
+        "PoissonSampledDpEvent": {"sampling_probability": "probability", "event": "event"},
+        "SampledWithReplacementDpEvent": SAMPLED,
+        "SampledWithoutReplacementDpEvent": SAMPLED,
+        "TruncatedSubsampledGaussianDpEvent": {
             "dataset_size": "positive",
             "sampling_probability": "probability",
             "truncated_batch_size": "positive",
             "noise_multiplier": "size",
         },
-    ),
-    "SelfComposedDpEvent": (DP_ACCOUNTING, {"event": "event", "count": "count"}),
-    "ComposedDpEvent": (DP_ACCOUNTING, {"events": "events"}),
-    "BallsInBinsDpEvent": (
-        BEVEL,
-        {
+        "SelfComposedDpEvent": {"event": "event", "count": "count"},
+        "ComposedDpEvent": {"events": "events"},
+    },
+    "bevel.accounting.mixture_events": {
+        "BallsInBinsDpEvent": {
             "noise_multiplier": "size",
             "iterations": "positive",
             "cycle_length": "positive",
             "strategy": "matrix",
         },
-    ),
-    "RandomAllocationDpEvent": (
-        BEVEL,
-        {"noise_multiplier": "size", "iterations": "positive", "total_participations": "positive"},
-    ),
+        "RandomAllocationDpEvent": {
+            "noise_multiplier": "size",
+            "iterations": "positive",
+            "total_participations": "positive",
+        },
+    },
 }
+KINDS = {kind: (module, types[kind]) for module, types in MODULES.items() for kind in types}
 
 # For each kind, a field and the field that it must not exceed.
 AT_MOST = {
@@ -154,7 +146,8 @@ def event_from_json(written: Mapping[str, Any]) -> "DpEvent":
 def _from_json(written: EventJson) -> "DpEvent":
     module, types = KINDS[written["kind"]]
     values = {name: _field_from_json(types[name], written[name]) for name in types}
-    return _event_class(module, written["kind"])(**values)
+    event_class: Any = getattr(importlib.import_module(module), written["kind"])
+    return event_class(**values)
 
 
 def _field_from_json(field_type: str, value: Any) -> Any:
@@ -167,34 +160,17 @@ def _field_from_json(field_type: str, value: Any) -> Any:
     return value
 
 
-@functools.cache
-def _event_class(module: str, kind: str) -> Any:
-    import importlib
-
-    return getattr(importlib.import_module(module), kind)
-
-
-def _number(name: str, value: Any) -> float:
+def _number(
+    name: str, value: Any, least: float = -math.inf, most: float = math.inf, what: str = ""
+) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or isinstance(value, bool | str):
         raise FixArgumentsError(f"{name}={value!r}: pass a finite number.")
-    return number
-
-
-def _size(name: str, value: Any) -> float:
-    number = _number(name, value)
-    if number < 0:
-        raise FixArgumentsError(f"{name}={value!r}: pass a number of at least 0.")
-    return number
-
-
-def _probability(name: str, value: Any) -> float:
-    number = _number(name, value)
-    if not 0 <= number <= 1:
-        raise FixArgumentsError(f"{name}={value!r}: pass a probability between 0 and 1.")
+    if not least <= number <= most:
+        raise FixArgumentsError(f"{name}={value!r}: pass a {what}.")
     return number
 
 
@@ -227,8 +203,8 @@ def _matrix(name: str, value: Any) -> list[Any]:
 
 
 FIELD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "size": _size,
-    "probability": _probability,
+    "size": functools.partial(_number, least=0, what="number of at least 0"),
+    "probability": functools.partial(_number, least=0, most=1, what="probability between 0 and 1"),
     "count": _count,
     "positive": _positive,
     "matrix": _matrix,

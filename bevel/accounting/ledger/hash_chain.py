@@ -51,8 +51,8 @@ def verified_links(lines: Iterable[bytes], where: str) -> Iterator[_Link]:
             expected, digest = line_of(entry, number, previous)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RestoreLedgerError(
-                f"{where}, line {number + 1} is not a line of a ledger ({error}). The file is "
-                "damaged. Restore it from a copy; without it, what was spent is unknown."
+                f"{where}, line {number + 1} ({error}): the file is not a ledger, or is damaged. "
+                "Restore it from a copy; without it, what was spent is unknown."
             ) from error
         if text != expected:
             if recorded_previous != previous or record.get("line") != number:

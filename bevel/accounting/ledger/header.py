@@ -28,8 +28,7 @@ class Budget:
                     f"a budget with {name}={value!r}: pass epsilon above 0 and delta between 0 and "
                     "1, well below 1 / (number of examples or users)."
                 )
-        object.__setattr__(self, "epsilon", float(self.epsilon))
-        object.__setattr__(self, "delta", float(self.delta))
+            object.__setattr__(self, name, float(value))
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g} at delta {self.delta:g}"

@@ -91,13 +91,13 @@ class Ledger:
             contents.header.check_same(header, str(file_path))
             if anchor_file:
                 anchor_file.check(contents.hashes, file_path)
+            saved = ""
             if contents.torn:
-                saved = save_torn(contents.torn, file_path)
+                saved = f" The bytes are saved in {save_torn(contents.torn, file_path)}."
                 file.cut(len(contents.torn))
-                _warn_torn(file_path, contents.torn, f" The bytes are saved in {saved}.")
             if contents.lacks_newline:
                 file.append(b"\n")
-                _warn_lacks_newline(file_path)
+            _warn_if_cut_short(file_path, contents, saved)
             if anchor_file:
                 anchor_file.write(contents.hashes)
             return cls(file_path, contents, file, anchor_file)
@@ -113,10 +113,7 @@ class Ledger:
             contents = read_contents(file_path.read_bytes(), file_path)
         except FileNotFoundError:
             raise FixArgumentsError(f"there is no ledger at {file_path}: check the path.") from None
-        if contents.torn:
-            _warn_torn(file_path, contents.torn, "")
-        if contents.lacks_newline:
-            _warn_lacks_newline(file_path)
+        _warn_if_cut_short(file_path, contents)
         return cls(file_path, contents)
 
     def run(
@@ -218,17 +215,16 @@ class Ledger:
         self.close()
 
 
-def _warn_torn(path: Path, torn: bytes, saved: str) -> None:
-    warnings.warn(
-        f"{path} ends in {len(torn)} bytes of an incomplete line, because a write was cut short. "
-        f"They are not counted, because their steps were never released.{saved}",
-        stacklevel=3,
-    )
-
-
-def _warn_lacks_newline(path: Path) -> None:
-    warnings.warn(
-        f"the last line of {path} lacks its line feed, because a write was cut short or an editor "
-        "removed it. The line is counted.",
-        stacklevel=3,
-    )
+def _warn_if_cut_short(path: Path, contents: Contents, saved: str = "") -> None:
+    if contents.torn:
+        warnings.warn(
+            f"{path} ends in {len(contents.torn)} bytes of an incomplete line, because a write was "
+            f"cut short. They are not counted, because their steps were never released.{saved}",
+            stacklevel=3,
+        )
+    if contents.lacks_newline:
+        warnings.warn(
+            f"the last line of {path} lacks its line feed, because a write was cut short or an "
+            "editor removed it. The line is counted.",
+            stacklevel=3,
+        )

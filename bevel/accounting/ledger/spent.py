@@ -1,6 +1,7 @@
 """Computes what the charges of a ledger cost together."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 import math
@@ -115,9 +116,7 @@ def _composed_events(counts: collections.Counter[str], relation: str) -> list[Dp
             others.append(composed(event, count))
     if len(others) > 1:
         joint = dp_accounting.ComposedDpEvent(others)
-        try:
+        with contextlib.suppress(FixArgumentsError):  # else account for each event on its own
             default_accountant(joint, relation_of(relation))
             others = [joint]
-        except FixArgumentsError:
-            pass  # account for each event on its own
     return others + mixtures

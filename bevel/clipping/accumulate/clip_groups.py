@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from bevel.checks import in_one_line
 from bevel.clipping.options import Clip
 from bevel.errors import FixArgumentsError
 
@@ -24,8 +25,8 @@ def group_by_clip_norm(clip: Clip, out_tree: Any) -> ClipGroups:
         spread = jax.tree.map(lambda g, sub: jax.tree.map(lambda _: g, sub), groups, numbers)
     except (ValueError, TypeError, KeyError) as error:
         raise FixArgumentsError(
-            f"l2_clip_norm has the structure {group_tree}, which is not a prefix of what is "
-            f"clipped, {out_tree}. Pass one number, or a tree with a number in place of each "
-            f"subtree that is clipped by itself. JAX says: {error}"
+            f"l2_clip_norm has the structure {in_one_line(group_tree, 120)}, which is not a prefix "
+            f"of what is clipped, {in_one_line(out_tree, 120)}. Pass one number, or a tree with a "
+            "number in place of each subtree that is clipped by itself."
         ) from error
     return ClipGroups(clip.norms, jax.tree.leaves(spread))

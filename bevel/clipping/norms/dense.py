@@ -17,7 +17,15 @@ from jax.extend.core import JaxprEqn
 
 from bevel import precision
 from bevel.clipping.norms.outer_products import OuterProducts, Side
-from bevel.clipping.norms.registry import SEPARATE, SHARED, GradientSizes, Loops, NormRule, register
+from bevel.clipping.norms.registry import (
+    SEPARATE,
+    SHARED,
+    GradientSizes,
+    Loops,
+    NormRule,
+    OperandSides,
+    register,
+)
 
 
 class _Dimensions:
@@ -114,7 +122,7 @@ def _others(eqn: JaxprEqn, weight: int) -> tuple[int, ...]:
     return (1 - weight,)
 
 
-def _sides(eqn: JaxprEqn, weight: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+def _sides(eqn: JaxprEqn, weight: int) -> OperandSides:
     d = _Dimensions(eqn, weight)
     return d.w_batch, d.w_contract, d.w_free
 

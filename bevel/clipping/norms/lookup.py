@@ -19,7 +19,15 @@ from jax.extend.core import JaxprEqn
 from bevel import precision
 from bevel.clipping.norms.dense import in_order
 from bevel.clipping.norms.outer_products import OuterProducts, Side
-from bevel.clipping.norms.registry import SEPARATE, SHARED, GradientSizes, Loops, NormRule, register
+from bevel.clipping.norms.registry import (
+    SEPARATE,
+    SHARED,
+    GradientSizes,
+    Loops,
+    NormRule,
+    OperandSides,
+    register,
+)
 
 
 def _whole_rows(eqn: JaxprEqn, picked: Sequence[int], sizes: Sequence[int]) -> bool:
@@ -144,17 +152,17 @@ def _indices(eqn: JaxprEqn, operand: int) -> tuple[int, ...]:
     return tuple(range(1, len(eqn.invars)))
 
 
-def _table_sides(eqn: JaxprEqn, picked: Sequence[int]) -> tuple[Sequence[int], ...]:
+def _table_sides(eqn: JaxprEqn, picked: Sequence[int]) -> OperandSides:
     table: Any = eqn.invars[0].aval
     return (), sorted(picked), [i for i in range(len(table.shape)) if i not in picked]
 
 
-def _gather_sides(eqn: JaxprEqn, operand: int) -> Any:
+def _gather_sides(eqn: JaxprEqn, operand: int) -> OperandSides:
     del operand
     return _table_sides(eqn, eqn.params["dimension_numbers"].start_index_map)
 
 
-def _dynamic_slice_sides(eqn: JaxprEqn, operand: int) -> Any:
+def _dynamic_slice_sides(eqn: JaxprEqn, operand: int) -> OperandSides:
     del operand
     return _table_sides(eqn, _sliced(eqn))
 

@@ -9,7 +9,7 @@ are materialised (`materialised.py`).
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 from jax.extend.core import JaxprEqn
@@ -18,6 +18,9 @@ from jax.extend.core import JaxprEqn
 # the gradients of the slices are stacked. SHARED: all steps read all of it; their gradients add.
 SEPARATE, SHARED = "separate", "shared"
 Loops = tuple[tuple[str, int], ...]  # (kind, length) of each loop, outermost first
+# The operand's dimensions as (separate, left, right): there is one sum of outer products for each
+# index in `separate`, and left and right vectors run over the others.
+OperandSides = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
 
 class Norm(NamedTuple):
@@ -45,6 +48,38 @@ class GradientSizes(NamedTuple):
     pixels: int = 0  # for a convolution: entries of the image whose patches are the left vectors
 
 
+@runtime_checkable
+class RuleGradient(Protocol):
+    """The gradients of B examples at one equation, as a rule returns them: not formed.
+
+    The class must be a registered pytree, because gradients pass through `jit` and loops.
+    `OuterProducts` is one. Other classes are also a `FormableGradient`.
+    """
+
+    def norm(self, way: str, scaled: bool) -> MeasuredNorm:
+        """Norms (B,), computed the given way (`WAYS` in `clipping/options.py`).
+
+        `Norm.upper` is at least the norm of the contribution that `weighted_sum` adds with a
+        coefficient of 1, roundings included. With `scaled`, entries are first scaled by powers of
+        two, so that no finite gradient overflows; without it, `sound` says where that was valid.
+        """
+
+    def weighted_sum(self, factor: jax.Array, keep: jax.Array | None, way: str) -> jax.Array:
+        """`sum_b factor[b] * gradient[b]` over the examples in `keep`, or over all if it is None.
+
+        The result has the dimensions of `SEPARATE` loops, then those of the operand, in float32 or
+        wider. Excluded examples may be NaN or inf.
+        """
+
+
+@runtime_checkable
+class FormableGradient(RuleGradient, Protocol):
+    """A `RuleGradient` that can be formed by its own products, for the way 'form'."""
+
+    def formed(self) -> jax.Array:
+        """The gradients (B, separate loops..., *operand), in the dtype of the operands."""
+
+
 @dataclasses.dataclass(frozen=True)
 class NormRule:
     """How to compute the gradient of a parameter at one family of equations."""
@@ -52,13 +87,10 @@ class NormRule:
     family: str
     accepts: Callable[[JaxprEqn, int], bool]  # (equation, operand that is the parameter)
     others: Callable[[JaxprEqn, int], tuple[int, ...]]  # the operands that make up h
-    sizes: Callable[[JaxprEqn, int, Loops], GradientSizes]
+    sizes: Callable[[JaxprEqn, int, Loops], GradientSizes]  # from these, `costs.py` computes costs
     # (equation, operand, loops, h, g); arrays have dimensions (example, loops..., own)
-    gradient: Callable[[JaxprEqn, int, Loops, Sequence[Any], Any], Any]
-    # The operand's dimensions as (separate, left, right): there is one sum of outer products for
-    # each index in `separate`, and left and right vectors run over the others. None for gradients
-    # that are not made of outer products.
-    sides: Callable[[JaxprEqn, int], tuple[Sequence[int], Sequence[int], Sequence[int]]] | None
+    gradient: Callable[[JaxprEqn, int, Loops, Sequence[jax.Array], jax.Array], RuleGradient]
+    sides: Callable[[JaxprEqn, int], OperandSides] | None  # None: not made of outer products
 
 
 _rules: dict[str, NormRule] = {}

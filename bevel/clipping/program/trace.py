@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import AbstractMesh
 
 from bevel import errors
+from bevel.checks import in_one_line
 from bevel.clipping.arguments import Call, Leaves, example_key_type
 from bevel.clipping.program.equations import inline_calls
 from bevel.clipping.program.isolation import isolate_examples, refuse_side_effects
@@ -195,7 +196,7 @@ def _user_line(error: Exception) -> str:
 
 
 def _first_paragraph(error: Exception) -> str:
-    return str(error).split("\n\n")[0][:500]
+    return in_one_line(str(error).split("\n\n")[0], 300)
 
 
 def trace_gradient(
@@ -242,7 +243,7 @@ def _blocked_path(loss: TracedExample, call: Call) -> str:
     for eqn in jaxpr.eqns:
         sources = set().union(*(reached.get(v, set()) for v in eqn.invars if isinstance(v, Var)))
         if sources and eqn.primitive.name in NO_GRADIENT:
-            paths = ", ".join(call.param_paths[i] for i in sorted(sources))
+            paths = in_one_line(", ".join(call.param_paths[i] for i in sorted(sources)))
             return f": {paths} reaches the loss through {eqn.primitive.name}"
         if sources:
             reached.update(dict.fromkeys(eqn.outvars, sources))

@@ -33,14 +33,10 @@ def get_overall_delta(num_samples: int, base_delta: float) -> float:
     check_budget(delta=base_delta)
     # log(d) - n KL(base, d) is largest where n (d - base) = 1 - d.
     excess = (1 - base_delta) / (count + 1)
-    pass_probability = math.exp(-count * _divergence(base_delta, excess))
+    rest = (1 - base_delta) * math.log1p(-excess / (1 - base_delta))
+    divergence = max(0.0, -base_delta * math.log1p(excess / base_delta) - rest)
+    pass_probability = math.exp(-count * divergence)
     return max(base_delta, (base_delta + excess) * pass_probability) * (1 + 1e-9)
-
-
-def _divergence(p: float, excess: float) -> float:
-    """KL divergence between Bernoulli(p) and Bernoulli(p + excess), without cancellation."""
-    rest = (1 - p) * math.log1p(-excess / (1 - p))
-    return max(0.0, -p * math.log1p(excess / p) - rest)
 
 
 def minimum_samples_to_calibrate(base_delta: float, target_delta: float) -> int:

@@ -128,11 +128,9 @@ def _pair_of(
     positive_number("noise_multiplier", noise_multiplier, "because privacy losses need noise")
     column = np.asarray(c_col, float)
     if isinstance(strategy, BallsInBinsSampling):
+        steps, cycle = strategy.iterations, strategy.cycle_length
         event: Any = balls_in_bins_event(
-            noise_multiplier,
-            strategy.iterations,
-            cycle_length=strategy.cycle_length,
-            strategy=column,
+            noise_multiplier, steps, cycle_length=cycle, strategy=column
         )
         return _BinShifts(event.shifts())
     if isinstance(strategy, CyclicPoissonSampling) and strategy.truncated_batch_size is None:

@@ -8,11 +8,11 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding
 
-from bevel.inspection.checks.placement import constraints_in
 from bevel.inspection.collectives import inspect_step
 from bevel.inspection.compiled_step import CompiledStep
 from bevel.inspection.findings import Finding
 from bevel.inspection.step_report import StepReport
+from bevel.sharding.axes import equations_in
 from bevel.sharding.source_lines import SourceLine, line_of
 from bevel.sharding.tables import short
 
@@ -48,7 +48,8 @@ def costly_constraints(step: CompiledStep) -> Iterator[Finding]:
     """
     jaxpr = step.program.jaxpr
     results = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-    found = [e for e in constraints_in(jaxpr) if not results & set(e.outvars) and _auto(e)]
+    requested = equations_in(jaxpr, "sharding_constraint")
+    found = [e for e in requested if not results & set(e.outvars) and _auto(e)]
     lines = list(dict.fromkeys(line_of(e) for e in found))
     if not found:
         return

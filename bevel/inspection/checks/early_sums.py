@@ -2,7 +2,8 @@
 
 Inside `jax.shard_map`, autodiff sums the gradients of a replicated parameter over the shards. Under
 `jax.vmap` it does so for each example: the gradients of example i of every shard become one sum,
-whose norm is that of none of them. Clipping by this norm bounds nothing, and JAX raises no error.
+and the norm of that sum is not the norm of any example. Clipping by this norm bounds nothing, and
+JAX raises no error.
 
 The check follows values through the program. A value is reported if it is summed over an axis that
 carries the batch, then squared, then summed to an array (a scalar would be the norm of the batch
@@ -13,11 +14,11 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal
 
 from bevel.inspection.compiled_step import CompiledStep
 from bevel.inspection.findings import Finding
-from bevel.sharding.axes import subprograms
+from bevel.sharding.axes import equations_in
 from bevel.sharding.source_lines import SourceLine, line_of
 from bevel.sharding.types import spec_axes
 
@@ -37,7 +38,7 @@ class _State(enum.IntEnum):
 def early_sums(step: CompiledStep) -> Iterator[Finding]:
     """Per-example norms that are computed from sums over devices."""
     found: dict[SourceLine | None, tuple[str, ...]] = {}
-    for eqn in _shard_maps(step.program.jaxpr):
+    for eqn in equations_in(step.program.jaxpr, "shard_map"):
         axes = tuple(axis for axis in _batch_axes(eqn, step) if axis in step.mesh)
         if axes:
             body: Any = eqn.params["jaxpr"]
@@ -53,14 +54,6 @@ def early_sums(step: CompiledStep) -> Iterator[Finding]:
             "after clipping, or use bevel.clipped_grad, which does both",
             line,
         )
-
-
-def _shard_maps(jaxpr: Jaxpr) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "shard_map":
-            yield eqn
-        for inner in subprograms(eqn.params):
-            yield from _shard_maps(inner)
 
 
 def _batch_axes(eqn: Any, step: CompiledStep) -> list[str]:

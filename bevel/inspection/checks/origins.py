@@ -24,15 +24,13 @@ def _follow(
 ) -> str | None:
     """`element` is the index of the value in a tuple."""
     while True:
-        if value.opcode in REARRANGING:
+        if value.opcode in REARRANGING or value.opcode == "while":
             value = body.operand(value)
         elif value.opcode == "get-tuple-element":
             element = value.numbers("index")[0]
             value = body.operand(value)
         elif value.opcode == "tuple" and element is not None:
             value, element = body.operand(value, element), None
-        elif value.opcode == "while":
-            value = body.operand(value)
         elif value.opcode == "fusion" and element is None:
             number = _rearranged_operand(module.called(value)[0])
             if number is None:

@@ -6,11 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr
 
-from bevel.inspection.compiled_step import Argument, CompiledStep, bytes_of
+from bevel.inspection.compiled_step import CompiledStep, bytes_of
 from bevel.inspection.findings import Finding
-from bevel.sharding.axes import subprograms
+from bevel.sharding.axes import equations_in
 from bevel.sharding.source_lines import line_of
 from bevel.sharding.tables import short
 
@@ -37,7 +36,7 @@ def replicated_arrays(step: CompiledStep) -> Iterator[Finding]:
             fix = "pass it as an argument that is placed on the mesh: arrays that a function closes"
             fix += " over are compiled into the program"
             yield finding("a constant", np.shape(value), size, fix, None)
-    for eqn in constraints_in(step.program.jaxpr):
+    for eqn in equations_in(step.program.jaxpr, "sharding_constraint"):
         aval: Any = eqn.outvars[0].aval
         size = bytes_of(aval.shape, aval.dtype)
         sharding, unconstrained = eqn.params["sharding"], eqn.params["unconstrained_dims"]
@@ -46,15 +45,6 @@ def replicated_arrays(step: CompiledStep) -> Iterator[Finding]:
         if replicated and size >= step.limits.large and spec:
             fix = f"constrain it to {spec}, or leave the constraint out"
             yield finding("a constrained value", aval.shape, size, fix, line_of(eqn))
-
-
-def constraints_in(jaxpr: Jaxpr) -> Iterator[Any]:
-    """The sharding constraints of a program."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "sharding_constraint":
-            yield eqn
-        for inner in subprograms(eqn.params):
-            yield from constraints_in(inner)
 
 
 def possible_spec(shape: tuple[int, ...], mesh: dict[str, int]) -> str | None:
@@ -74,22 +64,15 @@ def moved_parameters(step: CompiledStep) -> Iterator[Finding]:
         info_tree = step.args_info[0][number]
         returned = find_like(info_tree, step.compiled.out_info, step.compiled.output_shardings)
         for info, sharding in zip(jax.tree.leaves(info_tree), returned, strict=False):
-            if _changes_sharding(arguments[id(info)], sharding):
-                yield _moved_parameter(arguments[id(info)], sharding)
-
-
-def _changes_sharding(argument: Argument, sharding: Any) -> bool:
-    rank = len(argument.shape)
-    return argument.sharding is not None and not argument.sharding.is_equivalent_to(sharding, rank)
-
-
-def _moved_parameter(argument: Argument, sharding: Any) -> Finding:
-    new = getattr(sharding, "spec", sharding)
-    what = f"{argument.path} {argument.shape} has the spec {argument.spec} before the step and "
-    what += f"{new} after it: the next step compiles again, or moves it"
-    fix = "pass the shardings of the arguments to jax.jit as out_shardings, or constrain the new "
-    fix += "value with jax.lax.with_sharding_constraint"
-    return Finding("warning", "moved parameter", what, fix, None, argument.bytes)
+            x = arguments[id(info)]
+            if x.sharding is None or x.sharding.is_equivalent_to(sharding, len(x.shape)):
+                continue
+            new = getattr(sharding, "spec", sharding)
+            what = f"{x.path} {x.shape} has the spec {x.spec} before the step and {new} after it: "
+            what += "the next step compiles again, or moves it"
+            fix = "pass the shardings of the arguments to jax.jit as out_shardings, or constrain "
+            fix += "the new value with jax.lax.with_sharding_constraint"
+            yield Finding("warning", "moved parameter", what, fix, None, x.bytes)
 
 
 def find_like(info_tree: Any, out_info: Any, shardings: Any) -> list[Any]:

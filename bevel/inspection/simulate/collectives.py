@@ -18,25 +18,12 @@ from jax.extend.core import JaxprEqn
 
 from bevel.errors import FixArgumentsError
 
-# Primitives that change the type of a value but not the value, and the second halves of
-# asynchronous collectives, whose first halves already compute the result.
-CASTS = {
-    "pvary",
-    "preduced",
-    "reduced_vary_cast",
-    "reduced_vary_cast_p",
-    "vary_unreduced_cast",
-    "vary_unreduced_cast_p",
-    "sharding_constraint",
-    "reshard",
-    "mesh_cast",
-    "all_gather_done",
-    "psum_done",
-    "reduce_scatter_done",
-    "all_to_all_done",
-    "ppermute_done",
-    "pbroadcast_done",
-}
+# Primitives that change the type of a value but not the value.
+CASTS = {"pvary", "preduced", "sharding_constraint", "reshard", "mesh_cast", "reduced_vary_cast"}
+CASTS |= {"reduced_vary_cast_p", "vary_unreduced_cast", "vary_unreduced_cast_p"}
+# The second halves of asynchronous collectives, whose first halves already compute the result.
+CASTS |= {"all_gather_done", "psum_done", "reduce_scatter_done", "all_to_all_done"}
+CASTS |= {"ppermute_done", "pbroadcast_done"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +38,19 @@ class _Members:
         return self.values.shape[0]
 
 
-def _members(x: jax.Array, names: Sequence[str], groups: Any = None) -> _Members:
-    """The devices along `names`, the last varying fastest, or only those of this one's group."""
+def _members(
+    x: jax.Array, axis_name: Any, axis_index_groups: Any = None, axis_size: int | None = None
+) -> _Members:
+    """The devices along the axes, the last varying fastest, or only those of this one's group."""
     stack = x
-    for name in reversed(names):
+    for name in reversed(names_of(axis_name)):
         stack = jax.lax.all_gather(stack, name)
     stack = stack.reshape(-1, *x.shape)
-    index = _index_along(names)
-    if groups is None:
+    index = _index_along(names_of(axis_name))
+    if axis_index_groups is None:
         return _Members(stack, index)
-    table, group_of, index_of = (jnp.asarray(t) for t in tables_of_groups(groups, stack.shape[0]))
+    tables = tables_of_groups(axis_index_groups, stack.shape[0])
+    table, group_of, index_of = map(jnp.asarray, tables)
     return _Members(stack[table[group_of[index]]], index_of[index])
 
 
@@ -106,43 +96,24 @@ def _sum(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 def _all_gather(
-    x: jax.Array,
-    *,
-    axis_name: Any,
-    all_gather_dimension: int,
-    tiled: bool,
-    axis_index_groups: Any = None,
-    axis_size: int | None = None,
+    x: jax.Array, *, all_gather_dimension: int, tiled: bool, **devices: Any
 ) -> jax.Array:
-    stack = _members(x, names_of(axis_name), axis_index_groups).values
-    gathered = jnp.moveaxis(stack, 0, all_gather_dimension)
+    gathered = jnp.moveaxis(_members(x, **devices).values, 0, all_gather_dimension)
     return _merged(gathered, all_gather_dimension) if tiled else gathered
 
 
 def _reduce_scatter(
-    x: jax.Array,
-    *,
-    axis_name: Any,
-    scatter_dimension: int,
-    tiled: bool,
-    axis_index_groups: Any = None,
-    axis_size: int | None = None,
+    x: jax.Array, *, scatter_dimension: int, tiled: bool, **devices: Any
 ) -> jax.Array:
-    group = _members(x, names_of(axis_name), axis_index_groups)
+    group = _members(x, **devices)
     return _part(_sum(group.values, (0,)), group, scatter_dimension, tiled)
 
 
 def _all_to_all(
-    x: jax.Array,
-    *,
-    axis_name: Any,
-    split_axis: int,
-    concat_axis: int,
-    axis_index_groups: Any = None,
-    tiled: bool = True,
+    x: jax.Array, *, split_axis: int, concat_axis: int, tiled: bool = True, **devices: Any
 ) -> jax.Array:
     """The primitive keeps both dimensions, tiled or not."""
-    group = _members(x, names_of(axis_name), axis_index_groups)
+    group = _members(x, **devices)
     received = _part(group.values, group, split_axis + 1, tiled=True)
     return _merged(jnp.moveaxis(received, 0, concat_axis), concat_axis)
 
@@ -164,7 +135,7 @@ def _merged(x: jax.Array, dimension: int) -> jax.Array:
 
 def _ppermute(x: jax.Array, *, axis_name: Any, perm: Any) -> jax.Array:
     """Devices that receive nothing get zeros."""
-    group = _members(x, names_of(axis_name))
+    group = _members(x, axis_name)
     for numbers in zip(*perm, strict=True):
         if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(group.count)):
             raise FixArgumentsError(
@@ -179,14 +150,8 @@ def _ppermute(x: jax.Array, *, axis_name: Any, perm: Any) -> jax.Array:
     return sent if (sources >= 0).all() else jnp.where(source >= 0, sent, jnp.zeros_like(sent))
 
 
-def _pbroadcast(
-    x: jax.Array, *, axis_name: Any, source: int, axis_index_groups: Any = None
-) -> jax.Array:
-    return _members(x, names_of(axis_name), axis_index_groups).values[source]
-
-
-def _pbroadcast_dynamic(x: jax.Array, source: jax.Array, *, axis_name: Any) -> jax.Array:
-    return _members(x, names_of(axis_name)).values[source]
+def _pbroadcast(x: jax.Array, source: int | jax.Array, **devices: Any) -> jax.Array:
+    return _members(x, **devices).values[source]
 
 
 def _ragged_all_to_all(
@@ -196,12 +161,10 @@ def _ragged_all_to_all(
     send_sizes: jax.Array,
     output_offsets: jax.Array,
     recv_sizes: jax.Array,
-    *,
-    axis_name: Any,
-    axis_index_groups: Any = None,
+    **devices: Any,
 ) -> jax.Array:
     """Each sender gives start, number and target offset of its rows for each receiver."""
-    gathered = functools.partial(_members, names=names_of(axis_name), groups=axis_index_groups)
+    gathered: Callable[[Any], _Members] = functools.partial(_members, **devices)
     senders = gathered(operand)
     starts, sizes, targets = (
         gathered(x).values[:, senders.index] for x in (input_offsets, send_sizes, output_offsets)
@@ -213,10 +176,6 @@ def _ragged_all_to_all(
         sent = senders.values[sender][jnp.clip(row + starts[sender], 0, operand.shape[0] - 1)]
         output = jnp.where(received.reshape(-1, *(1,) * (output.ndim - 1)), sent, output)
     return output
-
-
-def _axis_index(*, axis_name: Any) -> jax.Array:
-    return _index_along(names_of(axis_name))
 
 
 def names_of(axis_name: Any) -> tuple[str, ...]:
@@ -240,8 +199,8 @@ RULES: dict[str, Callable[..., jax.Array]] = {
     "ragged_all_to_all": _ragged_all_to_all,
     "ppermute": _ppermute,
     "pbroadcast": _pbroadcast,
-    "pbroadcast_dynamic": _pbroadcast_dynamic,
-    "axis_index": _axis_index,
+    "pbroadcast_dynamic": _pbroadcast,
+    "axis_index": lambda *, axis_name: _index_along(names_of(axis_name)),
 }
 
 

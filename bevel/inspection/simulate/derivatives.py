@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from bevel.inspection.simulate.program import Context, evaluate
-from bevel.sharding.axes import subprograms
+from bevel.sharding.axes import equations_in
 
 Function = Callable[..., Any]
 
@@ -28,7 +28,7 @@ def simulated(program: ClosedJaxpr) -> Function:
         closed = ClosedJaxpr(program.jaxpr, values[:count])
         return evaluate(closed, values[count:], Context())
 
-    if contains("custom_vjp_call", program.jaxpr):
+    if any(equations_in(program.jaxpr, "custom_vjp_call")):
         return _with_reverse_mode_of(real, run)
     return _with_forward_mode_of(real, run)
 
@@ -109,11 +109,3 @@ def _differentiable_part(f: Function, values: Sequence[Any]) -> tuple[list[Any],
 
 def is_inexact(x: Any) -> bool:
     return jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact)
-
-
-def contains(name: str, jaxpr: Jaxpr) -> bool:
-    """Whether a program contains a primitive, at any depth."""
-    return any(
-        eqn.primitive.name == name or any(contains(name, p) for p in subprograms(eqn.params))
-        for eqn in jaxpr.eqns
-    )

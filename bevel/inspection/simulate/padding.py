@@ -1,7 +1,7 @@
 """Pad dimensions that a mesh does not divide, and slice the padding off the outputs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -27,12 +27,7 @@ class Padding:
 
     def pad(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Pads every sharded dimension of the arguments to a multiple of its number of shards."""
-        return jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda x: self.pad_array(x, spec), part),
-            self.in_specs,
-            args,
-            is_leaf=_is_spec,
-        )
+        return _map_with_specs(self.pad_array, self.in_specs, args)
 
     def pad_array(self, x: Any, spec: PartitionSpec | None) -> Any:
         if spec is None or len(spec.partitions) > jnp.ndim(x):
@@ -54,13 +49,7 @@ class Padding:
         return jnp.pad(x, widths) if any(after for _, after in widths) else x
 
     def unpad(self, outputs: Any, out_specs: Any) -> Any:
-        """Removes the padding from the outputs."""
-        return jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda x: self.unpad_array(x, spec), part),
-            out_specs,
-            outputs,
-            is_leaf=_is_spec,
-        )
+        return _map_with_specs(self.unpad_array, out_specs, outputs)
 
     def unpad_array(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
         for d, entry in enumerate(spec.partitions):
@@ -81,5 +70,10 @@ class Padding:
         return x
 
 
-def _is_spec(x: Any) -> bool:
-    return x is None or isinstance(x, PartitionSpec)
+def _map_with_specs(function: Callable[[Any, Any], Any], specs: Any, tree: Any) -> Any:
+    return jax.tree.map(
+        lambda spec, part: jax.tree.map(lambda x: function(x, spec), part),
+        specs,
+        tree,
+        is_leaf=lambda x: x is None or isinstance(x, PartitionSpec),
+    )

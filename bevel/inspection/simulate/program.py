@@ -61,7 +61,6 @@ def evaluate(program: Jaxpr | ClosedJaxpr, args: Sequence[Any], context: Context
 
 
 def _run(eqn: JaxprEqn, inputs: list[Any], context: Context) -> Sequence[Any]:
-    """The outputs of one equation."""
     name = eqn.primitive.name
     if name in CASTS:
         return inputs
@@ -73,7 +72,8 @@ def _run(eqn: JaxprEqn, inputs: list[Any], context: Context) -> Sequence[Any]:
         return _run_shard_map(eqn, inputs, context)
     if name in CALLS:
         return evaluate(eqn.params[CALLS[name]], inputs, context)
-    _check_supported(eqn, set(context.axes))
+    if name not in BODIES:
+        _check_supported(eqn, set(context.axes))
     changed: dict[str, Any] = {
         k: None for k, v in eqn.params.items() if isinstance(v, NamedSharding)
     }
@@ -148,13 +148,12 @@ def _retraced(body: Any, context: Context) -> Any:
 
 def _check_supported(eqn: JaxprEqn, axes: set[str]) -> None:
     """Raises for an equation that communicates but has no rule."""
-    name = eqn.primitive.name
-    inner = set() if name in BODIES else _axes_within(subprograms(eqn.params))
-    unknown = axes & (inner | (named_axes(eqn) if name not in BODIES else set()))
+    unknown = axes & (named_axes(eqn) | _axes_within(subprograms(eqn.params)))
     if unknown:
         raise FixArgumentsError(
-            f"{name!r} uses the mesh axes {sorted(unknown)} in a way that bevel cannot simulate: "
-            "run this program on a real mesh, or write it with the collectives of jax.lax."
+            f"{eqn.primitive.name!r} uses the mesh axes {sorted(unknown)} in a way that bevel "
+            "cannot simulate: run this program on a real mesh, or write it with the collectives of "
+            "jax.lax."
         )
 
 
@@ -208,9 +207,6 @@ def _axes_within(programs: Sequence[Jaxpr], communicating: bool = False) -> set[
 
 def _needs_sequential_vmap(eqn: JaxprEqn) -> bool:
     """Whether `vmap` of an equation would give other random bits than a loop."""
-    if eqn.primitive.name == "rng_bit_generator":
-        return True
-    if eqn.primitive.name not in FROM_KEYS:
-        return False
-    key: Any = eqn.invars[0].aval
-    return str(key.dtype) in UNBATCHED_KEYS
+    name, inputs = eqn.primitive.name, list[Any](eqn.invars)
+    takes_key = name in FROM_KEYS and str(inputs[0].aval.dtype) in UNBATCHED_KEYS
+    return takes_key or name == "rng_bit_generator"

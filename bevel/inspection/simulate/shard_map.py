@@ -160,12 +160,8 @@ def _trace(real: Callable[..., Any], args: Any, in_specs: Any, mesh: _TracedMesh
 
 def _static_leaves(in_specs: Any, args: tuple[Any, ...]) -> list[bool]:
     """Which leaves of the arguments have None as their spec: they are passed to `f` unchanged."""
-
-    def is_none(x: Any) -> bool:
-        return x is None
-
     try:
-        specs = jax.tree.broadcast(in_specs, args, is_leaf=is_none)
+        specs = jax.tree.broadcast(in_specs, args, is_leaf=lambda x: x is None)
     except ValueError:
         return [False for _ in jax.tree.leaves(args)]  # JAX will raise
-    return [spec is None for spec in jax.tree.leaves(specs, is_leaf=is_none)]
+    return [spec is None for spec in jax.tree.leaves(specs, is_leaf=lambda x: x is None)]

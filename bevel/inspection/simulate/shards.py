@@ -17,7 +17,6 @@ Sizes = Mapping[str, int]  # of the manual axes, in the order of the mesh
 
 
 def named_in(spec: PartitionSpec) -> set[str]:
-    """The axes that a spec names."""
     return {axis for entry in spec.partitions for axis in spec_axes(entry)}
 
 

@@ -13,15 +13,9 @@ from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.checks import checked_bands, checked_coefs
 from bevel.matrix_factorization.optimization import jax_enable_x64, optimize
+from bevel.matrix_factorization.toeplitz import participation, square_root
 from bevel.matrix_factorization.toeplitz.error import Reduction, loss, per_query_error
-from bevel.matrix_factorization.toeplitz.participation import (
-    compute_banded_inverse_sensitivity_squared,
-)
 from bevel.matrix_factorization.toeplitz.series import inverse_coef
-from bevel.matrix_factorization.toeplitz.square_root import (
-    banded_inverse_square_root_noising_coefs,
-    optimal_max_error_strategy_coefs,
-)
 
 
 @jax_enable_x64
@@ -46,7 +40,9 @@ def optimize_banded_toeplitz(
     """
     n = whole_number("n", n)
     bands = checked_bands(bands, n)
-    coef: Any = optimal_max_error_strategy_coefs(bands) if strategy_coef is None else strategy_coef
+    coef: Any = strategy_coef
+    if strategy_coef is None:
+        coef = square_root.optimal_max_error_strategy_coefs(bands)
     start = np.asarray(checked_coefs(coef, "strategy_coef"), float)
     if len(start) != bands or start[0] == 0:
         raise FixArgumentsError(
@@ -97,7 +93,9 @@ def optimize_banded_inverse_toeplitz(
     if strategy_coef is not None:
         noising_coef = inverse_coef(strategy_coef, num_bands)
     if noising_coef is None:
-        noising_coef = banded_inverse_square_root_noising_coefs(num_bands, workload_coef)
+        noising_coef = square_root.banded_inverse_square_root_noising_coefs(
+            num_bands, workload_coef
+        )
     start = np.asarray(checked_coefs(noising_coef, "noising_coef"), float)
     if len(start) != num_bands or start[0] == 0:
         raise FixArgumentsError(
@@ -108,7 +106,7 @@ def optimize_banded_inverse_toeplitz(
     def error_times_sensitivity(rest: jax.Array) -> jax.Array:
         coef = jnp.concatenate([jnp.ones(1), rest])
         error = per_query_error(noising_coef=coef, n=n, workload_coef=workload_coef)
-        return reduction_fn(error) * compute_banded_inverse_sensitivity_squared(
+        return reduction_fn(error) * participation.compute_banded_inverse_sensitivity_squared(
             n, coef, min_sep, max_participations
         )
 

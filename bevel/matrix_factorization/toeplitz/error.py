@@ -52,9 +52,7 @@ def per_query_error(
 
 @jax_enable_x64
 def loss(
-    strategy_coef: jax.Array,
-    n: int | None = None,
-    reduction_fn: Reduction = jnp.mean,
+    strategy_coef: jax.Array, n: int | None = None, reduction_fn: Reduction = jnp.mean
 ) -> jax.Array:
     """Squared error at equal privacy: the reduced error times the squared sensitivity.
 

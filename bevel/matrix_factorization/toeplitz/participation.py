@@ -14,22 +14,18 @@ from bevel.checks import whole_number
 from bevel.matrix_factorization import sensitivity
 from bevel.matrix_factorization.checks import checked_coefs
 from bevel.matrix_factorization.optimization import namespace
-from bevel.matrix_factorization.toeplitz.series import (
-    inverse_coef,
-    materialize_lower_triangular,
-    pad_coefs_to_n,
-)
+from bevel.matrix_factorization.toeplitz import series
 
 
 def column_norms(coef: jax.Array, n: int) -> Any:
     """Norms of the columns of the n x n matrix. The last columns are truncated, so smaller."""
     xp = namespace(coef)
-    return xp.sqrt(xp.cumsum(pad_coefs_to_n(coef, n) ** 2))[::-1]
+    return xp.sqrt(xp.cumsum(series.pad_coefs_to_n(coef, n) ** 2))[::-1]
 
 
 def sensitivity_squared(coef: jax.Array, n: int | None = None) -> Any:
     """Squared sensitivity if every example takes part once: the squared norm of column 0."""
-    return (pad_coefs_to_n(coef, n) ** 2).sum()
+    return (series.pad_coefs_to_n(coef, n) ** 2).sum()
 
 
 def minsep_sensitivity_squared(
@@ -48,7 +44,7 @@ def minsep_sensitivity_squared(
       n: number of steps.
       max_participations: None allows as many as fit.
     """
-    coef = pad_coefs_to_n(strategy_coef, whole_number("n", n))
+    coef = series.pad_coefs_to_n(strategy_coef, whole_number("n", n))
     times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
     xp = namespace(coef)
     if np.shape(strategy_coef)[0] > min_sep:
@@ -75,11 +71,9 @@ def compute_banded_inverse_sensitivity_squared(
     `use_matrix_upper_bound=True` may give a tighter bound from the n x n matrix (O(n^2) memory,
     concrete values only).
     """
-    coef = inverse_coef(checked_coefs(noising_coef, "noising_coef"), whole_number("n", n))
+    coef = series.inverse_coef(checked_coefs(noising_coef, "noising_coef"), whole_number("n", n))
     if use_matrix_upper_bound:
-        matrix = materialize_lower_triangular(coef, n)
-        return (
-            sensitivity.get_min_sep_sensitivity_upper_bound(matrix, min_sep, max_participations)
-            ** 2
-        )
+        matrix = series.materialize_lower_triangular(coef, n)
+        bound = sensitivity.get_min_sep_sensitivity_upper_bound
+        return bound(matrix, min_sep, max_participations) ** 2
     return minsep_sensitivity_squared(coef, min_sep, n=n, max_participations=max_participations)

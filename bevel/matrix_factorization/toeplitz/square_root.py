@@ -48,8 +48,7 @@ def banded_inverse_square_root_noising_coefs(num_bands: int, workload_coef: Any 
             f"workload_coef[0] is {coef[0]}: pass a workload with a positive diagonal, because "
             "others have no square root."
         )
-    workload = np.zeros(num_bands)
-    workload[: len(coef)] = coef
+    workload = np.pad(coef, (0, num_bands - len(coef)))
     # f = w^p satisfies w f' = p w' f, a recurrence for the coefficients of f.
     power = -0.5
     root = np.zeros(num_bands)

@@ -55,7 +55,7 @@ def test_lines_not_in_canonical_form_are_detected():
     "text", [b"\n", b"[]\n", b"3\n", b"{}\n", b"\xff\n", b"not json\n", b"[" * 99_999 + b"\n"]
 )
 def test_lines_that_are_not_of_a_ledger_are_refused(text):
-    with pytest.raises(RestoreLedgerError, match="is not a line of a ledger"):
+    with pytest.raises(RestoreLedgerError, match="is not a ledger, or is damaged"):
         read([text + b"\n"])
 
 

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from bevel.clipping.norms import NormRule, register, registry, rule_for
-from bevel.clipping.norms.registry import GradientSizes
+from bevel.clipping.norms.convolution import ConvolutionGradient
+from bevel.clipping.norms.outer_products import OuterProducts, Side
+from bevel.clipping.norms.registry import FormableGradient, GradientSizes, RuleGradient
+from bevel.precision import matmul_precision
 
 HERE = Path(__file__)
 
@@ -51,6 +54,15 @@ def test_one_rule_may_serve_several_primitives(rules):
     register("sin", mine)
     register("cos", mine)
     assert rule_for("sin") is rule_for("cos")
+
+
+def test_gradients_of_rules_have_the_methods_that_clipping_calls():
+    x = jnp.ones((2, 3))
+    outer = OuterProducts(Side(x, (3,)), Side(x, (3,)), 0, 0, (0, 1), matmul_precision(x.dtype))
+    convolution = ConvolutionGradient(x, x, None, (), 0, matmul_precision(x.dtype))
+    assert isinstance(outer, RuleGradient) and isinstance(convolution, FormableGradient)
+    for gradient in (outer, convolution):  # registered pytrees
+        assert [leaf.shape for leaf in jax.tree.leaves(gradient)] == [x.shape, x.shape]
 
 
 @pytest.mark.parametrize(

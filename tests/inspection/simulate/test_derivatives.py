@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from bevel.inspection.simulate.derivatives import contains, is_inexact
+from bevel.inspection.simulate.derivatives import is_inexact
 from bevel.sharding.simulate import simulate_shard_map
 
 X = np.linspace(-1, 1, 8, dtype=np.float32)
@@ -52,11 +52,6 @@ def test_gradient_of_one_output_only():
 def test_hessian():
     f = simulation(lambda x: lax.psum(jnp.sum(x**3), "x"), out_specs=P())
     np.testing.assert_allclose(jax.hessian(f)(X), np.diag(6 * X), rtol=1e-5, atol=1e-6)
-
-
-def test_contains_looks_into_loops():
-    looped = jax.make_jaxpr(lambda x: lax.map(jnp.sin, x))(X).jaxpr
-    assert contains("sin", looped) and not contains("cos", looped)
 
 
 def test_keys_and_integers_have_no_derivative():

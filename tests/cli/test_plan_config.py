@@ -3,7 +3,7 @@
 import pytest
 
 from bevel.cli.config import PlanTable
-from bevel.cli.plans import plan_config
+from bevel.cli.plan_config import plan_config
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import BandMFConfig, BLTConfig, DPSGDConfig, NonPrivateConfig
 
