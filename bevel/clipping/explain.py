@@ -183,8 +183,8 @@ def _row(
 def products(program: ClosedJaxpr) -> float:
     """FLOPs of the matrix products and convolutions of a program, loops counted in full.
 
-    A ragged product counts each of its rows once. Where the compiler has no kernel for it, the
-    product takes as many times that as it has groups.
+    A ragged product counts each row once for every group: that is what the compiler makes of it
+    where it has no kernel.
     """
 
     def count(jaxpr: Any, times: float) -> float:
@@ -206,13 +206,23 @@ def products(program: ClosedJaxpr) -> float:
                 (_, contracting), (_, batch) = numbers.dot_dimension_numbers
                 summed = {*contracting, *batch, *numbers.rhs_group_dimensions}
                 columns = [n for i, n in enumerate(avals[1].shape) if i not in summed]
-                total += 2.0 * times * math.prod(avals[0].shape) * math.prod(columns)
-            inside = times * eqn.params.get("length", 1) if name == "scan" else times
+                groups = avals[2].shape[-1]
+                total += 2.0 * times * groups * math.prod(avals[0].shape) * math.prod(columns)
+            inside = times * _steps(eqn)
             bodies = subprograms(eqn.params)
             total += max((count(body, inside) for body in bodies), default=0.0)
         return total
 
     return count(program.jaxpr, 1.0)
+
+
+def _steps(eqn: Any) -> int:
+    """How often an equation runs its body, as far as is known before it runs."""
+    if eqn.primitive.name == "scan":
+        return int(eqn.params["length"])
+    if eqn.primitive.name == "pallas_call":
+        return math.prod(n for n in eqn.params["grid_mapping"].grid if isinstance(n, int))
+    return 1
 
 
 def _traced_programs(
