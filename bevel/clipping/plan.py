@@ -15,6 +15,7 @@ from bevel.clipping.accumulate.low_memory import ReadNorm, can_recompute
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.choose import NormChoice, choose
 from bevel.clipping.options import Task
+from bevel.clipping.program.example_loops import ExampleLoop, example_loops
 from bevel.clipping.program.trace import ExampleFunction, TracedExample
 from bevel.clipping.uses.find import Use, find_uses, without_shared_terms
 from bevel.clipping.uses.shared_terms import SharedTerm
@@ -65,6 +66,14 @@ class ClipPlan:
     def rows_per_example(self) -> int:
         """The most rows with which one example enters a tapped product."""
         return max((tap.rows for tap in self.taps), default=1)
+
+    @property
+    def example_loops(self) -> list[ExampleLoop]:
+        """What the differentiated program runs one example at a time."""
+        first = len(self.arguments.params)
+        last = first + len(self.arguments.batch) + len(self.arguments.keys)
+        program = self.gradient.jaxpr
+        return example_loops(program, program.jaxpr.invars[first:last])
 
     def memory_of(self, param: int) -> str:
         """What is in memory until the coefficients are known.

@@ -34,9 +34,9 @@ BROADCASTS = {"broadcast_in_dim", "iota"}
 # Fused like elementwise operations, although operands and result differ in shape.
 FUSED = BROADCASTS | {"slice", "dynamic_slice", "pad", "rev", "select_n", "clamp"}
 # Not elementwise, although operands and result may have the same shape.
-NOT_ELEMENTWISE = {"dot_general", "ragged_dot", "conv_general_dilated", "gather", "sort", "fft"}
+NOT_ELEMENTWISE = {"dot_general", "ragged_dot_general", "conv_general_dilated", "gather"}
 NOT_ELEMENTWISE |= {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "concatenate"}
-NOT_ELEMENTWISE |= {"stack", "cholesky", "triangular_solve"}
+NOT_ELEMENTWISE |= {"stack", "sort", "fft", "cholesky", "triangular_solve"}
 UPDATES = {"scatter", "scatter-add", "scatter_add", "dynamic_update_slice"}
 HAVE_BODIES = {"scan", "while", "cond", "shard_map"}
 
