@@ -159,6 +159,9 @@ ALWAYS_ALONE = {  # nothing to change
     "ragged_dot": lambda x: lax.ragged_dot(
         x, x[0, 0] * GROUPS.astype(x.dtype), jnp.where(x[0, 1] > 0, FIRST, 1 - FIRST)
     ),
+    "ragged_dot, shared weights": lambda x: lax.ragged_dot(
+        x, GROUPS.astype(x.dtype), jnp.where(x[0, 1] > 0, FIRST, 1 - FIRST)
+    ),
     "pmap": lambda x: jax.pmap(lambda x: x + lax.pmean(x, "i"), axis_name="i")(x),
     "optimization_barrier": lambda x: 2 * lax.optimization_barrier(x),
 }

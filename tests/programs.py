@@ -11,6 +11,7 @@ import numpy as np
 from compare import assert_close
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import linear_call
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType
 
@@ -203,6 +204,15 @@ def nested_remat(w, batch):
     return squared(jax.checkpoint(lambda w, h: outer(w, inner(w, h)))(w, batch["y"]), batch)
 
 
+def doubled_at_depth(w, batch):
+    @jax.checkpoint
+    def step(h, _):
+        double = functools.partial(linear_call, lambda _, y: 2 * y, lambda _, g: 2 * g, ())
+        return lax.cond(jnp.sum(h) > 0, lambda h: jnp.tanh(double(h @ w)), jnp.sin, h), None
+
+    return squared(lax.scan(step, batch["y"], length=3)[0], batch)
+
+
 # Rules of the user.
 
 
@@ -323,6 +333,13 @@ PROGRAMS = {
     "pure_callback, all at once": Program(
         lambda w, b: squared(sine_on_host(b["x"], "expand_dims") @ w, b)
     ),
+    "pure_callback without a method": Program(
+        lambda w, b: squared(sine_on_host(b["x"], None) @ w, b)
+    ),
+    "no batching rule": Program(
+        lambda w, b: squared(linear_call(lambda _, y: 2 * y, lambda _, g: 2 * g, (), b["x"] @ w), b)
+    ),
+    "no batching rule, at depth": Program(doubled_at_depth, SQUARE),
     "unordered effects": Program(unordered_effects),
     "while on the example": Program(lambda w, b: squared(shrunk(b["x"]) @ w, b)),
     "while on a stopped parameter": Program(

@@ -20,6 +20,7 @@ from bevel.clipping.engine import plan_call
 from bevel.clipping.norms.costs import NormCost
 from bevel.clipping.options import Task
 from bevel.clipping.plan import ClipPlan
+from bevel.clipping.program.example_loops import ExampleLoop
 from bevel.clipping.program.memory_estimate import estimate_memory
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import ArgumentShardings, placement, subprograms
@@ -61,6 +62,7 @@ class Explanation:
     batch_size: int
     grad_flops: float  # of the matrix products in jax.grad
     private_flops: float  # of those in clipped_grad, norms and sums included
+    loops: Sequence[ExampleLoop] = ()  # what runs one example at a time
     peaks: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes, estimated
     compiled: dict[str, CompiledCost] | None = None
 
@@ -84,6 +86,7 @@ class Explanation:
             f"batch of {self.batch_size}: {short(self.private_flops)} FLOPs, {ratio:.2f} times "
             f"those of jax.grad ({short(self.grad_flops)}); {short(held)}B held for the sum"
         )
+        text += map(str, self.loops)
         for name, peak in self.peaks.items():
             text.append(f"estimated {name}: {short(peak)}B at the peak")
         for name, cost in (self.compiled or {}).items():
@@ -120,7 +123,8 @@ def explain(
     if not _on_several_devices((args, kwargs)):
         peaks = {name: estimate_memory(program.jaxpr) for name, program in programs.items()}
     compiled = {name: _compiled_cost(x) for name, x in programs.items()} if compile else None
-    return Explanation(rows, size, 2 * forward + plain, 2 * forward + private, peaks, compiled)
+    flops = (2 * forward + plain, 2 * forward + private)
+    return Explanation(rows, size, *flops, plan.example_loops, peaks, compiled)
 
 
 def plan_of(
@@ -177,7 +181,11 @@ def _row(
 
 
 def products(program: ClosedJaxpr) -> float:
-    """FLOPs of the matrix products and convolutions of a program, loops counted in full."""
+    """FLOPs of the matrix products and convolutions of a program, loops counted in full.
+
+    A ragged product counts each row once for every group: that is what the compiler makes of it
+    where it has no kernel.
+    """
 
     def count(jaxpr: Any, times: float) -> float:
         total = 0.0
@@ -193,12 +201,28 @@ def products(program: ClosedJaxpr) -> float:
                 channels = eqn.params["dimension_numbers"].rhs_spec[0]
                 window = math.prod(kernel) // kernel[channels]
                 total += 2.0 * times * math.prod(avals[-1].shape) * window
-            inside = times * eqn.params.get("length", 1) if name == "scan" else times
+            elif name == "ragged_dot_general":
+                numbers = eqn.params["ragged_dot_dimension_numbers"]
+                (_, contracting), (_, batch) = numbers.dot_dimension_numbers
+                summed = {*contracting, *batch, *numbers.rhs_group_dimensions}
+                columns = [n for i, n in enumerate(avals[1].shape) if i not in summed]
+                groups = avals[2].shape[-1]
+                total += 2.0 * times * groups * math.prod(avals[0].shape) * math.prod(columns)
+            inside = times * _steps(eqn)
             bodies = subprograms(eqn.params)
             total += max((count(body, inside) for body in bodies), default=0.0)
         return total
 
     return count(program.jaxpr, 1.0)
+
+
+def _steps(eqn: Any) -> int:
+    """How often an equation runs its body, as far as is known before it runs."""
+    if eqn.primitive.name == "scan":
+        return int(eqn.params["length"])
+    if eqn.primitive.name == "pallas_call":
+        return math.prod(n for n in eqn.params["grid_mapping"].grid if isinstance(n, int))
+    return 1
 
 
 def _traced_programs(

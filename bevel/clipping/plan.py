@@ -18,6 +18,7 @@ from bevel.clipping.choose import NormChoice, choose
 from bevel.clipping.memory import Footprint, MemoryPlan
 from bevel.clipping.options import Task
 from bevel.clipping.program import remat
+from bevel.clipping.program.example_loops import ExampleLoop, example_loops
 from bevel.clipping.program.memory_estimate import bytes_of
 from bevel.clipping.program.trace import ExampleFunction, TracedExample
 from bevel.clipping.uses.boundaries import Boundary, find_boundaries
@@ -72,6 +73,14 @@ class ClipPlan:
     def rows_per_example(self) -> int:
         """The most rows with which one example enters a tapped product."""
         return max((tap.rows for tap in self.taps), default=1)
+
+    @property
+    def example_loops(self) -> list[ExampleLoop]:
+        """What the differentiated program runs one example at a time."""
+        first = len(self.arguments.params)
+        last = first + len(self.arguments.batch) + len(self.arguments.keys)
+        program = self.gradient.jaxpr
+        return example_loops(program, program.jaxpr.invars[first:last])
 
     def memory_of(self, param: int) -> str:
         """What is in memory until the coefficients are known.
@@ -129,9 +138,7 @@ def tap_parameters(
         first, last = len(arguments.params), len(arguments.flat()) - len(arguments.constants)
         known = [not first <= i < last for i in range(len(arguments.flat()))]
         boundaries = find_boundaries(loss.jaxpr.jaxpr, known)
-    taps = [
-        dataclasses.replace(tap, recompute=_recomputes(tap, mode, boundaries)) for tap in taps
-    ]
+    taps = [dataclasses.replace(tap, recompute=_recomputes(tap, mode, boundaries)) for tap in taps]
     paths = [use.path for tap in taps if tap.recompute for use in tap.uses]
     return taps, [b for b in boundaries if any(b.contains(path) for path in paths)]
 

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec
 
 from bevel import precision
 from bevel.noise_addition.buffers import move_buffers, place_buffers
-from bevel.noise_addition.correlation import Correlation
+from bevel.noise_addition.correlation import Correlation, NoCorrelation
 from bevel.noise_addition.keys import NoiseKey
-from bevel.noise_addition.leaves import checked_leaves, draw_leaves, forbid_vmap
+from bevel.noise_addition.leaves import add_draws, checked_leaves, draw_leaves, forbid_vmap
 from bevel.noise_addition.noise_layout import SupportedStrategies, flat_like, unflatten
 from bevel.noise_addition.normal import RandomNumbers, normal_from_bits
 from bevel.noise_addition.state import NoiseState, checked_state, key_of_update
@@ -76,8 +76,7 @@ class GaussianNoise:
         noise = noise * noise.dtype.type(self.stddev)
         if self.flat:
             noise = unflatten(noise, gradient)
-        total = gradient.astype(noise.dtype) + noise
-        return total if self.dtype is None else total.astype(self.dtype)
+        return gradient.astype(noise.dtype) + noise
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -97,10 +96,15 @@ def noised_step(
         return draw_leaves(make, key, step, likes, noise_specs)
 
     buffers = state.buffers
-    if noise.buffers_in == "host":
-        buffers = move_buffers(buffers, likes, "device")
-    noises, buffers = noise.correlation.next(draw, state.step, buffers)
-    if noise.buffers_in == "host":
-        buffers = move_buffers(buffers, likes, "host")
-    noised = [noise.add(*pair) for pair in zip(grads, noises, strict=True)]
+    if isinstance(noise.correlation, NoCorrelation) and not noise.flat:
+        noised = add_draws(make, noise.stddev, key, state.step, likes, noise_specs)
+    else:
+        if noise.buffers_in == "host":
+            buffers = move_buffers(buffers, likes, "device")
+        noises, buffers = noise.correlation.next(draw, state.step, buffers)
+        if noise.buffers_in == "host":
+            buffers = move_buffers(buffers, likes, "host")
+        noised = [noise.add(*pair) for pair in zip(grads, noises, strict=True)]
+    if noise.dtype is not None:
+        noised = [x.astype(noise.dtype) for x in noised]
     return noised, NoiseState(state.step + np.uint32(1), buffers)

@@ -10,8 +10,14 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from bevel.errors import FixArgumentsError
+from bevel.noise_addition.pieces import AddedInPieces, DrawnInPieces, piece_size
 from bevel.sharding import types
-from bevel.sharding.shard_generation import Maker, generate_by_shard, leaf_specs
+from bevel.sharding.shard_generation import (
+    Maker,
+    generate_by_shard,
+    leaf_specs,
+    update_by_shard,
+)
 
 PyTree = Any
 
@@ -113,7 +119,10 @@ def draw_leaves(
     noise = dict[int, jax.Array]()
     for leaves in group_leaves(likes, specs, one_by_one):
         like, spec = likes[leaves[0]], specs[leaves[0]]
-        draw = functools.partial(generate_by_shard, make(like.dtype), like=like, spec=spec)
+        maker = make(like.dtype)
+        if not one_by_one:
+            maker = DrawnInPieces(maker, len(leaves))
+        draw = functools.partial(generate_by_shard, maker, like=like, spec=spec)
         if len(leaves) == 1:
             (noise[leaves[0]],) = draw(key_data[leaves[0]])
             continue
@@ -123,13 +132,42 @@ def draw_leaves(
     return [noise[leaf] for leaf in range(len(likes))]
 
 
+def add_draws(
+    make: Callable[[np.dtype], Maker],
+    scale: float,
+    key: jax.Array,
+    step: jax.Array,
+    grads: list[jax.Array],
+    specs: Sequence[PartitionSpec | None],
+) -> list[jax.Array]:
+    """Adds `scale` times what `draw_leaves` returns, in place and in pieces."""
+    key_data = leaf_key_data(key, step, len(grads))
+    noised = dict[int, jax.Array]()
+    for leaves in group_leaves(grads, specs):
+        add = AddedInPieces(make(grads[leaves[0]].dtype), scale)
+        together = tuple(grads[leaf] for leaf in leaves)
+        sums = update_by_shard(add, key_data[np.array(leaves)], together, specs[leaves[0]])
+        noised |= dict(zip(leaves, sums, strict=True))
+    return [noised[leaf] for leaf in range(len(grads))]
+
+
 def group_leaves(
     likes: list[jax.Array], specs: Sequence[PartitionSpec | None], one_by_one: bool = False
 ) -> list[list[int]]:
-    """Groups the indices of leaves of one shape, dtype and sharding, if no mesh may split them."""
+    """Groups the indices of leaves of one shape, dtype and sharding, if no mesh may split them.
+
+    A group is added to as a whole, so all its leaves have to be in memory at once. Groups of more
+    than a quarter of the gradient are therefore divided, which gives at most four more of them.
+    """
     separate = one_by_one or not types.on_one_device()
-    groups = dict[Any, list[int]]()
+    kinds = dict[Any, list[int]]()
     for leaf, (like, spec) in enumerate(zip(likes, specs, strict=True)):
         kind = like.shape, like.dtype, spec, types.explicit_sharding(like)
-        groups.setdefault(leaf if separate else kind, []).append(leaf)
-    return list(groups.values())
+        kinds.setdefault(leaf if separate else kind, []).append(leaf)
+    total = sum(like.size for like in likes)
+    largest = max(total // 4, piece_size(total))
+    groups = []
+    for leaves in kinds.values():
+        count = min(-(-len(leaves) * likes[leaves[0]].size // largest), len(leaves)) or 1
+        groups += [part.tolist() for part in np.array_split(leaves, count)]
+    return groups

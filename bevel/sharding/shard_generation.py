@@ -1,9 +1,10 @@
-"""Generate a sharded array shard by shard, on every kind of mesh.
+"""Generate or update a sharded array shard by shard, on every kind of mesh.
 
 Each element is a function of its position in the full array, so the result does not depend on the
 mesh. A shard needs only its own position, so there is no communication.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -28,6 +29,7 @@ class Shard(NamedTuple):
     shape: tuple[int, ...]
     full_shape: tuple[int, ...]
     starts: tuple[Start, ...]
+    on_one_device: bool = True  # False if the compiler may split the shard over more devices
 
     @classmethod
     def all_of(cls, shape: tuple[int, ...]) -> "Shard":
@@ -36,6 +38,7 @@ class Shard(NamedTuple):
 
 Arrays = tuple[jax.Array, ...]
 Maker = Callable[[jax.Array, Shard], Arrays]
+Updater = Callable[[jax.Array, Shard, Arrays], Arrays]
 
 
 def generate_by_shard(
@@ -46,7 +49,7 @@ def generate_by_shard(
     Args:
       make: returns one shard of each result, of shape `shard.shape`. It must be hashable, so that
         programs are traced once, and must not close over arrays.
-      words: key data or another vector that is the same on all devices.
+      words: key data or another array that is the same on all devices.
       like: an array with the shape and sharding of the results, or its shard inside
         `jax.shard_map`.
       spec: how the full array is split over the manual axes of an enclosing `jax.shard_map`, which
@@ -55,38 +58,72 @@ def generate_by_shard(
     On Auto axes the compiler chooses the shards, even under `jit`. On Explicit axes they follow
     from the type of `like`.
     """
+    return update_by_shard(_Generate(make), words, (like,), spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Generate:
+    """An `Updater` that only reads the shapes of its arrays."""
+
+    make: Maker
+
+    def __call__(self, words: jax.Array, shard: Shard, arrays: Arrays) -> Arrays:
+        return self.make(words, shard)
+
+
+def update_by_shard(
+    update: Updater, words: jax.Array, arrays: Arrays, spec: PartitionSpec | None = None
+) -> Arrays:
+    """Calls `update(words, shard, arrays)` for every shard, and returns the sharded results.
+
+    `arrays` are one or more arrays of one shape and sharding, and `update` gets their shards. On
+    Auto axes it must be a single array. Otherwise as `generate_by_shard`.
+    """
     axes = types.manual_axes()
-    sharding = types.explicit_sharding(like)
+    sharding = types.explicit_sharding(arrays[0])
     if sharding is None or not any(map(types.spec_axes, sharding.spec.partitions)):
-        return _generate_without_explicit_axes(make, words, like, spec)
+        return _update_without_explicit_axes(update, words, arrays, spec)
     if axes:
         raise FixArgumentsError(
             f"an array is split over manual axes {axes} and over Explicit axes "
             f"({sharding.spec}) at once: run the enclosing shard_map over all of its axes."
         )
     return jax.shard_map(
-        functools.partial(_generate_without_explicit_axes, make, spec=sharding.spec),
+        functools.partial(_update_without_explicit_axes, update, spec=sharding.spec),
         mesh=sharding.mesh,
         in_specs=(PartitionSpec(), sharding.spec),
         out_specs=sharding.spec,
         axis_names=set(types.explicit_axes(sharding.mesh)),
-    )(words, like)
+    )(words, arrays)
 
 
-def _generate_without_explicit_axes(
-    make: Maker, words: jax.Array, like: jax.Array, spec: PartitionSpec | None
+def _update_without_explicit_axes(
+    update: Updater, words: jax.Array, arrays: Arrays, spec: PartitionSpec | None
 ) -> Arrays:
-    """`generate_by_shard` where `like` is not sharded over Explicit axes."""
+    """`update_by_shard` where the arrays are not sharded over Explicit axes."""
+    like = arrays[0]
     if types.manual_axes():
         # The compiler partitions over the axes that are not manual as it likes: inside a
         # shard_map, JAX cannot always pass on a custom partitioning rule.
-        return make(words, _manual_shard(like, spec))
+        return update(words, _manual_shard(like, spec), arrays)
     if not like.shape or len(jax.devices()) == 1:
-        return make(words, Shard.all_of(like.shape))
+        return update(words, Shard.all_of(like.shape), arrays)
+    (like,) = arrays
     # Scalars, because a vector could be sharded.
-    scalars = tuple(words[i] for i in range(words.size))
+    scalars = tuple(words[i] for i in np.ndindex(words.shape))
     positions = [jax.lax.broadcasted_iota(np.uint32, like.shape, d) for d in range(like.ndim)]
-    return _generate_partitioned(make, scalars, (like, *positions))
+    return _update_partitioned(_Reshaped(update, words.shape), scalars, (like, *positions))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reshaped:
+    """An `Updater` of words that are passed as scalars."""
+
+    update: Updater
+    words_shape: tuple[int, ...]
+
+    def __call__(self, scalars: Arrays, shard: Shard, like: jax.Array) -> Arrays:
+        return self.update(jnp.stack(scalars).reshape(self.words_shape), shard, (like,))
 
 
 def _manual_shard(like: jax.Array, spec: PartitionSpec | None) -> Shard:
@@ -100,7 +137,7 @@ def _manual_shard(like: jax.Array, spec: PartitionSpec | None) -> Shard:
             index = jax.lax.axis_index(tuple(names)).astype(np.uint32)
             starts[d] = index * np.uint32(like.shape[d])
             full_shape[d] *= math.prod(sizes[a] for a in names)
-    return Shard(like.shape, tuple(full_shape), tuple(starts))
+    return Shard(like.shape, tuple(full_shape), tuple(starts), types.on_one_device())
 
 
 # On Auto axes only the compiler knows the shards. The positions of all elements along each
@@ -110,11 +147,11 @@ def _manual_shard(like: jax.Array, spec: PartitionSpec | None) -> Shard:
 
 
 @functools.partial(custom_partitioning, static_argnums=(0,))
-def _generate_partitioned(make: Maker, words: Arrays, arrays: Arrays) -> Arrays:
-    return make(jnp.stack(words), Shard.all_of(arrays[0].shape))
+def _update_partitioned(update: _Reshaped, words: Arrays, arrays: Arrays) -> Arrays:
+    return update(words, Shard.all_of(arrays[0].shape), arrays[0])
 
 
-def _partition(make: Maker, mesh: Any, operands: Any, results: Any) -> Any:
+def _partition(update: _Reshaped, mesh: Any, operands: Any, results: Any) -> Any:
     words, arrays = operands
     full_shape, sharding = results[0].shape, results[0].sharding
     needs_x64 = any(result.dtype.itemsize == 8 for result in results)
@@ -125,24 +162,24 @@ def _partition(make: Maker, mesh: Any, operands: Any, results: Any) -> Any:
         # around the program has no effect (JAX 0.10.2).
         with jax.enable_x64(needs_x64 or jax.config.jax_enable_x64):
             starts = tuple(p[(0,) * like.ndim] for p in positions)
-            return make(jnp.stack(words), Shard(like.shape, full_shape, starts))
+            return update(words, Shard(like.shape, full_shape, starts), like)
 
     operand_shardings = tuple(w.sharding for w in words), (sharding,) * len(arrays)
     return mesh, lower, (sharding,) * len(results), operand_shardings
 
 
-def _sharding_as_like(make: Maker, mesh: Any, operands: Any, results: Any) -> Any:
+def _sharding_as_like(update: _Reshaped, mesh: Any, operands: Any, results: Any) -> Any:
     return (operands[1][0].sharding,) * len(results)
 
 
-def _sharding_rule(make: Maker, mesh: Any, operands: Any, results: Any) -> str:
+def _sharding_rule(update: _Reshaped, mesh: Any, operands: Any, results: Any) -> str:
     rank = len(results[0].shape)
     dims = " ".join(f"d{d}" for d in range(rank))
     words = [""] * (len(operands) - 1 - rank)
     return ", ".join([*words, *[dims] * (1 + rank)]) + " -> " + ", ".join([dims] * len(results))
 
 
-_generate_partitioned.def_partition(
+_update_partitioned.def_partition(
     partition=_partition,
     infer_sharding_from_operands=_sharding_as_like,
     sharding_rule=_sharding_rule,

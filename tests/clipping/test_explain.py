@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import bevel
@@ -159,6 +160,31 @@ def test_only_clipped_grad_can_be_explained():
     for wrong in (fn, jax.grad(loss)):
         with pytest.raises(FixArgumentsError, match="explain needs the result of clipped_grad"):
             bevel.explain(wrong, PARAMS, TOKENS)
+
+
+def test_a_ragged_product_counts_every_row_for_every_group():
+    def loss(w, x, sizes):
+        return jnp.sum(jax.lax.ragged_dot(x, w, sizes) ** 2)
+
+    args = draw(5, D, K), draw(T, D), jnp.array([1, 1, 0, 0, 1])
+    one = 5 * 2 * T * D * K
+    assert products(jax.make_jaxpr(loss)(*args)) == one
+    assert products(jax.make_jaxpr(jax.grad(loss, (0, 1)))(*args)) == 3 * one
+
+
+def test_the_products_of_a_kernel_are_counted_for_every_step_of_its_grid():
+    def kernel(x, y):
+        y[...] = x[...] @ x[...]
+
+    def squares(x):
+        block = pl.BlockSpec((1, D, D), lambda i: (i, 0, 0))
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        call = pl.pallas_call(
+            kernel, out, grid=(T,), in_specs=[block], out_specs=block, interpret=True
+        )
+        return call(x)
+
+    assert products(jax.make_jaxpr(squares)(draw(T, D, D))) == T * 2 * D**3
 
 
 def test_products_are_counted_through_loops_and_branches():

@@ -44,11 +44,6 @@ def test_equals_a_loop_of_grads(name, how):
 IMPOSSIBLE = {
     "while on a parameter": lambda w, b: squared(b["x"] @ shrunk(w), b),
     "callback on a parameter": lambda w, b: squared(b["x"] @ sine_on_host(w, "sequential"), b),
-    "callback without vmap_method": lambda w, b: squared(sine_on_host(b["x"], None) @ w, b),
-    "primitive without a batching rule": lambda w, b: squared(
-        jax.custom_derivatives.linear_call(lambda _, y: 2 * y, lambda _, g: 2 * g, (), b["x"] @ w),
-        b,
-    ),
     "ref from outside, written": lambda w, b: (write_outside(b["x"]), dense(w, b))[1],
     "ordered effect": lambda w, b: (
         jax.debug.callback(lambda _: None, jnp.sum(b["x"]), ordered=True),

@@ -103,7 +103,11 @@ class SecondPass:
         body = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
         flags = shared_in_scan(eqn, [x is not None for x in values])
         known = [x if flag else None for x, flag in zip(values, flags, strict=True)]
-        shared, first, slices = known[:consts], known[consts : consts + carry], known[consts:][carry:]
+        shared, first, slices = (
+            known[:consts],
+            known[consts : consts + carry],
+            known[consts:][carry:],
+        )
         by_step = {
             path: jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), reading)
             for path, reading in held.items()

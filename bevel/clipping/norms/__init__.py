@@ -6,6 +6,7 @@ This package is internal: only `bevel.clipping` uses it. Importing a module of r
 from bevel.clipping.norms import convolution as convolution
 from bevel.clipping.norms import dense as dense
 from bevel.clipping.norms import lookup as lookup
+from bevel.clipping.norms import ragged as ragged
 from bevel.clipping.norms.materialised import materialised_norm, quick_norm
 from bevel.clipping.norms.registry import MeasuredNorm, Norm, NormRule, register, rule_for
 

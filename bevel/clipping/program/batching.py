@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from bevel.clipping.program.equations import bind, body_of_call, depends_on, evaluate
+from bevel.clipping.program.isolation import is_sequential
 from bevel.clipping.program.meshes import SILENT, named_axes
 from bevel.sharding.axes import (
     SHARDING_PARAMS,
@@ -129,12 +130,25 @@ def replay_equation(
             for key, value in eqn.params.items()
             if subprograms({key: value})
         }
+    if explicit and is_sequential(eqn):
+        return _loop_over_examples(eqn, inputs, layout)
     if name == "shard_map" and explicit:
         return _inner_shard_map(eqn, inputs, layout)
     outputs = bind(eqn, inputs, in_its_context=not explicit, **changed)
     if requested is not None:
         outputs = [_marked(x, requested, layout) for x in outputs]
     return outputs
+
+
+def _loop_over_examples(eqn: JaxprEqn, inputs: Sequence[Any], layout: MeshLayout) -> Sequence[Any]:
+    """Rebuilds a loop over the examples without the Explicit shardings in its body."""
+    body = eqn.params["call"]
+
+    @jax.custom_batching.sequential_vmap
+    def one(*args: Any) -> tuple[Any, ...]:
+        return tuple(_replay(body.jaxpr, body.consts, args, layout))
+
+    return list(one(*inputs))
 
 
 def _inner_shard_map(eqn: JaxprEqn, inputs: Sequence[Any], layout: MeshLayout) -> Sequence[Any]:

@@ -1,9 +1,9 @@
-"""Rewrites equations whose batching rule could let one example see others.
+"""Rewrites equations whose batching rule could let one example see others, or that have none.
 
 `vmap` runs every equation by its batching rule. Most of JAX's rules compute each example from that
-example alone. The equations below have a rule that does not, or a rule that is not JAX's own. They
-are rewritten at any depth of the differentiated program, where the rules of custom derivatives have
-become equations too. docs/clipping.md says what happens to each kind.
+example alone. The equations below have a rule that does not, a rule that is not JAX's own, or no
+rule. They are rewritten at any depth of the differentiated program, where the rules of custom
+derivatives have become equations too. docs/clipping.md says what happens to each kind.
 """
 
 import sys
@@ -15,12 +15,16 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core.primitives import closed_call_p
 
 from bevel.clipping.program.equations import bind
+from bevel.clipping.program.missing_rules import has_batching_rule
 from bevel.errors import FixLossError
 from bevel.sharding.axes import subprograms
-from bevel.sharding.source_lines import line_of
+from bevel.sharding.source_lines import keep_line, line_of
 
 # Calls with a user's rule that is not traced yet, and the parameter that holds their function.
 FUNCTIONS = {"custom_vmap_call": "call", "remat_opt": "fwd_jaxpr"}
+
+# Methods of callbacks and foreign calls that call the function once for each example.
+SEQUENTIAL_METHODS = ("sequential", "sequential_unrolled")
 
 # Key types whose random bits are the same in a batch as in a loop: threefry2x32 and ChaCha20. For
 # rbg, `vmap` draws the bits of all examples from the key of the first one.
@@ -61,16 +65,17 @@ def _isolate_equation(eqn: JaxprEqn) -> JaxprEqn:
         not is_jax_primitive(eqn.primitive)
         or _has_scratch_memory(eqn)
         or _draws_from_coupled_keys(eqn)
+        or not has_batching_rule(eqn)
     ):
         return _in_loop(eqn)
-    if name == "pallas_call" or (name == "custom_vmap_call" and _isolates(eqn.params["rule"])):
+    if name == "pallas_call" or (name == "custom_vmap_call" and _isolates(eqn)):
         return eqn
     if name in FUNCTIONS:
         return _call(eqn, _isolate_body(eqn.params[FUNCTIONS[name]]))
     if name == "call_hi_primitive":
         return _call(eqn, _isolate_body(_traced(eqn, _expanded)))
     changed = {key: _isolate_body(value) for key, value in eqn.params.items()}
-    if eqn.params.get("vmap_method") in ("expand_dims", "broadcast_all", "legacy_vectorized"):
+    if "vmap_method" in eqn.params and eqn.params["vmap_method"] not in SEQUENTIAL_METHODS:
         changed["vmap_method"] = "sequential"
     if all(changed[key] is value for key, value in eqn.params.items()):
         return eqn
@@ -89,7 +94,7 @@ def _call(eqn: JaxprEqn, body: Any) -> JaxprEqn:
 
 
 def _traced(eqn: JaxprEqn, make: Callable[[JaxprEqn], Callable[..., Any]]) -> ClosedJaxpr:
-    with eqn.ctx.manager:
+    with eqn.ctx.manager, keep_line(eqn):
         return jax.make_jaxpr(make(eqn))(*(v.aval for v in eqn.invars))
 
 
@@ -107,12 +112,21 @@ def _expanded(eqn: JaxprEqn) -> Callable[..., Any]:
 _SEQUENTIAL = jax.custom_batching.sequential_vmap(lambda x: x).vmap_rule.__code__
 
 
-def _isolates(rule: Any) -> bool:
-    """Whether a `custom_vmap` rule is JAX's loop over the examples, or one of bevel's own."""
-    function = getattr(rule, "__wrapped__", rule)
-    if getattr(function, "__code__", None) is _SEQUENTIAL:
+def is_sequential(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a `custom_vmap` whose rule is JAX's loop over the examples."""
+    if eqn.primitive.name != "custom_vmap_call":
+        return False
+    rule = eqn.params["rule"]
+    return getattr(getattr(rule, "__wrapped__", rule), "__code__", None) is _SEQUENTIAL
+
+
+def _isolates(eqn: JaxprEqn) -> bool:
+    """Whether the rule of a `custom_vmap` is JAX's loop over the examples, or bevel's own."""
+    if is_sequential(eqn):
         return True
-    return str(getattr(function, "__module__", "")).split(".")[0] == "bevel"
+    rule = eqn.params["rule"]
+    module = getattr(getattr(rule, "__wrapped__", rule), "__module__", "")
+    return str(module).split(".")[0] == "bevel"
 
 
 def _has_scratch_memory(eqn: JaxprEqn) -> bool:

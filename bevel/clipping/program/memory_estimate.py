@@ -36,12 +36,11 @@ BROADCASTS = {"broadcast_in_dim", "iota"}
 # Fused like elementwise operations, although operands and result differ in shape.
 FUSED = BROADCASTS | {"slice", "dynamic_slice", "pad", "rev", "select_n", "clamp"}
 # Not elementwise, although operands and result may have the same shape.
-NOT_ELEMENTWISE = {"dot_general", "ragged_dot", "conv_general_dilated", "gather", "sort", "fft"}
+NOT_ELEMENTWISE = {"dot_general", "ragged_dot_general", "conv_general_dilated", "gather"}
 NOT_ELEMENTWISE |= {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "concatenate"}
-NOT_ELEMENTWISE |= {"stack", "cholesky", "triangular_solve"}
+NOT_ELEMENTWISE |= {"stack", "sort", "fft", "cholesky", "triangular_solve"}
 UPDATES = {"scatter", "scatter-add", "scatter_add", "dynamic_update_slice"}
 HAVE_BODIES = {"scan", "while", "cond", "shard_map"}
-
 
 
 def estimate_memory(program: ClosedJaxpr) -> int:
@@ -121,7 +120,9 @@ class ProgramSteps:
                 flags = [r is not None and self.per_example[r] for r in reads]
                 outputs = tuple(self.value(v, any(flags)) for v in eqn.outvars)
                 opened = inner if _has_bodies(eqn) else []
-                bodies = tuple(ProgramSteps(body, _flags_of_body(eqn, body, flags)) for body in opened)
+                bodies = tuple(
+                    ProgramSteps(body, _flags_of_body(eqn, body, flags)) for body in opened
+                )
                 operands = tuple(r for r in reads if r is not None)
                 self.steps.append(
                     _ProgramStep(name, operands, outputs, _is_elementwise(eqn), bodies)

@@ -227,8 +227,8 @@ def explained_batching() -> Iterator[None]:
         raise FixLossError(
             f"the function cannot be run for all examples of a batch at once{_user_line(error)}. "
             f"JAX says: {_first_paragraph(error)}\n"
-            "Every operation in it must work under jax.vmap. Give callbacks a vmap_method. Wrap "
-            "other operations in jax.custom_batching.sequential_vmap, which runs them in a loop."
+            "Every operation in it must work under jax.vmap. Wrap this one in "
+            "jax.custom_batching.sequential_vmap, which runs it in a loop over the examples."
         ) from error
 
 

@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import bevel
 from bevel.clipping.program.batching import over_examples, split_by_inner_shard_maps
 from bevel.sharding.axes import MeshLayout, constraints
 from bevel.sharding.divisibility import allow_uneven_shardings
@@ -108,3 +110,24 @@ def test_examples_enter_a_shard_map_split_over_the_batch_axes():
     result = jax.jit(lambda x: over_examples(whole, LAYOUT)((), (), [x], ()))(x)[0]
     assert result.sharding.spec[0] == "data"
     assert jnp.array_equal(result, jnp.sum(x, axis=2, keepdims=True))
+
+
+@pytest.mark.parametrize("spec", [P(None, None), P("data", None), P(None, "model")], ids=str)
+def test_a_loop_over_examples_may_request_explicit_shardings(spec):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    rng = np.random.default_rng(0)
+    w = jnp.asarray(rng.normal(size=(2, 6, 4)), jnp.float32)
+    x = jnp.asarray(rng.normal(size=(8, 3, 6)), jnp.float32)
+
+    def loss(w, x, **options):
+        y = lax.ragged_dot(x.reshape(-1, 6), w, jnp.array([1, 2]), **options)
+        return jnp.sum(jnp.tanh(y) ** 2)
+
+    expected = sum(jax.grad(loss)(w, x[i : i + 1]) for i in range(8))
+    with jax.set_mesh(mesh):
+        weights = P(None, None, "model") if "model" in spec else P()
+        w, x = jax.device_put(
+            (w, x), (NamedSharding(mesh, weights), NamedSharding(mesh, P("data")))
+        )
+        fn = bevel.clipped_grad(lambda w, x: loss(w, x, out_sharding=spec), l2_clip_norm=1e6)
+        np.testing.assert_allclose(jax.jit(fn)(w, x), expected, rtol=1e-4, atol=1e-5)

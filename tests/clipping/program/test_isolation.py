@@ -172,24 +172,54 @@ def test_a_print_shows_one_example_at_a_time_and_changes_nothing(capfd):
 # Operations that JAX does not batch.
 
 
-def test_what_jax_cannot_batch_is_refused_with_the_way_out():
-    @custom_partitioning
-    def function(x):
-        return 2 * x
-
+def doubled_by_partitioning():
+    function = custom_partitioning(lambda x: 2 * x)
     function.def_partition(
         partition=lambda mesh, args, out: (mesh, lambda x: 2 * x, out.sharding, (out.sharding,)),
         infer_sharding_from_operands=lambda mesh, args, out: args[0].sharding,
         sharding_rule="i j -> i j",
     )
-    with pytest.raises(FixLossError, match=r"custom_partitioning.*(?s:.*)sequential_vmap"):
-        run(lambda w, x: plain(w, function(x)))
+    return function
+
+
+WITHOUT_A_RULE = {
+    "composite": lax.composite(lambda x: 2 * x, "tests.double"),
+    "custom_partitioning": doubled_by_partitioning(),
+    "linear_call": lambda x: jax.custom_derivatives.linear_call(
+        lambda _, y: 2 * y, lambda _, g: 2 * g, (), x
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+@pytest.mark.parametrize("name", WITHOUT_A_RULE)
+def test_an_operation_without_a_batching_rule_runs_one_example_at_a_time(name, engine):
+    fn = bevel.clipped_grad(
+        lambda w, x: plain(w, WITHOUT_A_RULE[name](x)), l2_clip_norm=1.0, engine=engine
+    )
+    program = jax.make_jaxpr(fn)(W, X)
+    calls = [
+        (eqn, around)
+        for eqn, around in equations(program.jaxpr)
+        if eqn.primitive.name == name and name not in around
+    ]
+    assert calls
+    for eqn, around in calls:
+        assert eqn.invars[-1].aval.shape == (1, 6) and "scan" in around
+    same = run(lambda w, x: plain(w, 2 * x), engine=engine)
+    np.testing.assert_allclose(fn(W, X), same, rtol=1e-5)
+
+
+def coupled_to_its_start(x):
+    return lax.reduce_window(x, x[0, 0], lambda a, b: a * b + 1, (1, 1), (1, 1), "VALID")
+
+
+def test_what_a_rule_of_jax_refuses_is_refused_with_the_way_out():
+    with pytest.raises(FixLossError, match=r"reduce_window.*(?s:.*)sequential_vmap"):
+        run(lambda w, x: plain(w, coupled_to_its_start(x)))
 
 
 def test_the_way_out_works():
-    method = jax.custom_batching.sequential_vmap
-    composite = lax.composite(lambda x: 2 * x, "tests.double")
-    with pytest.raises(FixLossError, match="sequential_vmap"):
-        run(lambda w, x: plain(w, composite(x)))
-    got = run(lambda w, x: plain(w, method(composite)(x)))
-    np.testing.assert_allclose(got, run(lambda w, x: plain(w, 2 * x)), rtol=1e-6)
+    looped = jax.custom_batching.sequential_vmap(coupled_to_its_start)
+    got = run(lambda w, x: plain(w, looped(x)))
+    np.testing.assert_allclose(got, run(lambda w, x: plain(w, x[:, :1] * x + 1)), rtol=1e-6)
