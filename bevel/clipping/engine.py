@@ -14,7 +14,7 @@ from bevel.clipping.accumulate.clip_groups import group_by_clip_norm
 from bevel.clipping.accumulate.low_memory import recomputed_sums
 from bevel.clipping.accumulate.microbatches import in_microbatches
 from bevel.clipping.accumulate.second_pass import SecondPass
-from bevel.clipping.accumulate.sums import clip_and_sum, finish
+from bevel.clipping.accumulate.sums import clip_and_sum, finish, sharded_like_params
 from bevel.clipping.arguments import Call, Leaves, batch_size
 from bevel.clipping.bounded import Aux, TracedProgram
 from bevel.clipping.memory import plan_within_memory
@@ -134,7 +134,10 @@ def clipped_sum(
             second_pass = _recomputed(plan, values, outputs)
             return clip_and_sum(task, plan, outputs, params, padding, second_pass)
 
-        sums, rows = in_microbatches(microbatch, size, piece, batch, keys, padding)
+        def sharded(sums: list[Any]) -> list[Any]:
+            return sharded_like_params(plan, sums, params)
+
+        sums, rows = in_microbatches(microbatch, size, piece, batch, keys, padding, sharded)
         return finish(task, plan, sums, params), rows
 
     keys = [example_keys(key, size, plan.layout, task) for key in leaves.keys]

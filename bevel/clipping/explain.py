@@ -17,6 +17,7 @@ from bevel.clipping.arguments import Leaves, batch_size, split_call
 from bevel.clipping.bounded import BoundedSensitivityCallable
 from bevel.clipping.choose import NormChoice
 from bevel.clipping.engine import plan_call
+from bevel.clipping.memory import MemoryPlan
 from bevel.clipping.norms.costs import NormCost
 from bevel.clipping.options import Task
 from bevel.clipping.plan import ClipPlan
@@ -35,7 +36,7 @@ class ParameterRow:
     dtype: str
     uses: str  # families of the equations that combine it with an example
     way: str
-    memory: str  # kept, held or again: see `ClipPlan.memory_of`
+    memory: str  # materialised, held or recomputed: see `ClipPlan.memory_of`
     flops: float  # for norm and sum of the whole batch
     bytes: float  # moved for the same
     held: float  # bytes that live until the coefficients are known
@@ -62,6 +63,7 @@ class Explanation:
     batch_size: int
     grad_flops: float  # of the matrix products in jax.grad
     private_flops: float  # of those in clipped_grad, norms and sums included
+    memory: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
     loops: Sequence[ExampleLoop] = ()  # what runs one example at a time
     peaks: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes, estimated
     compiled: dict[str, CompiledCost] | None = None
@@ -86,6 +88,7 @@ class Explanation:
             f"batch of {self.batch_size}: {short(self.private_flops)} FLOPs, {ratio:.2f} times "
             f"those of jax.grad ({short(self.grad_flops)}); {short(held)}B held for the sum"
         )
+        text.append(str(self.memory))
         text += map(str, self.loops)
         for name, peak in self.peaks.items():
             text.append(f"estimated {name}: {short(peak)}B at the peak")
@@ -123,8 +126,9 @@ def explain(
     if not _on_several_devices((args, kwargs)):
         peaks = {name: estimate_memory(program.jaxpr) for name, program in programs.items()}
     compiled = {name: _compiled_cost(x) for name, x in programs.items()} if compile else None
-    flops = (2 * forward + plain, 2 * forward + private)
-    return Explanation(rows, size, *flops, plan.example_loops, peaks, compiled)
+    memory = plan.memory
+    flops = (2 + memory.has_remat) * forward + plain, memory.passes * forward + private
+    return Explanation(rows, size, *flops, memory, plan.example_loops, peaks, compiled)
 
 
 def plan_of(
@@ -172,7 +176,7 @@ def _row(
         memory=memory,
         flops=size * cost.flops,
         bytes=size * cost.bytes,
-        held=0.0 if memory == "again" else size * cost.memory,
+        held=0.0 if memory == "recomputed" else size * cost.memory,
         slack=cost.slack,
         sharding="-" if sharding is None else str(sharding.spec),
         why=choice.why,

@@ -13,6 +13,7 @@ shapes alone: the choice never depends on how much memory happens to be free.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,15 @@ if TYPE_CHECKING:
     from bevel.clipping.plan import ClipPlan
 
 # By default, the peak may be this many times that of `jax.grad`, as estimated.
-PEAK_BY_DEFAULT = 1.1
+PEAK_BY_DEFAULT = 1.0
 # By default, boundaries are held if they take at most this many times its temporaries.
 BOUNDARIES_BY_DEFAULT = 2.0
+
+REASONS = {
+    "microbatches": "the least work: nothing is recomputed",
+    "boundaries": "the least work that fits, without gathering parameters once per microbatch",
+    "low": "the only mode that fits",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +54,25 @@ class MemoryPlan:
     mode: str = "bookkeeping"
     microbatch_size: int | None = None  # examples, on all devices together
     why: str = "no jax.checkpoint"
+    has_remat: bool = False
     estimates: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def passes(self) -> int:
+        """Forward and backward passes over activations, in units of one forward pass."""
+        recomputed = int(self.has_remat)
+        return {"microbatches": 2, "boundaries": 5, "low": 4 + 2 * recomputed}.get(
+            self.mode, 2 + recomputed
+        )
+
+    def __str__(self) -> str:
+        size = (
+            "" if self.microbatch_size is None else f", {self.microbatch_size} examples at a time"
+        )
+        known = ", ".join(f"{name} {n / 2**20:.1f} MiB" for name, n in self.estimates.items())
+        return f"memory: {self.mode}{size} ({self.why})" + (
+            f"; estimated temporaries per device: {known}" if known else ""
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +97,7 @@ class Footprint:
         return running + self.held * examples
 
 
-def grad_footprint(loss: TracedExample, arguments: Leaves) -> Footprint:
+def _grad_footprint(loss: TracedExample, arguments: Leaves) -> Footprint:
     """The estimate for `jax.grad`, from a backward pass in which no gradient is formed."""
     found = find_uses(loss.jaxpr, len(arguments.params), len(arguments.constants))
     own = [use for uses in found.values() for use in uses or () if isinstance(use, Use)]
@@ -86,7 +111,7 @@ def grad_footprint(loss: TracedExample, arguments: Leaves) -> Footprint:
     return Footprint.of(trace(backward, arguments, loss.mesh), arguments)
 
 
-def may_regather(layout: MeshLayout, params: Sequence[Any]) -> bool:
+def _may_regather(layout: MeshLayout, params: Sequence[Any]) -> bool:
     """Whether parameters may be sharded over batch axes, so that each microbatch gathers them.
 
     Under `jit` on Auto axes, the type of a parameter names its mesh but not its sharding.
@@ -99,7 +124,7 @@ def may_regather(layout: MeshLayout, params: Sequence[Any]) -> bool:
             named = {axis for entry in known.spec.partitions for axis in spec_axes(entry)}
             if named & set(layout.batch_axes):
                 return True
-        elif getattr(jax.typeof(param).sharding.mesh, "size", 1) > 1:
+        elif _mesh_size(param) > 1:
             return True
     return False
 
@@ -119,39 +144,54 @@ def plan_within_memory(
     jaxpr = loss.jaxpr.jaxpr
     has_remat = any(True for _ in remat.remats(jaxpr)) and not remat.offloads(jaxpr)
     if not task.gradient or task.needs_whole_gradients or (memory == "auto" and not has_remat):
-        return dataclasses.replace(planned("bookkeeping"), memory=MemoryPlan("bookkeeping", given))
+        chosen = MemoryPlan("bookkeeping", given, has_remat=has_remat)
+        return dataclasses.replace(planned("bookkeeping"), memory=chosen)
     if isinstance(memory, str) and memory not in ("auto", "microbatches"):
-        chosen = MemoryPlan(memory, given, "asked for")
+        chosen = MemoryPlan(memory, given, "asked for", has_remat)
         return dataclasses.replace(planned(memory), memory=chosen)
 
-    modes = _modes_to_try(memory, has_remat, may_regather(layout, leaves.params))
+    modes = _modes_to_try(memory, has_remat, _may_regather(layout, leaves.params))
     estimates = dict[str, int]()
     for mode in modes:
         plan = planned(mode)
-        local = max(1, leaves.batch[0].shape[0] // plan.batch_pieces)
+        shards = _batch_shards(plan, leaves)
+        local = max(1, leaves.batch[0].shape[0] // shards)
         if not estimates:
-            grad = grad_footprint(loss, plan.arguments)
+            grad = _grad_footprint(loss, plan.arguments)
             estimates["jax.grad"] = grad.bytes(local)
         footprint = plan.footprint(grad)
         limit = _limit(memory, mode, estimates["jax.grad"], plan)
         if given is None:
             most = _largest_microbatch(footprint, local, limit, plan.bytes_of_sums)
         else:
-            own = max(1, given // plan.batch_pieces)
+            own = max(1, given // shards)
             most = own if footprint.bytes(own) <= limit else None
         last = mode == modes[-1] and isinstance(memory, str)
         estimates[mode] = footprint.bytes(most or 1)
         if most is None and not last:
             continue
-        size = given if most == local or given is not None else (most or 1) * plan.batch_pieces
-        why = "asked for" if memory == mode else _reason(mode, estimates)
-        return dataclasses.replace(plan, memory=MemoryPlan(mode, size, why, estimates))
+        size = given if most == local or given is not None else (most or 1) * shards
+        why = "asked for" if memory == mode else REASONS[mode]
+        return dataclasses.replace(plan, memory=MemoryPlan(mode, size, why, has_remat, estimates))
     least = min(bytes for mode, bytes in estimates.items() if mode != "jax.grad")
     raise FixArgumentsError(
         f"memory={memory!r} allows less than this call needs, about {least:,} bytes of temporaries "
         f"per device (jax.grad: {estimates['jax.grad']:,}). Pass memory={least}, or use more "
         "devices."
     )
+
+
+def _batch_shards(plan: "ClipPlan", leaves: Leaves) -> int:
+    """Into how many shards the batch is split; all devices of a mesh where that is unknown."""
+    if plan.layout.manual or plan.layout.batch_axes:
+        return plan.batch_pieces
+    return math.gcd(leaves.batch[0].shape[0], *map(_mesh_size, leaves.batch))
+
+
+def _mesh_size(x: Any) -> int:
+    """The number of devices in the type of an array, which names its mesh even on Auto axes."""
+    mesh = jax.typeof(x).sharding.mesh
+    return 1 if mesh.empty else mesh.size
 
 
 def _modes_to_try(memory: str | int | float, has_remat: bool, regathers: bool) -> list[str]:
@@ -191,9 +231,3 @@ def _largest_microbatch(
         if rest == 0 and footprint.bytes(size) + bytes_of_sums <= limit:
             return size
     return None
-
-
-def _reason(mode: str, estimates: Mapping[str, int]) -> str:
-    if mode == "microbatches":
-        return "fits the memory of jax.grad without recomputing anything"
-    return "the least work that fits" if len(estimates) > 1 else "the only mode"

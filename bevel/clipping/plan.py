@@ -61,7 +61,7 @@ class ClipPlan:
     aux_tree: Any
     like_params: bool  # the result has the structure of the parameters
     groups: ClipGroups
-    memory: MemoryPlan = MemoryPlan()
+    memory: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
 
     @property
     def materialised(self) -> list[int]:
@@ -98,12 +98,23 @@ class ClipPlan:
         """Bytes of the sum over a microbatch, in float32."""
         return sum(4 * math.prod(param.shape) for param in self.arguments.params)
 
+    def _bytes_of_copies(self, tap: TappedParameter) -> int:
+        """Bytes for one example: scaled copies of its values, and what norms form from them."""
+        if tap.recompute:
+            return 0
+        total = 0
+        for use in tap.uses:
+            separate, rows, left, right, *_ = use.sizes
+            copied = rows * (left + right)
+            formed = {"gram": 2 * rows**2 * self.layout.pieces, "product": left * right}
+            total += 4 * separate * (copied + formed.get(tap.way, 0))
+        return total
+
     def footprint(self, grad: Footprint) -> Footprint:
         """The estimated temporaries. A second pass takes those of `jax.grad`."""
-        taps = [tap for tap in self.taps if not tap.recompute]
-        # One side of each product is copied when it is multiplied by the coefficients.
-        scaled = max((bytes_of(use.eqn.outvars[0].aval) for t in taps for use in t.uses), default=0)
-        held = scaled + sum(map(bytes_of, self.gradient.jaxpr.out_avals))
+        # The norms and sums of one parameter at a time make copies of its values.
+        copies = max((self._bytes_of_copies(tap) for tap in self.taps), default=0)
+        held = copies + sum(map(bytes_of, self.gradient.jaxpr.out_avals))
         own = Footprint.of(self.gradient, self.arguments, held)
         again = any(tap.recompute for tap in self.taps)
         return dataclasses.replace(own, least=grad if again else None)

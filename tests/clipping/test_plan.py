@@ -71,5 +71,5 @@ def test_a_remat_is_not_undone_unless_you_ask():
         (w,) = (i for i, path in enumerate(paths) if "'w'" in path)
         return plan.memory_of(w)
 
-    assert memory() == "again"
-    assert memory(memory="bookkeeping") == "held"
+    assert memory(memory="low") == memory(memory="boundaries") == "recomputed"
+    assert memory(memory="bookkeeping") == memory(memory="microbatches") == "held"

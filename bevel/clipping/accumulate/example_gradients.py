@@ -74,19 +74,26 @@ class ExampleGradients:
 
     def norms(self, leaves: Collection[int]) -> dict[int, Norm]:
         """Norms with scaling. Leaves that are measured together appear under the first of them."""
-        found = {}
+        found = dict[int, Norm]()
         for first, *others in self._measured_together(leaves):
             tap = self.tap(first)
-            if others:
-                found[first] = materialised_norm(
-                    _concatenated([self.materialised[i] for i in (first, *others)])
-                )
-            elif tap is None:
-                found[first] = materialised_norm(self.materialised[first])
-            else:
-                parts = tap.norms(self.tapped[first], True)
+            values = self._values_after([first, *others], list(found.values())[-1:])
+            if tap is not None:
+                parts = tap.norms(values[0], True)
                 found[first] = norm_of_parts([m.norm for m in parts])
+            else:
+                found[first] = materialised_norm(_concatenated(values) if others else values[0])
         return found
+
+    def _values_after(self, leaves: Sequence[int], earlier: Sequence[Any]) -> list[Any]:
+        """The values of leaves, available only after `earlier` are computed.
+
+        Where values are scaled or masked, this lets one copy exist at a time.
+        """
+        values = [self.tapped.get(leaf, self.materialised.get(leaf)) for leaf in leaves]
+        if self.plan.layout.manual or not earlier:
+            return values
+        return jax.lax.optimization_barrier((values, list(earlier)))[0]
 
     def _measured_together(self, leaves: Collection[int]) -> list[list[int]]:
         """Lists of leaves to measure together, because many small norms take long.
@@ -110,7 +117,7 @@ class ExampleGradients:
         self, leaves: Collection[int], factors: Sequence[Any], keep: Any, finite: bool = False
     ) -> dict[int, Any]:
         """The weighted sums. If all values are `finite`, a coefficient of 0 excludes an example."""
-        result = {}
+        result = dict[int, Any]()
         if finite:
             factors, keep = [mask_examples(keep, factor) for factor in factors], None
         # Behind a barrier: else a GPU's compiler sums materialised gradients in the kernel that
@@ -119,13 +126,14 @@ class ExampleGradients:
         formed = {tap.param: tap.shape for tap in self.plan.taps if tap.way == "form"}
         for leaf in leaves:
             group, tap = self.plan.groups.of_leaf[leaf], self.tap(leaf)
+            (values,) = self._values_after([leaf], list(result.values())[-1:])
             if tap is None:
-                total = _materialised_sum(self.task, self.materialised[leaf], factors[group], keep)
+                total = _materialised_sum(self.task, values, factors[group], keep)
                 padded = leaf in formed
                 result[leaf] = total[tuple(map(slice, formed[leaf]))] if padded else total
             else:
                 with keep_line(tap.uses[0].eqn):
-                    result[leaf] = tap.weighted_sum(self.tapped[leaf], for_taps[group], keep)
+                    result[leaf] = tap.weighted_sum(values, for_taps[group], keep)
         return result
 
 

@@ -60,7 +60,7 @@ class ReadNorm:
             return jnp.stack([found.estimate, found.upper * (1 + slack)], axis=1)
 
         measured = _for_all_examples(norms, summed=False)
-        return with_sink(lambda h, g: measured(*h, g))(output, h, sink), []
+        return _with_sink(lambda h, g: measured(*h, g))(output, h, sink), []
 
 
 class TouchValues:
@@ -75,7 +75,7 @@ class TouchValues:
             numbers = [jnp.vdot(x, x).astype(sink.dtype) for x in values]
             return sum(numbers[1:], numbers[0])
 
-        return with_sink(touched)(output, h, sink), []
+        return _with_sink(touched)(output, h, sink), []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class ReadWeightedSum:
 
         summed = _for_all_examples(total, summed=True)
         values = [*h, self.factor, self.keep]
-        return with_sink(lambda values, g: summed(*values, g))(output, values, sink), []
+        return _with_sink(lambda values, g: summed(*values, g))(output, values, sink), []
 
 
 def recomputed_sums(
@@ -139,7 +139,9 @@ def recomputed_sums(
         # their initial zeros, and the compiler would hold a copy of what they become.
         always = jax.lax.optimization_barrier(jnp.array(True))
         totals = jax.lax.cond(always, lambda: run(*args), lambda: [zeros_of_type(t) for t in types])
-        return add_by_parameter([(use, total) for (_, use, _), total in zip(uses, totals)])
+        return add_by_parameter(
+            [(use, total) for (_, use, _), total in zip(uses, totals, strict=True)]
+        )
 
     return sums
 
@@ -159,7 +161,7 @@ def _axes_of(use: Use) -> frozenset[str]:
     return frozenset[str]().union(*(varying_axes(v.aval) for v in variables))
 
 
-def with_sink(reading: Callable[[list[Any], Any], jax.Array]) -> Callable[..., jax.Array]:
+def _with_sink(reading: Callable[[list[Any], Any], jax.Array]) -> Callable[..., jax.Array]:
     """Returns `f(y, values, sink) = y`, where `sink` has cotangent `reading(values, cotangent)`."""
 
     @jax.custom_vjp

@@ -15,9 +15,17 @@ Chunk = Callable[[Any, Any, Any], tuple[list[Any], list[Any]]]
 
 
 def in_microbatches(
-    chunk: Chunk, size: int, microbatch_size: int | None, batch: Any, keys: Any, padding: Any
+    chunk: Chunk,
+    size: int,
+    microbatch_size: int | None,
+    batch: Any,
+    keys: Any,
+    padding: Any,
+    sharded: Callable[[list[Any]], list[Any]] = list,
 ) -> tuple[list[Any], list[Any]]:
     """Applies `chunk(batch, keys, padding) -> (sums, rows)` to microbatches.
+
+    `sharded` gives the accumulated sums the shardings of their parameters.
 
     Of n microbatches, number k holds examples k, k + n, k + 2n, ... Neighbouring rows, which are on
     one device, go to different microbatches, so every microbatch is sharded like the batch. A
@@ -41,7 +49,7 @@ def in_microbatches(
             more, rows = chunk(*microbatch)
         else:
             more, rows = jax.lax.cond(jnp.all(microbatch[2]), skipped, chunk, *microbatch)
-        return [a + b for a, b in zip(sums, more, strict=True)], rows
+        return sharded([a + b for a, b in zip(sums, more, strict=True)]), rows
 
     sums, rows = jax.lax.scan(step, [zeros_of_type(t) for t in sum_types], split)
     rows = [jnp.swapaxes(row, 0, 1).reshape(size, *row.shape[2:]) for row in rows]

@@ -47,16 +47,19 @@ class SecondPass:
         """The sums by parameter. `values` are the arguments of the batch."""
         examples = len(values.batch) + len(values.keys)
         inputs = [*values.params, *[None] * examples, *values.constants]
-        # Behind the coefficients: otherwise the compiler would share what is recomputed with the
-        # first pass, and keep it.
-        held = {
-            path: TapReading(*jax.lax.optimization_barrier((r.h, r.g, self.factors[0]))[:2])
-            for path, r in held.items()
-        }
+        held = {path: self._by_step(self.boundaries[path], r) for path, r in held.items()}
         program = self.loss.jaxpr
         _, totals = self._run(program.jaxpr, program.consts, inputs, (), held)
         used = {use.path: use for uses in self.uses.values() for use, _, _ in uses}
         return add_by_parameter([(used[path], total) for path, total in totals.items()])
+
+    def _by_step(self, boundary: Boundary, reading: TapReading) -> TapReading:
+        """What is held for a boundary, with the steps of its loops first, then the examples."""
+        steps = len(boundary.lengths)
+        h, g = jax.tree.map(lambda x: jnp.moveaxis(x, 0, steps), (reading.h, reading.g))
+        # Behind the coefficients: otherwise the compiler would share what is recomputed with the
+        # first pass, and keep it.
+        return TapReading(*jax.lax.optimization_barrier((h, g, self.factors[0]))[:2])
 
     def _run(
         self, jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], path: Path, held: Held
@@ -108,10 +111,6 @@ class SecondPass:
             known[consts : consts + carry],
             known[consts:][carry:],
         )
-        by_step = {
-            path: jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), reading)
-            for path, reading in held.items()
-        }
 
         def step(state: Any, own: Any) -> tuple[Any, Any]:
             index, slices, reading = own
@@ -123,7 +122,7 @@ class SecondPass:
 
         options = {k: eqn.params[k] for k in ("length", "reverse")}
         steps = jnp.arange(options["length"])
-        return jax.lax.scan(step, first, (steps, slices, by_step), **options)[1]
+        return jax.lax.scan(step, first, (steps, slices, held), **options)[1]
 
     def _tied(self, path: Path, total: Any, index: Any) -> Any:
         """A layer's sum, sharded like its slice of the parameter.

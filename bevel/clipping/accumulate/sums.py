@@ -107,9 +107,20 @@ def _coordinates(gradient: jax.Array, batch_axes: Collection[str]) -> int:
     return int(np.prod(gradient.shape[1:])) * math.prod(map(jax.lax.axis_size, split))
 
 
+def sharded_like_params(plan: ClipPlan, sums: Sequence[Any], params: Sequence[Any]) -> list[Any]:
+    """The sums with the shardings of their parameters."""
+    layout = plan.layout
+    if not plan.like_params or layout.manual:
+        return list(sums)
+    known = layout.params or [None] * len(sums)
+    return [
+        with_sharding_like(total, param, own, layout.explicit_mesh)
+        for total, param, own in zip(sums, params, known, strict=True)
+    ]
+
+
 def finish(task: Task, plan: ClipPlan, sums: Sequence[Any], params: Sequence[Any]) -> list[Any]:
     """The sums: reduced over `reduce_axes`, normalised, cast, sharded like parameters."""
-    layout = plan.layout
     finished = []
     for leaf, total in enumerate(sums):
         if task.reduce_axes:
@@ -121,9 +132,5 @@ def finish(task: Task, plan: ClipPlan, sums: Sequence[Any], params: Sequence[Any
             total = total / task.clip.normalize_by
         if task.dtype is not None:
             total = total.astype(task.dtype)
-        if plan.like_params and not layout.manual:
-            total = with_sharding_like(
-                total, params[leaf], layout.params[leaf], layout.explicit_mesh
-            )
         finished.append(total)
-    return finished
+    return sharded_like_params(plan, finished, params)

@@ -49,13 +49,13 @@ def find_boundaries(
 def _find(
     jaxpr: Jaxpr, known: Sequence[bool], path: Path, lengths: tuple[int, ...]
 ) -> Iterator[Boundary]:
-    shared = shared_variables(jaxpr, known)
+    shared = _shared_variables(jaxpr, known)
     for eqn in jaxpr.eqns:
         here = (*path, id(eqn))
         flags = [isinstance(v, Literal) or v in shared for v in eqn.invars]
         body = body_of_call(eqn)
         if eqn.primitive.name in REMATS:
-            floats = [i for i, v in enumerate(eqn.outvars) if has_cotangent(v)]
+            floats = [i for i, v in enumerate(eqn.outvars) if _has_cotangent(v)]
             examples = [i for i, flag in enumerate(flags) if not flag]
             yield Boundary(here, eqn, lengths, tuple(examples), tuple(floats))
         elif body is not None:
@@ -67,11 +67,11 @@ def _find(
             yield from _find(inner, flags, here, (*lengths, eqn.params["length"]))
 
 
-def has_cotangent(var: Any) -> bool:
+def _has_cotangent(var: Any) -> bool:
     return bool(jax.numpy.issubdtype(var.aval.dtype, jax.numpy.floating))
 
 
-def shared_variables(jaxpr: Jaxpr, known: Sequence[bool]) -> set[Any]:
+def _shared_variables(jaxpr: Jaxpr, known: Sequence[bool]) -> set[Any]:
     """The variables that are the same for every example: all that they depend on is."""
     shared = {v for v, flag in zip(jaxpr.invars, known, strict=True) if flag}
     shared |= set(jaxpr.constvars)
@@ -81,7 +81,7 @@ def shared_variables(jaxpr: Jaxpr, known: Sequence[bool]) -> set[Any]:
         if all(flags):
             shared |= set(eqn.outvars)
         elif body is not None:
-            inner = shared_variables(body.jaxpr, flags)
+            inner = _shared_variables(body.jaxpr, flags)
             pairs = zip(eqn.outvars, body.jaxpr.outvars, strict=True)
             shared |= {v for v, own in pairs if isinstance(own, Literal) or own in inner}
     return shared
@@ -94,7 +94,7 @@ def shared_in_scan(eqn: JaxprEqn, flags: Sequence[bool]) -> list[bool]:
     body = body.jaxpr if isinstance(body, ClosedJaxpr) else body
     flags = list(flags)
     while True:
-        shared = shared_variables(body, flags)
+        shared = _shared_variables(body, flags)
         after = [isinstance(v, Literal) or v in shared for v in body.outvars[:carry]]
         before = flags[consts : consts + carry]
         both = [a and b for a, b in zip(before, after, strict=True)]

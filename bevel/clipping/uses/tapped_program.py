@@ -32,8 +32,8 @@ def evaluate_tapped(
 ) -> tuple[list[Any], dict[int, Any]]:
     """The outputs of a program, and the values returned from each tap.
 
-    A remat may be tapped as well as the equations inside it. `known` holds the outputs of equations that are not evaluated, by their id; `added` is what to
-    add to each shared term.
+    A remat may be tapped as well as the equations inside it. `known` holds the outputs of equations
+    that are not evaluated, by their id; `added` is what to add to each shared term.
     """
     return _run(program.jaxpr, program.consts, args, (), taps, sinks, read, known, added)
 

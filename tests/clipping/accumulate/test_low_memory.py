@@ -172,7 +172,8 @@ SQUARE = draw(6, 6) / 2
         (draw(2, 3, 6, 6), lambda w, x: squared(nested(w, x)), True),
         (SQUARE, lambda w, x: squared(lax.fori_loop(0, 2, lambda _, h: h @ w, x)), False),
         (SQUARE, lambda w, x: squared(x @ w @ w), False),
-        (SQUARE, lambda w, x: squared(x @ w[:, :3]) + squared(x @ w[:, 3:]), False),
+        (SQUARE, lambda w, x: squared(x @ w[:, :3]) + squared(x @ w[:, 3:]), True),
+        (SQUARE, lambda w, x: squared(x @ w[:, :4]) + squared(x @ w[:, 3:]), False),
         (SQUARE, lambda w, x: squared(lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: x)), False),
     ],
 )
