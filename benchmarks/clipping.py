@@ -46,6 +46,8 @@ TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-2}  # of the difference at equal no
 MOST_SLACK = {"float32": 2e-2, "bfloat16": 6e-2}
 # Columns that may fail to compile come last, so that a restart without them repeats little.
 COLUMNS = ("grad", "bevel", "naive", "jax_privacy", "opacus")
+# Modes of memory other than the default, for rows with remat. They run only if you name them.
+MODES = tuple(f"bevel/{mode}" for mode in ("microbatches", "boundaries", "low", "bookkeeping"))
 MICROBATCHES = (1, 4, 16)  # microbatches tried for JAX Privacy; the fastest is reported
 TINY_STEP = 0.01  # seconds; shorter steps are timed several at a time
 
@@ -79,8 +81,9 @@ def column_function(column: str, case: models.Case) -> Callable[..., Any]:
     if column == "naive":
         return naive(case)
     clip = {"l2_clip_norm": CLIP_NORM, "normalize_by": case.batch_size}
-    if column == "bevel":
-        return bevel.clipped_grad(case.loss, **clip)
+    name, *mode = column.split("/")
+    if name == "bevel":
+        return bevel.clipped_grad(case.loss, **clip, memory=mode[0] if mode else "auto")
     import jax_privacy
 
     pieces = int(column.removeprefix("jax_privacy/"))
@@ -311,7 +314,7 @@ def parse() -> argparse.Namespace:
     add("--measure", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.cases = options.cases or list(models.TABLES[options.size])
-    unknown = {*options.cases, *options.columns} - {*models.CASES, *COLUMNS}
+    unknown = {*options.cases, *options.columns} - {*models.CASES, *COLUMNS, *MODES}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))} (see --help)")
     return options
@@ -319,7 +322,8 @@ def parse() -> argparse.Namespace:
 
 def installed(columns: list[str]) -> list[str]:
     """The columns that can be measured here, in the order of COLUMNS. Prints why others cannot."""
-    wanted = [c for c in COLUMNS if c in columns and c not in ("jax_privacy", "opacus")]
+    known = (*COLUMNS[:2], *MODES, *COLUMNS[2:])
+    wanted = [c for c in known if c in columns and c not in ("jax_privacy", "opacus")]
     if "jax_privacy" in columns and importlib.util.find_spec("jax_privacy"):
         wanted += [f"jax_privacy/{pieces}" for pieces in MICROBATCHES]
     elif "jax_privacy" in columns:

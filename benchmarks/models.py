@@ -313,6 +313,12 @@ GPT_LONG = (
     {"batch_size": 8, "size": GPT_1_3B},
     {"batch_size": 4, "size": GPT_TINY._replace(depth=1, length=128)},
 )
+# A batch for which people rematerialise, and a vocabulary that matrix units like.
+GPT_REMAT = (
+    {"batch_size": 32, "size": GPT_2_SMALL._replace(vocabulary=32768)},
+    {"batch_size": 16, "size": GPT_TINY},
+)
+GPT_LONG_REMAT = ({"batch_size": 16, "size": GPT_1_3B}, GPT_REMAT[1])
 
 
 def sizes(factory: Callable[..., Case], full: dict, small: dict, **both: Any) -> tuple[Any, Any]:
@@ -330,7 +336,8 @@ CASES = {
     "gpt_scan_128": sizes(gpt, *GPT_128, layers="scan"),
     "gpt_1_3b": sizes(gpt, *GPT_LONG),
     "lora": sizes(lora, *GPT_LONG, rank=16),
-    "gpt_scan_remat_32": sizes(gpt, *GPT_32, layers="scan", remat=True),
+    "gpt_scan_remat_32": sizes(gpt, *GPT_REMAT, layers="scan", remat=True),
+    "gpt_1_3b_remat": sizes(gpt, *GPT_LONG_REMAT, layers="scan", remat=True),
 }
 # The default cases. At the small size, rows that differ only in batch size are left out.
 TABLES = {
