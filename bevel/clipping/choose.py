@@ -136,6 +136,11 @@ def _within_memory(
         return costs
     times = MATERIALISED_MEMORY.get(jax.default_backend(), MATERIALISED_MEMORY["gpu"])[itemsize]
     limit = times * min(cost.memory for cost in tapped.values())
+    in_loop = any(kind == SEPARATE for use in uses for kind, _ in use.loops)
+    if in_loop and not on_one_device():
+        # A loop holds the activations of all layers until it ends, and these come on top. A mesh
+        # that splits the parameters does not split them.
+        limit /= max(times, 1.0)
     if any(use.in_remat for use in uses):
         limit = 0.0
     return tapped if costs["keep"].memory > max(limit, SMALL * itemsize) else costs

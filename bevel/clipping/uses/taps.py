@@ -73,7 +73,7 @@ class TappedParameter:
     def norms(self, gradients: Sequence[Any], scaled: bool) -> list[MeasuredNorm]:
         """Norms of the parameter's gradients, one for each disjoint part of the parameter."""
         if self.recompute:
-            return [_norm_from_steps(norms) for norms in gradients]
+            return [norm_from_steps(norms) for norms in gradients]
         (*gradients, last) = gradients
         terms = last if isinstance(last, SharedTermGradients) else None
         if terms is None:
@@ -134,7 +134,7 @@ def _to_parameter(use: Use, gradient: jax.Array) -> jax.Array:
     return pull_back(use.leading_view, gradient)
 
 
-def _norm_from_steps(norms: jax.Array) -> MeasuredNorm:
+def norm_from_steps(norms: jax.Array) -> MeasuredNorm:
     """From the (estimate, bound) of each loop step, (B, loops..., 2), read in the backward pass."""
     parts = norms.reshape(norms.shape[0], -1, 2)
     scaled, e = scale_to_one(parts, (1,))

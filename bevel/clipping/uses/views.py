@@ -60,6 +60,15 @@ def loops_of(view: View) -> Loops:
     return tuple((step.kind, step.length) for step in view if isinstance(step, LoopEntry))
 
 
+def is_one_slice_per_step(view: View) -> bool:
+    """Whether each step of one loop reads its own slice of the parameter, as it is."""
+    steps = [step for step in view if not isinstance(step, LoopEntry)]
+    as_it_is = all(
+        not isinstance(step, Combination) and step.primitive.name in IDENTITIES for step in steps
+    )
+    return as_it_is and [kind for kind, _ in loops_of(view)] == [SEPARATE]
+
+
 def split_at_combinations(view: View) -> tuple[View, list[tuple[Combination, View]]]:
     """The view before the first combination, and each combination with the view that follows it."""
     parts: list[tuple[Combination, View]] = []
