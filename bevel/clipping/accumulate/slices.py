@@ -78,7 +78,7 @@ def tied_to_slice(
 
 
 def layers_first(values: Tree) -> Tree:
-    """Arrays (B, layers, ...) as (layers, B, ...), the order in which a loop stacks them, or back."""
+    """Arrays (B, layers, ...) as (layers, B, ...), in which order a loop stacks them, or back."""
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), values)
 
 
