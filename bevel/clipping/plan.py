@@ -26,7 +26,7 @@ from bevel.clipping.uses.taps import (
     TapReading,
     differentiate,
 )
-from bevel.sharding.axes import MeshLayout
+from bevel.sharding.axes import MeshLayout, constraints
 
 
 class ExampleOutputs(NamedTuple):
@@ -99,7 +99,8 @@ def choose_norms(
     found = find_uses(loss.jaxpr, len(arguments.params), len(arguments.constants))
     if layout.manual or layout.explicit_mesh is not None:
         found = without_shared_terms(found)
-    return choose(found, arguments.params, task.speed.norms, paths)
+    placed = layout.explicit_mesh is not None or bool(constraints(loss.jaxpr.jaxpr))
+    return choose(found, arguments.params, task.speed.norms, paths, placed)
 
 
 def _needs_whole_gradients(task: Task) -> str:
