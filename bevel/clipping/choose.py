@@ -46,6 +46,7 @@ def choose(
     types: Sequence[Any],
     requested: str | Mapping[str, str],
     paths: Sequence[str],
+    placed: bool = False,
 ) -> list[NormChoice]:
     """Chooses a way for each parameter.
 
@@ -55,6 +56,7 @@ def choose(
       requested: a way that every parameter takes if it can, or ways by path, which must be
         possible.
       paths: the path of each parameter.
+      placed: whether the program says how its values are sharded.
     """
     by_path = requested if isinstance(requested, Mapping) else {}
     for part in by_path:
@@ -66,7 +68,7 @@ def choose(
     choices = []
     for i, aval in enumerate(types):
         own = [way for part, way in by_path.items() if part in paths[i] and way != "auto"]
-        choice = choose_one(i, found[i], aval, own[-1] if own else requested)
+        choice = choose_one(i, found[i], aval, own[-1] if own else requested, placed)
         if own and choice.way != own[-1]:
             reason = f" ({choice.why})" if choice.uses is None else ""
             raise FixArgumentsError(
@@ -78,7 +80,11 @@ def choose(
 
 
 def choose_one(
-    param: int, found: Sequence[Use | SharedTerm] | None, aval: Any, requested: Any = None
+    param: int,
+    found: Sequence[Use | SharedTerm] | None,
+    aval: Any,
+    requested: Any = None,
+    placed: bool = False,
 ) -> NormChoice:
     """Chooses the way of one parameter. `found` is None if a use is not supported."""
     if not found:
@@ -98,7 +104,7 @@ def choose_one(
     choice = NormChoice(param, "keep", costs, tuple(uses), overlapping, shared_terms=shared_terms)
     if isinstance(requested, str) and requested in costs:
         return dataclasses.replace(choice, way=requested, why="asked for")
-    allowed = _within_memory(uses, costs, itemsize)
+    allowed = _within_memory(uses, costs, itemsize, placed)
     precise = {way: cost for way, cost in allowed.items() if cost.slack <= gram.WORST_SLACK}
     if not precise:
         way = min(allowed, key=lambda w: allowed[w].slack)
@@ -128,14 +134,26 @@ def _costs(
 
 
 def _within_memory(
-    uses: Sequence[Use], costs: Mapping[str, NormCost], itemsize: int
+    uses: Sequence[Use], costs: Mapping[str, NormCost], itemsize: int, placed: bool
 ) -> Mapping[str, NormCost]:
-    """All ways, or only those that materialise nothing where a gradient would be too large."""
+    """All ways, or only those that materialise nothing where a gradient would be too large.
+
+    On a CPU, JAX materialises the gradient of a convolution in little more than its own memory.
+    """
+    form, keep = costs.get("form"), costs["keep"]
+    if form and form.temporary > keep.memory and jax.default_backend() == "cpu":
+        costs = {way: cost for way, cost in costs.items() if way != "form"}
     tapped = {way: cost for way, cost in costs.items() if way not in ("keep", "form")}
     if not tapped:
         return costs
     times = MATERIALISED_MEMORY.get(jax.default_backend(), MATERIALISED_MEMORY["gpu"])[itemsize]
     limit = times * min(cost.memory for cost in tapped.values())
+    in_loop = any(kind == SEPARATE for use in uses for kind, _ in use.loops)
+    if in_loop and placed and not on_one_device():
+        # A loop holds the activations of all layers until it ends, and these gradients come on top.
+        # A mesh that splits the parameters does not split them. In a program that is not `placed`,
+        # the compiler may split activations by features: holding them would then move them.
+        limit /= max(times, 1.0)
     if any(use.in_remat for use in uses):
         limit = 0.0
     return tapped if costs["keep"].memory > max(limit, SMALL * itemsize) else costs

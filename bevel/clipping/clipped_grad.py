@@ -92,12 +92,12 @@ def clipped_grad(
       norms: how norms are computed: 'outer', 'gram', 'product', 'form' or 'keep' wherever that is
         possible, or a dict from paths of parameters (or parts of them) to one of these.
         `bevel.explain` shows what is chosen, what else is possible, and what each way costs.
-      memory: how memory is bounded where the loss has a `jax.checkpoint`. 'microbatches' leaves it
-        out and splits the batch to fit the memory that it would have saved; 'boundaries' holds
-        only its inputs and cotangents and recomputes the rest; 'low' holds nothing and takes a
-        second backward pass; 'bookkeeping' holds the values of all taps. 'auto' takes the cheapest
-        that fits by an estimate from shapes. An int is a limit on temporary bytes per device, a
-        float one in multiples of the temporaries of `jax.grad`; both may split the batch.
+      memory: how memory is bounded where the loss has a `jax.checkpoint`. 'bookkeeping' holds the
+        values of all taps; 'microbatches' does so too and splits the batch to fit the memory of
+        `jax.grad`; 'boundaries' holds only the inputs and cotangents of the checkpoints and
+        recomputes the rest; 'low' holds nothing and takes a second backward pass. 'auto' takes the
+        cheapest that fits by an estimate from shapes. An int is a limit on temporary bytes per
+        device, a float one in multiples of the temporaries of `jax.grad`; both may split the batch.
 
     These say where the examples are on the mesh:
       batch_axes: mesh axes that carry the batch; found from the arguments and constraints if None.

@@ -25,7 +25,6 @@ from bevel.clipping.plan import (
     choose_norms,
     differentiated,
     tap_parameters,
-    without_remat,
 )
 from bevel.clipping.program.batching import over_examples
 from bevel.clipping.program.meshes import (
@@ -69,13 +68,12 @@ def plan_call(
 
     def planned(mode: str) -> ClipPlan:
         # 2. Tap it: find the uses of each parameter, and choose how its norm is computed.
-        program = without_remat(loss, mode)
-        choices = choose_norms(task, program, arguments, layout, call.param_paths)
-        taps, boundaries = tap_parameters(choices, program, arguments, mode)
+        choices = choose_norms(task, loss, arguments, layout, call.param_paths, mode)
+        taps, boundaries = tap_parameters(choices, loss, arguments, mode)
 
         # 3. Differentiate with respect to the taps.
-        example, readings = differentiated(task, function, program, taps, boundaries)
-        gradient = trace_gradient(example, arguments, program, call)
+        example, readings = differentiated(task, function, loss, taps, boundaries, mode)
+        gradient = trace_gradient(example, arguments, loss, call)
         refuse_collectives(gradient.jaxpr, layout)
 
         batched, pieces = batch_layout(task, layout, function, leaves, gradient)
@@ -85,7 +83,7 @@ def plan_call(
         return ClipPlan(
             layout=batched,
             batch_pieces=pieces,
-            loss=program,
+            loss=loss,
             arguments=arguments,
             choices=choices,
             taps=taps,

@@ -2,14 +2,15 @@
 
 | mode         | what happens                                                       | work        |
 | ------------ | ------------------------------------------------------------------ | ----------- |
-| bookkeeping  | the values of every tap are held until the coefficients are known  | 3 or 4      |
-| microbatches | the same without the user's remats, in microbatches that fit       | 3           |
+| bookkeeping  | the values of every tap are held until the coefficients are known  | 3           |
+| microbatches | the same, in microbatches that fit                                 | 3           |
 | boundaries   | held: inputs and cotangents of each remat; the rest is recomputed  | 6           |
 | low          | nothing is held: a second backward pass recomputes everything      | 7           |
 
-Work is in units of one forward pass, beside the norms; `jax.grad` takes 3, or 4 with remat. The
-clipped sum is additive over microbatches, so all modes give the same result. Estimates come from
-shapes alone: the choice never depends on how much memory happens to be free.
+Work is in units of one forward pass, beside the norms; `jax.grad` takes 3, or 4 with remat. Where
+values are held, a remat saves its products with parameters and recomputes the rest. The clipped sum
+is additive over microbatches, so all modes give the same result. Estimates come from shapes alone:
+the choice never depends on how much memory happens to be free.
 """
 
 import dataclasses
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
     from bevel.clipping.plan import ClipPlan
 
 # By default, the peak may be this many times that of `jax.grad`, as estimated.
-PEAK_BY_DEFAULT = 1.0
+PEAK_BY_DEFAULT = 1.05
 # By default, boundaries are held if they take at most this many times its temporaries.
 BOUNDARIES_BY_DEFAULT = 2.0
 
 REASONS = {
-    "microbatches": "the least work: nothing is recomputed",
+    "microbatches": "the least work: no product with parameters is recomputed",
     "boundaries": "the least work that fits, without gathering parameters once per microbatch",
     "low": "the only mode that fits",
 }
@@ -60,10 +61,7 @@ class MemoryPlan:
     @property
     def passes(self) -> int:
         """Forward and backward passes over activations, in units of one forward pass."""
-        recomputed = int(self.has_remat)
-        return {"microbatches": 2, "boundaries": 5, "low": 4 + 2 * recomputed}.get(
-            self.mode, 2 + recomputed
-        )
+        return {"boundaries": 5, "low": 6 if self.has_remat else 4}.get(self.mode, 2)
 
     def __str__(self) -> str:
         size = (

@@ -17,6 +17,7 @@ PyTree = Any
 WAYS = ("outer", "gram", "product", "form", "keep")
 # How memory may be bounded: see `memory.py`.
 MEMORY_MODES = ("bookkeeping", "microbatches", "boundaries", "low")
+HOLDING = MEMORY_MODES[:2]  # the modes that hold the values of taps inside a remat
 # The limit for one contribution leaves room for 2**23 examples in int64.
 LARGEST_ON_GRID = 2.0**40
 

@@ -16,13 +16,12 @@ from bevel.clipping.accumulate.low_memory import ReadNorm, can_recompute
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.choose import NormChoice, choose
 from bevel.clipping.memory import Footprint, MemoryPlan
-from bevel.clipping.options import Task
-from bevel.clipping.program import remat
+from bevel.clipping.options import HOLDING, Task
 from bevel.clipping.program.example_loops import ExampleLoop, example_loops
 from bevel.clipping.program.memory_estimate import bytes_of
 from bevel.clipping.program.trace import ExampleFunction, TracedExample
 from bevel.clipping.uses.boundaries import Boundary, find_boundaries
-from bevel.clipping.uses.find import Use, find_uses, without_shared_terms
+from bevel.clipping.uses.find import Use, find_uses, outside_remats, without_shared_terms
 from bevel.clipping.uses.shared_terms import SharedTerm
 from bevel.clipping.uses.taps import (
     HoldValues,
@@ -31,7 +30,7 @@ from bevel.clipping.uses.taps import (
     TapReading,
     differentiate,
 )
-from bevel.sharding.axes import MeshLayout
+from bevel.sharding.axes import MeshLayout, constraints
 
 
 class ExampleOutputs(NamedTuple):
@@ -121,7 +120,12 @@ class ClipPlan:
 
 
 def choose_norms(
-    task: Task, loss: TracedExample, arguments: Leaves, layout: MeshLayout, paths: Sequence[str]
+    task: Task,
+    loss: TracedExample,
+    arguments: Leaves,
+    layout: MeshLayout,
+    paths: Sequence[str],
+    mode: str,
 ) -> list[NormChoice]:
     """How the norm of each parameter's gradient is computed, and why."""
     if not task.gradient:
@@ -132,7 +136,10 @@ def choose_norms(
     found = find_uses(loss.jaxpr, len(arguments.params), len(arguments.constants))
     if layout.manual or layout.explicit_mesh is not None:
         found = without_shared_terms(found)
-    return choose(found, arguments.params, task.speed.norms, paths)
+    if mode in HOLDING:
+        found = outside_remats(found)
+    placed = layout.explicit_mesh is not None or bool(constraints(loss.jaxpr.jaxpr))
+    return choose(found, arguments.params, task.speed.norms, paths, placed)
 
 
 def tap_parameters(
@@ -184,6 +191,7 @@ def differentiated(
     loss: TracedExample,
     taps: Sequence[TappedParameter],
     boundaries: Sequence[Boundary],
+    mode: str,
 ) -> tuple[Callable[[Leaves], ExampleOutputs], list[Any]]:
     """The differentiated function of one example, and what each of its readings is."""
     # One equation is read once, however many parameters it is a use of.
@@ -206,7 +214,13 @@ def differentiated(
         else:
             others = [i for i in range(len(leaves.params)) if i not in tapped]
             outputs, gradients, readings = differentiate(
-                loss.jaxpr, list(reads.values()), others, leaves.flat(), terms, boundaries
+                loss.jaxpr,
+                list(reads.values()),
+                others,
+                leaves.flat(),
+                terms,
+                boundaries,
+                save_products=mode in HOLDING,
             )
             value, aux = jax.tree.unflatten(loss.out_tree, outputs)
         contribution: Any = gradients
@@ -218,10 +232,3 @@ def differentiated(
         return ExampleOutputs(value, jax.tree.leaves(aux), contribution, readings)
 
     return example, [*reads, *terms, *(boundary.path for boundary in boundaries)]
-
-
-def without_remat(loss: TracedExample, mode: str) -> TracedExample:
-    """The loss as a mode differentiates it: 'microbatches' leaves out the user's remats."""
-    if mode != "microbatches" or remat.offloads(loss.jaxpr.jaxpr):
-        return loss
-    return dataclasses.replace(loss, jaxpr=remat.without_remat(loss.jaxpr))

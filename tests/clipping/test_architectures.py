@@ -41,8 +41,7 @@ BOUNDS = {
     "embedding_bag": Bounds(1.9, 1.9, 4.3, 1e-3),
     "flash_attention": Bounds(1.1, 1.1, 1.1, 1.1),
     "kernel_attention": Bounds(1.1, 1.1, 1.1, 1.1),
-    # Memory: 2.8 with jax 0.12.0, from the patches of the convolutions. It should be 1.5.
-    "unet": Bounds(1.05, 1.05, 3.6, 3.6),
+    "unet": Bounds(1.05, 1.05, 1.1, 1.1),
 }
 
 

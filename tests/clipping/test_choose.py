@@ -25,9 +25,9 @@ def found_in(loss, params, example):
     return find_uses(program(*flat, example), len(flat)), flat
 
 
-def chosen(loss, param, example, asked=None):
+def chosen(loss, param, example, asked=None, placed=False):
     found, flat = found_in(loss, param, example)
-    return choose_one(0, found[0], flat[0], asked)
+    return choose_one(0, found[0], flat[0], asked, placed)
 
 
 def product(w, x):
@@ -108,6 +108,24 @@ def test_within_a_remat_no_large_gradient_is_kept(monkeypatch):
     assert chosen(remat, of(128, 128), of(1, 2048, 128)).way != "keep" or choosing.SMALL >= 128**2
     monkeypatch.setattr(choosing, "SMALL", 0)
     assert chosen(remat, of(128, 128), of(1, 2048, 128)).way == "product"
+
+
+def test_on_a_cpu_patches_larger_than_the_gradient_are_not_formed(monkeypatch):
+    small, few = of(8, 3, 3, 3), of(16, 16, 3, 3)
+    cases = [(small, of(1, 3, 32, 32)), (few, of(1, 16, 4, 4))]
+    assert [chosen(convolved, *case).costs["form"].temporary > 0 for case in cases] == [True] * 2
+    assert chosen(convolved, *cases[0]).way == "keep"
+    assert chosen(convolved, *cases[0], "form").way == "form"  # if it is asked for
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert chosen(convolved, *cases[0]).way == "form"
+
+
+def test_on_a_mesh_layers_that_a_loop_stacks_are_not_kept_as_soon(monkeypatch):
+    case = layers, of(8, 128, 128), of(1, 48, 128)  # gradients 4/3 of the size of the values
+    assert chosen(*case).way == "keep"
+    assert chosen(*case, placed=True).way != "keep"
+    monkeypatch.setattr(choosing, "on_one_device", lambda: True)
+    assert chosen(*case, placed=True).way == "keep"
 
 
 def test_what_is_not_understood_is_kept_and_says_why():

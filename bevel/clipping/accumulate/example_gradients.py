@@ -11,6 +11,12 @@ import jax.numpy as jnp
 from bevel import precision
 from bevel.clipping.accumulate.coefficients import norm_of_parts
 from bevel.clipping.accumulate.integer_grid import on_grid
+from bevel.clipping.accumulate.slices import (
+    goes_by_slice,
+    layers_first,
+    norm_by_slice,
+    weighted_sum_by_slice,
+)
 from bevel.clipping.norms import MeasuredNorm, Norm, materialised_norm, quick_norm
 from bevel.clipping.norms.weighting import mask_examples, weighted_rows, weighted_rows_of
 from bevel.clipping.options import Task
@@ -32,6 +38,7 @@ class ExampleGradients:
     plan: ClipPlan
     materialised: dict[int, Any]
     tapped: dict[int, list[Any]]
+    params: Sequence[Any]
 
     @classmethod
     def read(
@@ -39,12 +46,12 @@ class ExampleGradients:
     ) -> "ExampleGradients":
         contribution = jax.tree.leaves(outputs.contribution)
         materialised = dict(zip(plan.materialised, contribution, strict=True))
-        tapped = _tapped_gradients(plan, _rounded_once(outputs.readings), params)
+        tapped = _tapped_gradients(plan, _readings_rounded_once(plan, outputs.readings), params)
         for tap in plan.taps:
             if tap.way == "form":
                 materialised[tap.param] = tap.formed(tapped.pop(tap.param))
         contiguous = {leaf: _contiguous(gradient) for leaf, gradient in materialised.items()}
-        return cls(task, plan, contiguous, tapped)
+        return cls(task, plan, contiguous, tapped, params)
 
     @property
     def leaves(self) -> list[int]:
@@ -70,7 +77,7 @@ class ExampleGradients:
         tap = self.tap(leaf)
         if tap is None:
             return [quick_norm(self.materialised[leaf])]
-        return tap.norms(self.tapped[leaf], False)
+        return self._tapped_norms(tap, self.tapped[leaf], scaled=False)
 
     def norms(self, leaves: Collection[int]) -> dict[int, Norm]:
         """Norms with scaling. Leaves that are measured together appear under the first of them."""
@@ -79,7 +86,7 @@ class ExampleGradients:
             tap = self.tap(first)
             values = self._values_after([first, *others], list(found.values())[-1:])
             if tap is not None:
-                parts = tap.norms(values[0], True)
+                parts = self._tapped_norms(tap, values[0], scaled=True)
                 found[first] = norm_of_parts([m.norm for m in parts])
             else:
                 found[first] = materialised_norm(_concatenated(values) if others else values[0])
@@ -133,8 +140,24 @@ class ExampleGradients:
                 result[leaf] = total[tuple(map(slice, formed[leaf]))] if padded else total
             else:
                 with keep_line(tap.uses[0].eqn):
-                    result[leaf] = tap.weighted_sum(values, for_taps[group], keep)
+                    result[leaf] = self._tapped_sum(tap, values, for_taps[group], keep)
         return result
+
+    def _tapped_norms(
+        self, tap: TappedParameter, gradients: list[Any], scaled: bool
+    ) -> list[MeasuredNorm]:
+        if goes_by_slice(tap, gradients, self.plan.layout):
+            return [norm_by_slice(tap, gradients[0], scaled)]
+        return tap.norms(gradients, scaled)
+
+    def _tapped_sum(
+        self, tap: TappedParameter, gradients: list[Any], factor: jax.Array, keep: Any
+    ) -> jax.Array:
+        layout = self.plan.layout
+        if goes_by_slice(tap, gradients, layout):
+            param = self.params[tap.param]
+            return weighted_sum_by_slice(tap, gradients[0], factor, keep, param, layout)
+        return tap.weighted_sum(gradients, factor, keep)
 
 
 def one_pass_threshold() -> int:
@@ -178,6 +201,21 @@ def _rounded_once(values: Any) -> Any:
     """
     # Leaf by leaf: a joint barrier would give all leaves the manual axes of each.
     return jax.tree.map(jax.lax.optimization_barrier, values)
+
+
+def _readings_rounded_once(plan: ClipPlan, readings: Sequence[TapReading]) -> list[TapReading]:
+    """As `_rounded_once`. Where the compiler may split a loop's layers, in the order of the loop.
+
+    Its layers are then read one by one (`slices.py`), and reordering them would copy all of them.
+    """
+    looped = {use.path for tap in plan.taps for use in tap.uses if use.loops}
+    if on_one_device():
+        looped = set()
+    pairs = zip(plan.readings, readings, strict=True)
+    return [
+        layers_first(_rounded_once(layers_first(x))) if path in looped else _rounded_once(x)
+        for path, x in pairs
+    ]
 
 
 def _contiguous(gradient: jax.Array) -> jax.Array:

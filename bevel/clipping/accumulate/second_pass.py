@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from jax.sharding import NamedSharding, PartitionSpec
 
 from bevel.clipping.accumulate.low_memory import ReadWeightedSum, add_by_parameter
+from bevel.clipping.accumulate.slices import tied_to_slice
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.program.batching import over_examples, replay_equation
 from bevel.clipping.program.equations import bind, body_of_call, scan_counts
@@ -25,7 +25,6 @@ from bevel.clipping.uses.tapped_program import evaluate_tapped
 from bevel.clipping.uses.taps import TapReading
 from bevel.clipping.uses.views import LoopEntry, is_one_slice_per_step
 from bevel.sharding.axes import MeshLayout
-from bevel.sharding.sharding_like import with_sharding_like
 from bevel.sharding.types import retyped
 
 Held = Mapping[Path, TapReading]
@@ -133,12 +132,7 @@ class SecondPass:
         use = next(found)
         if self.layout.manual or not is_one_slice_per_step(use.view):
             return total
-        param, known = self.params[use.param], None
-        own = self.layout.params[use.param] if self.layout.params else None
-        if own is not None:
-            known = NamedSharding(own.mesh, PartitionSpec(*own.spec.partitions[1:]))
-        like = jax.lax.dynamic_index_in_dim(param, index, keepdims=False)
-        return with_sharding_like(total, like, known, self.layout.explicit_mesh)
+        return tied_to_slice(total, self.params[use.param], index, self.layout, use.param)
 
     def _at_boundary(
         self, boundary: Boundary, values: Sequence[Any], reading: TapReading

@@ -44,6 +44,7 @@ class NormCost(NamedTuple):
     memory: float  # bytes held until the coefficients are known
     slack: float  # relative slack of the norm, for rows at random angles
     idle: float = 0.0  # FLOPs that matrix units could have done while they wait
+    temporary: float = 0.0  # bytes that materialising by a rule's products takes meanwhile
 
     def time(self, itemsize: int) -> float:
         """The estimated time, in the time it takes to move one byte."""
@@ -68,8 +69,9 @@ def costs_of(
     for way in (w for w in WAYS if w not in excluded):
         parts = [cost(way, s, itemsize) for s in sizes]
         if None not in parts:
-            flops, moved, memory, slack, idle = zip(*parts, strict=True)
-            result[way] = NormCost(sum(flops), sum(moved), sum(memory), max(slack), sum(idle))
+            flops, moved, memory, slack, idle, more = zip(*parts, strict=True)
+            totals = sum(flops), sum(moved), sum(memory), max(slack), sum(idle), max(more)
+            result[way] = NormCost(*totals)
     return result
 
 
@@ -93,7 +95,10 @@ def cost(way: str, s: GradientSizes, itemsize: int) -> NormCost | None:
         padded = 2.0 * n * rows * sum(_padded_sides(s)) * itemsize
         if not s.pixels and not padded:
             return None
-        return NormCost(contraction, read + slices + padded + 3 * gradient, gradient, 1e-5)
+        # The operands, and the slices of all offsets, which are the patches.
+        meanwhile = read + n * rows * left * itemsize if s.pixels else 0
+        moved = read + slices + padded + 3 * gradient
+        return NormCost(contraction, moved, gradient, 1e-5, temporary=meanwhile)
     rounding = precision.unit_roundoff(jnp.bfloat16 if itemsize == 2 else dtype)
     # One side is multiplied by the coefficients before the contraction.
     scale_values = s.pixels or (

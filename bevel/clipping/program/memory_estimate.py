@@ -28,7 +28,17 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from bevel.clipping.program.equations import REMATS, scan_counts
 from bevel.sharding.axes import subprograms
 
-VIEWS = {"reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient"}
+VIEWS = {
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "transpose",
+    "copy",
+    "copy_p",
+    "stop_gradient",
+    "name",
+}
+VIEWS |= {"name"}
 VIEWS |= {"optimization_barrier", "sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"}
 # Views if the number of elements stays the same: a new axis of length 1, or the sum over one.
 PERHAPS_VIEWS = {"broadcast_in_dim", "reduce_sum", "reduce_max", "reduce_min"}

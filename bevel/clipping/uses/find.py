@@ -162,6 +162,15 @@ def without_shared_terms(uses: UsesByParameter) -> UsesByParameter:
     return {param: plain(own) for param, own in uses.items()}
 
 
+def outside_remats(uses: UsesByParameter) -> UsesByParameter:
+    """The uses as if no remat were around them, for a program that holds their values anyway."""
+
+    def plain(use: Use | SharedTerm) -> Use | SharedTerm:
+        return dataclasses.replace(use, in_remat=False) if isinstance(use, Use) else use
+
+    return {param: own and [plain(use) for use in own] for param, own in uses.items()}
+
+
 class _Dependence(NamedTuple):
     """The variables that depend on inputs other than parameters, and on the example."""
 

@@ -5,6 +5,7 @@ cotangent is what the tap reads. The taps in a `scan` are stacked by the scan it
 one of its outputs and the sinks become inputs, so nothing is unrolled.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,21 @@ from bevel.clipping.uses.shared_terms import SharedTerm
 from bevel.sharding.types import zeros_of_type
 
 Path = tuple[int, ...]
+# Where the cotangent of a tap is held, a remat also saves its output, and those of other products
+# with parameters. Recomputing them would cost another forward pass, and memory is bounded by
+# microbatches instead (`memory.py`).
+TAP_OUTPUT = "bevel tap"
+SAVED = {"conv_general_dilated", "ragged_dot", "ragged_dot_general"}
+
+
+def _saves_products(primitive: Any, *_: Any, **params: Any) -> bool:
+    """A policy of `jax.checkpoint` that saves taps, and products without batch dimensions."""
+    name = primitive.name
+    if name == "dot_general":
+        return not any(params["dimension_numbers"][1])
+    return name in SAVED or (name == "name" and params["name"] == TAP_OUTPUT)
+
+
 # (number of the tap, inputs of its equation, outputs, sink) -> (outputs, values to return)
 Read = Callable[[int, Sequence[Any], Sequence[Any], Any], tuple[Sequence[Any], Any]]
 
@@ -29,13 +45,16 @@ def evaluate_tapped(
     read: Read,
     known: Mapping[int, Any] = MappingProxyType({}),
     added: Mapping[SharedTerm, Any] = MappingProxyType({}),
+    save_products: bool = False,
 ) -> tuple[list[Any], dict[int, Any]]:
     """The outputs of a program, and the values returned from each tap.
 
     A remat may be tapped as well as the equations inside it. `known` holds the outputs of equations
-    that are not evaluated, by their id; `added` is what to add to each shared term.
+    that are not evaluated, by their id; `added` is what to add to each shared term. With
+    `save_products`, remats save the products of parameters with examples.
     """
-    return _run(program.jaxpr, program.consts, args, (), taps, sinks, read, known, added)
+    options = taps, read, added, save_products
+    return _run(program.jaxpr, program.consts, args, (), sinks, known, *options)
 
 
 def _run(
@@ -43,11 +62,12 @@ def _run(
     consts: Sequence[Any],
     args: Sequence[Any],
     path: Path,
-    taps: Mapping[Path, int],
     sinks: Mapping[int, Any],
+    known: Mapping[int, Any],
+    taps: Mapping[Path, int],
     read: Read,
-    known: Mapping[int, Any] = MappingProxyType({}),
-    added: Mapping[SharedTerm, Any] = MappingProxyType({}),
+    added: Mapping[SharedTerm, Any],
+    save_products: bool,
 ) -> tuple[list[Any], dict[int, Any]]:
     readings: dict[int, Any] = {}
 
@@ -74,11 +94,12 @@ def _run(
         def body(jaxpr: Any, args: Sequence[Any], sinks: Mapping[int, Any], *branch: int) -> Any:
             closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
             path = (*here, *branch)
-            return _run(closed.jaxpr, closed.consts, args, path, taps, sinks, read, added=added)
+            options = taps, read, added, save_products
+            return _run(closed.jaxpr, closed.consts, args, path, sinks, {}, *options)
 
         run_body = {"scan": _through_scan, "cond": _through_cond}.get(name, _through_call)
         if name in REMATS:
-            run_body = _through_remat
+            run_body = functools.partial(_through_remat, save_products=save_products)
         with eqn.ctx.manager:
             outputs, more = run_body(eqn, inputs, within, body)
         readings.update(more)
@@ -100,9 +121,13 @@ def _through_call(
 
 
 def _through_remat(
-    eqn: JaxprEqn, inputs: Sequence[Any], sinks: Sinks, body: Body
+    eqn: JaxprEqn, inputs: Sequence[Any], sinks: Sinks, body: Body, save_products: bool
 ) -> tuple[Sequence[Any], dict[int, Any]]:
     options = {k: eqn.params[k] for k in ("prevent_cse", "policy")}
+    if save_products:
+        own = options["policy"]
+        both = jax.checkpoint_policies.save_from_both_policies
+        options["policy"] = both(own, _saves_products) if own else _saves_products
     rematerialised = jax.checkpoint(lambda args, s: body(eqn.params["jaxpr"], args, s), **options)
     return rematerialised(list(inputs), sinks)
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from bevel import precision
@@ -24,7 +25,7 @@ from bevel.clipping.program.equations import bind
 from bevel.clipping.uses.boundaries import Boundary
 from bevel.clipping.uses.find import Use
 from bevel.clipping.uses.shared_terms import SharedTerm, SharedTermGradients
-from bevel.clipping.uses.tapped_program import evaluate_tapped
+from bevel.clipping.uses.tapped_program import TAP_OUTPUT, evaluate_tapped
 from bevel.clipping.uses.views import dimensions, loops_of, pull_back, shape_of
 from bevel.sharding.types import zeros_of_type
 
@@ -74,7 +75,7 @@ class TappedParameter:
     def norms(self, gradients: Sequence[Any], scaled: bool) -> list[MeasuredNorm]:
         """Norms of the parameter's gradients, one for each disjoint part of the parameter."""
         if self.recompute:
-            return [_norm_from_steps(norms) for norms in gradients]
+            return [norm_from_steps(norms) for norms in gradients]
         (*gradients, last) = gradients
         terms = last if isinstance(last, SharedTermGradients) else None
         if terms is None:
@@ -135,7 +136,7 @@ def _to_parameter(use: Use, gradient: jax.Array) -> jax.Array:
     return pull_back(use.leading_view, gradient)
 
 
-def _norm_from_steps(norms: jax.Array) -> MeasuredNorm:
+def norm_from_steps(norms: jax.Array) -> MeasuredNorm:
     """From the (estimate, bound) of each loop step, (B, loops..., 2), read in the backward pass."""
     parts = norms.reshape(norms.shape[0], -1, 2)
     scaled, e = scale_to_one(parts, (1,))
@@ -192,7 +193,7 @@ class HoldValues:
 
     def read(self, use: Use, h: list[Any], output: Any, sink: Any) -> tuple[Any, list[Any]]:
         del use
-        return _read_cotangent(output, sink), h
+        return _read_cotangent(checkpoint_name(output, TAP_OUTPUT), sink), h
 
 
 def lengths(use: Use) -> tuple[int, ...]:
@@ -207,11 +208,12 @@ def differentiate(
     args: Sequence[Any],
     shared_terms: Sequence[SharedTerm] = (),
     boundaries: Sequence[Boundary] = (),
+    save_products: bool = False,
 ) -> tuple[list[Any], list[Any], list[TapReading]]:
     """`(outputs, gradients of the inputs in materialised, readings)` of the first output.
 
     After those of the taps come the derivatives with respect to the shared terms, and then the
-    inputs and cotangents of the boundaries.
+    inputs and cotangents of the boundaries. With `save_products`, remats save what the taps need.
     """
     tap_numbers = {use.path: i for i, (use, _) in enumerate(taps)}
     term_numbers = {term: len(taps) + i for i, term in enumerate(shared_terms)}
@@ -247,7 +249,9 @@ def differentiate(
         values = [x if i in casts else own.get(i, x) for i, x in enumerate(args)]
         known = {id(eqn): own[i] for i, eqn in casts.items()}
         added = {term: sinks[i] for term, i in term_numbers.items()}
-        outputs, h = evaluate_tapped(program, values, tap_numbers, sinks, read, known, added)
+        outputs, h = evaluate_tapped(
+            program, values, tap_numbers, sinks, read, known, added, save_products
+        )
         return outputs[0], (outputs, h)
 
     (_, (outputs, h)), (gradients, cotangents) = jax.value_and_grad(

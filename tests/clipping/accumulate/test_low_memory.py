@@ -245,5 +245,5 @@ def test_a_remat_takes_the_memory_that_it_takes_without_clipping():
         memory(bevel.clipped_grad(deep, l2_clip_norm=1.0, memory=m))
         for m in ("auto", "bookkeeping")
     )
-    assert held > 3 * plain
+    assert held > 1.5 * plain
     assert low <= 1.1 * plain, f"{low / plain:.2f} times"

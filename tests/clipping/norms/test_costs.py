@@ -23,7 +23,8 @@ def test_costs_are_positive_and_grow_with_every_size(way, sizes, itemsize):
     if one is None:
         assert way in ("outer", "product", "form")
         return
-    assert all(part > 0 for part in one._replace(idle=1)) and one.idle >= 0
+    assert all(part > 0 for part in one._replace(idle=1, temporary=1))
+    assert one.idle >= 0 and one.temporary >= 0
     for name in ("separate", "rows", "left", "right"):
         if way == "outer" and name == "rows":
             continue
