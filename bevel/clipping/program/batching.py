@@ -109,13 +109,12 @@ def replay_equation(
     """
     explicit = layout.explicit_mesh is not None
     name = eqn.primitive.name
-    requested = requested_sharding(eqn)
+    requested, inner = requested_sharding(eqn), subprograms(eqn.params)
     if name in ("sharding_constraint", "reshard") and requested is not None:
         return [_marked(inputs[0], requested, layout, shared=not depends)]
     if name in ("reshard", "mesh_cast"):
         return inputs
     body = body_of_call(eqn)
-    inner = subprograms(eqn.params)
     # Keep custom rules where possible, so that the clipping itself can be differentiated.
     if name in CUSTOM_CALLS and (explicit or any(map(constraints, inner))):
         body = eqn.params["call_jaxpr"]

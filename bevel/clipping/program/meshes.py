@@ -153,6 +153,8 @@ def refuse_collectives(program: ClosedJaxpr, layout: MeshLayout) -> None:
     per-example gradient exists. Without `check_vma=True`, JAX does not track which values shards
     share, so every collective is refused. The axes of shard_maps inside the program are allowed.
     """
+    if not any(map(named_axes, list(axes.equations_in(program.jaxpr)))):
+        return
     allowed: set[str] = set()
     if layout.manual and types.types_track_varying_axes():
         allowed = set(types.manual_axes()) - set(layout.batch_axes)

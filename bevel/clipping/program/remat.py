@@ -5,16 +5,12 @@ from collections.abc import Iterator
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from bevel.clipping.program.equations import REMATS
-from bevel.sharding.axes import subprograms
+from bevel.sharding.axes import equations_in
 
 
 def remats(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """The remat equations of a program, at any depth."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in REMATS:
-            yield eqn
-        for inner in subprograms(eqn.params):
-            yield from remats(inner)
+    return (eqn for eqn in equations_in(jaxpr) if eqn.primitive.name in REMATS)
 
 
 def offloads(jaxpr: Jaxpr) -> bool:
