@@ -140,7 +140,8 @@ def plan_within_memory(
     """
     memory, given = task.speed.memory, task.speed.microbatch_size
     jaxpr = loss.jaxpr.jaxpr
-    has_remat = any(True for _ in remat.remats(jaxpr)) and not remat.offloads(jaxpr)
+    remats = list(remat.remats(jaxpr))
+    has_remat = bool(remats) and not any(map(remat.offloads, remats))
     if not task.gradient or task.needs_whole_gradients or (memory == "auto" and not has_remat):
         chosen = MemoryPlan("bookkeeping", given, has_remat=has_remat)
         return dataclasses.replace(planned("bookkeeping"), memory=chosen)
@@ -165,10 +166,11 @@ def plan_within_memory(
             own = max(1, given // shards)
             most = own if footprint.bytes(own) <= limit else None
         last = mode == modes[-1] and isinstance(memory, str)
-        estimates[mode] = footprint.bytes(most or 1)
+        pieces = most or 1
+        estimates[mode] = footprint.bytes(pieces) + (plan.bytes_of_sums if pieces < local else 0)
         if most is None and not last:
             continue
-        size = given if most == local or given is not None else (most or 1) * shards
+        size = given if most == local or given is not None else pieces * shards
         why = "asked for" if memory == mode else REASONS[mode]
         return dataclasses.replace(plan, memory=MemoryPlan(mode, size, why, has_remat, estimates))
     least = min(bytes for mode, bytes in estimates.items() if mode != "jax.grad")

@@ -38,7 +38,7 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 def _type_of(x: Any) -> Any:
     """The type of an array, or `x` if it is one."""
-    return x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+    return x if isinstance(x, jax.core.ShapedArray | jax.ShapeDtypeStruct) else jax.typeof(x)
 
 
 def types_track_varying_axes() -> bool:

@@ -97,8 +97,12 @@ class ExampleGradients:
 
         Where values are scaled or masked, this lets one copy exist at a time.
         """
-        values = [self.tapped.get(leaf, self.materialised.get(leaf)) for leaf in leaves]
-        if self.plan.layout.manual or not earlier:
+        values: list[Any] = [self.tapped.get(i, self.materialised.get(i)) for i in leaves]
+        tap = self.tap(leaves[0])
+        # A loop over layers copies one layer at a time anyway, and reads values layer by layer.
+        by_slice = tap is not None and goes_by_slice(tap, values[0], self.plan.layout)
+        small = not self.in_one_pass(leaves[0])
+        if self.plan.layout.manual or by_slice or small or not earlier:
             return values
         return jax.lax.optimization_barrier((values, list(earlier)))[0]
 
@@ -133,7 +137,9 @@ class ExampleGradients:
         formed = {tap.param: tap.shape for tap in self.plan.taps if tap.way == "form"}
         for leaf in leaves:
             group, tap = self.plan.groups.of_leaf[leaf], self.tap(leaf)
-            (values,) = self._values_after([leaf], list(result.values())[-1:])
+            # A CPU's compiler does not gain from this where nothing is masked.
+            together = finite and jax.default_backend() == "cpu"
+            (values,) = self._values_after([leaf], [] if together else list(result.values())[-1:])
             if tap is None:
                 total = _materialised_sum(self.task, values, factors[group], keep)
                 padded = leaf in formed

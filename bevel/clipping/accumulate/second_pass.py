@@ -82,11 +82,14 @@ class SecondPass:
                 totals |= self._at_boundary(self.boundaries[here], values, reading)
             elif inside and eqn.primitive.name == "scan":
                 totals |= self._through_scan(eqn, values, here, inside)
-            elif inside:
+            elif body_of_call(eqn) is not None:
                 body: Any = body_of_call(eqn)
                 outputs, more = self._run(body.jaxpr, body.consts, values, here, inside)
                 totals |= more
-            elif all(x is not None for x in values):
+                pairs = zip(eqn.outvars, outputs, strict=True)
+                env.update((v, x) for v, x in pairs if x is not None)
+                continue
+            if all(x is not None for x in values):
                 outputs = self._evaluate(eqn, values)
             pairs = zip(eqn.outvars, outputs, strict=True)
             env.update((v, x) for v, x in pairs if x is not None)
@@ -159,7 +162,7 @@ class SecondPass:
             def forward(sinks: dict[int, Any]) -> list[Any]:
                 ordered = [inputs[i] for i in range(len(values))]
                 outputs, _ = evaluate_tapped(body, ordered, inner, sinks, read)
-                return [outputs[k] for k in boundary.floats]
+                return [outputs[k] for k in boundary.outputs]
 
             (cotangents,) = jax.vjp(forward, sinks)[1](g)
             return [cotangents[i] for i in range(len(uses))]
@@ -172,7 +175,7 @@ class SecondPass:
             [type_of(body.jaxpr.invars[i]) for i in known],
             [
                 [type_of(body.jaxpr.invars[i]) for i in boundary.examples],
-                [type_of(boundary.eqn.outvars[k]) for k in boundary.floats],
+                [type_of(boundary.eqn.outvars[k]) for k in boundary.outputs],
                 [retyped(x, (), None) for x in more],
             ],
             [],

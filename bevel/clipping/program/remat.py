@@ -13,12 +13,13 @@ def remats(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     return (eqn for eqn in equations_in(jaxpr) if eqn.primitive.name in REMATS)
 
 
-def offloads(jaxpr: Jaxpr) -> bool:
-    """Whether a policy of a remat moves values to the host, which only that remat can do."""
-    return any(
-        type(decision).__name__ == "Offloadable"
-        for remat in remats(jaxpr)
-        if (policy := remat.params.get("policy")) is not None
-        for eqn in remat.params["jaxpr"].eqns
-        for decision in [policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)]
+def offloads(remat: JaxprEqn) -> bool:
+    """Whether the policy of a remat moves values to the host."""
+    policy, body = remat.params.get("policy"), remat.params["jaxpr"]
+    if policy is None:
+        return False
+    decisions = (
+        policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
+        for eqn in equations_in(getattr(body, "jaxpr", body))
     )
+    return any(type(decision).__name__ == "Offloadable" for decision in decisions)

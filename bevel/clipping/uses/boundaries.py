@@ -24,7 +24,7 @@ class Boundary:
     eqn: JaxprEqn
     lengths: tuple[int, ...]
     examples: tuple[int, ...]  # the inputs that may depend on the example
-    floats: tuple[int, ...]  # the outputs that have cotangents
+    outputs: tuple[int, ...]  # those that have cotangents
 
     def contains(self, path: Path) -> bool:
         """Whether an equation is inside the remat."""
@@ -55,9 +55,9 @@ def _find(
         flags = [isinstance(v, Literal) or v in shared for v in eqn.invars]
         body = body_of_call(eqn)
         if eqn.primitive.name in REMATS:
-            floats = [i for i, v in enumerate(eqn.outvars) if _has_cotangent(v)]
+            outputs = [i for i, v in enumerate(eqn.outvars) if _has_cotangent(v)]
             examples = [i for i, flag in enumerate(flags) if not flag]
-            yield Boundary(here, eqn, lengths, tuple(examples), tuple(floats))
+            yield Boundary(here, eqn, lengths, tuple(examples), tuple(outputs))
         elif body is not None:
             yield from _find(body.jaxpr, flags, here, lengths)
         elif eqn.primitive.name == "scan":
@@ -68,7 +68,7 @@ def _find(
 
 
 def _has_cotangent(var: Any) -> bool:
-    return bool(jax.numpy.issubdtype(var.aval.dtype, jax.numpy.floating))
+    return bool(jax.numpy.issubdtype(var.aval.dtype, jax.numpy.inexact))
 
 
 def _shared_variables(jaxpr: Jaxpr, known: Sequence[bool]) -> set[Any]:

@@ -18,19 +18,23 @@ from bevel.clipping.uses.shared_terms import SharedTerm
 from bevel.sharding.types import zeros_of_type
 
 Path = tuple[int, ...]
-# Where the cotangent of a tap is held, a remat also saves its output, and those of other products
-# with parameters. Recomputing them would cost another forward pass, and memory is bounded by
-# microbatches instead (`memory.py`).
-TAP_OUTPUT = "bevel tap"
+# Where the values of taps are held, a remat also saves products with parameters. Recomputing them
+# would cost another forward pass, and memory is bounded by microbatches instead (`memory.py`).
 SAVED = {"conv_general_dilated", "ragged_dot", "ragged_dot_general"}
 
 
-def _saves_products(primitive: Any, *_: Any, **params: Any) -> bool:
-    """A policy of `jax.checkpoint` that saves taps, and products without batch dimensions."""
-    name = primitive.name
-    if name == "dot_general":
-        return not any(params["dimension_numbers"][1])
-    return name in SAVED or (name == "name" and params["name"] == TAP_OUTPUT)
+def _saves_products(own: Any, primitive: Any, *avals: Any, **params: Any) -> Any:
+    """A policy of `jax.checkpoint` that also saves products, unless the user's `own` decides.
+
+    Products of an example's values with each other, such as attention weights, have batch
+    dimensions.
+    """
+    decision = own(primitive, *avals, **params) if own else False
+    if type(decision).__name__ == "Offloadable":
+        return decision
+    if primitive.name == "dot_general":
+        return True if not any(params["dimension_numbers"][1]) else decision
+    return True if primitive.name in SAVED else decision
 
 
 # (number of the tap, inputs of its equation, outputs, sink) -> (outputs, values to return)
@@ -125,9 +129,7 @@ def _through_remat(
 ) -> tuple[Sequence[Any], dict[int, Any]]:
     options = {k: eqn.params[k] for k in ("prevent_cse", "policy")}
     if save_products:
-        own = options["policy"]
-        both = jax.checkpoint_policies.save_from_both_policies
-        options["policy"] = both(own, _saves_products) if own else _saves_products
+        options["policy"] = functools.partial(_saves_products, options["policy"])
     rematerialised = jax.checkpoint(lambda args, s: body(eqn.params["jaxpr"], args, s), **options)
     return rematerialised(list(inputs), sinks)
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from bevel import precision
@@ -25,7 +24,7 @@ from bevel.clipping.program.equations import bind
 from bevel.clipping.uses.boundaries import Boundary
 from bevel.clipping.uses.find import Use
 from bevel.clipping.uses.shared_terms import SharedTerm, SharedTermGradients
-from bevel.clipping.uses.tapped_program import TAP_OUTPUT, evaluate_tapped
+from bevel.clipping.uses.tapped_program import evaluate_tapped
 from bevel.clipping.uses.views import dimensions, loops_of, pull_back, shape_of
 from bevel.sharding.types import zeros_of_type
 
@@ -193,7 +192,7 @@ class HoldValues:
 
     def read(self, use: Use, h: list[Any], output: Any, sink: Any) -> tuple[Any, list[Any]]:
         del use
-        return _read_cotangent(checkpoint_name(output, TAP_OUTPUT), sink), h
+        return _read_cotangent(output, sink), h
 
 
 def lengths(use: Use) -> tuple[int, ...]:
@@ -224,7 +223,7 @@ def differentiate(
     }
     for i, boundary in enumerate(boundaries):
         with boundary.eqn.ctx.manager:
-            outputs = [boundary.eqn.outvars[k].aval for k in boundary.floats]
+            outputs = [boundary.eqn.outvars[k].aval for k in boundary.outputs]
             sinks[first + i] = [zeros_of_type(aval, boundary.lengths) for aval in outputs]
     for i, (use, reader) in enumerate(taps):
         with use.eqn.ctx.manager:  # the mesh that the equation was traced under
@@ -234,7 +233,7 @@ def differentiate(
         if i >= first:
             boundary = boundaries[i - first]
             outputs = list(outputs)
-            for k, own in zip(boundary.floats, sink, strict=True):
+            for k, own in zip(boundary.outputs, sink, strict=True):
                 outputs[k] = _read_cotangent(outputs[k], own)
             return outputs, [inputs[j] for j in boundary.examples]
         use, reader = taps[i]

@@ -23,7 +23,7 @@ def test_every_remat_of_a_loop_is_found_once():
         lambda w, x: lax.scan(lambda h, v: (jax.checkpoint(layer)(h, v), None), x, w)
     )
     (boundary,) = boundaries
-    assert boundary.lengths == (3,) and len(boundary.examples) == 1 and boundary.floats == (0,)
+    assert boundary.lengths == (3,) and len(boundary.examples) == 1 and boundary.outputs == (0,)
 
 
 def test_only_the_outermost_remat_counts():
