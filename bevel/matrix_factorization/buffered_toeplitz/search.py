@@ -16,6 +16,9 @@ from bevel.matrix_factorization.buffered_toeplitz.parameterization import Parame
 from bevel.matrix_factorization.optimization import jax_enable_x64
 from bevel.matrix_factorization.optimization import optimize as minimize
 
+# The loss is a few scalars, so optimising its machine code takes longer than running it.
+COMPILED_QUICKLY = {"xla_backend_optimization_level": 0}
+
 
 def get_init_blt(
     num_buffers: int = 3, init_blt: BufferedToeplitz | None = None
@@ -54,7 +57,8 @@ def optimize_loss(
         identity = BufferedToeplitz.build([], [])
         return identity, loss_fn.loss(identity)
     parameterization = parameterization or Parameterization.buf_decay_pair()
-    loss_of_params = jax.jit(jax.value_and_grad(parameterization.get_loss_fn(loss_fn)))
+    loss_and_grad = jax.value_and_grad(parameterization.get_loss_fn(loss_fn))
+    loss_of_params = jax.jit(loss_and_grad, compiler_options=COMPILED_QUICKLY)
     starts = _rational_starts(count) if init_blt is None else [get_init_blt(count, init_blt)]
     params = min(
         (parameterization.params_from_blt(blt) for blt in starts),
