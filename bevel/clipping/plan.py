@@ -4,6 +4,7 @@
 `bevel.explain` prints and what tests check.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -156,7 +157,13 @@ def tap_parameters(
         first, last = len(arguments.params), len(arguments.flat()) - len(arguments.constants)
         known = [not first <= i < last for i in range(len(arguments.flat()))]
         boundaries = find_boundaries(loss.jaxpr.jaxpr, known)
-    taps = [dataclasses.replace(tap, recompute=_recomputes(tap, mode, boundaries)) for tap in taps]
+    # An equation that combines two parameters with an example is read once, for both of them.
+    read = collections.Counter(use.path for tap in taps for use in tap.uses)
+    alone = [all(read[use.path] == 1 for use in tap.uses) for tap in taps]
+    taps = [
+        dataclasses.replace(tap, recompute=own and _recomputes(tap, mode, boundaries))
+        for tap, own in zip(taps, alone, strict=True)
+    ]
     paths = [use.path for tap in taps if tap.recompute for use in tap.uses]
     return taps, [b for b in boundaries if any(b.contains(path) for path in paths)]
 

@@ -80,6 +80,12 @@ def complex_output(p, x, wrap=jax.checkpoint):
     return squared(jnp.abs(h[0]) @ p["head"] / 8 + p["bias"][None, None])
 
 
+def added(p, x, wrap=jax.checkpoint):
+    """Two parameters meet the example in one equation."""
+    sums = wrap(lambda h, a, b: jnp.tanh(h @ (a + jnp.swapaxes(b, 0, 1))))
+    return squared(sums(x, p["up"][0], p["down"][0])[..., :D] @ p["head"] + p["bias"][None, None])
+
+
 def shared_remats(p, x, wrap=jax.checkpoint):
     """Remats and calls of parameters alone lead to remats with examples, also through a carry."""
 
@@ -96,7 +102,7 @@ def shared_remats(p, x, wrap=jax.checkpoint):
 
 LOSSES = {
     f.__name__: f
-    for f in (in_scan, in_loop, cast_and_counted, grouped, complex_output, shared_remats)
+    for f in (in_scan, in_loop, cast_and_counted, grouped, complex_output, added, shared_remats)
 }
 
 
