@@ -17,7 +17,7 @@ def plan(fun, params, batch, **options):
 
 
 # Few layers hold little compared with what the norms of one layer take.
-@pytest.mark.parametrize("loss, layers, times", [(in_scan, 24, 2.1), (in_loop, 4, 2.5)])
+@pytest.mark.parametrize("loss, layers, times", [(in_scan, 24, 2.3), (in_loop, 4, 2.5)])
 def test_it_costs_one_recomputed_pass_and_two_boundaries(loss, layers, times):
     params = WIDE | {name: jnp.tile(WIDE[name], (layers // 4, 1, 1)) for name in ("up", "down")}
     fn = bevel.clipped_grad(loss, l2_clip_norm=1.0, memory="boundaries")
