@@ -123,7 +123,7 @@ def test_the_table_prints_totals_and_what_the_compiler_says():
     assert set(explained.compiled) == {"jax.grad", "clipped_grad"}
     assert all(found.peak >= found.temporary > 0 for found in explained.compiled.values())
     for name, found in explained.compiled.items():
-        assert explained.peaks[name] == pytest.approx(found.peak, rel=0.35)
+        assert explained.peaks[name] == pytest.approx(found.peak, rel=0.3)
         assert f"estimated {name}: {short(explained.peaks[name])}B at the peak" in lines
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from clipping.program.test_remat import offloading
 from clipping.uses.test_taps import QUICK, draw, squared
 from compare import assert_close
 from jax import lax
@@ -275,26 +276,14 @@ def test_a_limit_that_cannot_be_kept_is_refused_with_one_that_can():
 
 @pytest.mark.parametrize("memory", ["auto", "bookkeeping"])
 def test_a_policy_that_offloads_is_kept(memory):
-    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=["kept"],
-        offload_src="device",
-        offload_dst="pinned_host",
-    )
     named = lambda f: lambda h, w: checkpoint_name(f(h, w), "kept")  # noqa: E731
-    wrap = lambda f: jax.checkpoint(named(f), policy=policy)  # noqa: E731
+    wrap = lambda f: jax.checkpoint(named(f), policy=offloading("kept"))  # noqa: E731
     found = plan(functools.partial(in_scan, wrap=wrap), WIDE, LONG, memory=memory)
     assert (found.memory.mode, found.memory.microbatch_size) == ("bookkeeping", None)
 
 
 def test_a_policy_that_could_offload_is_combined_with_what_taps_need():
-    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=["absent"],
-        offload_src="device",
-        offload_dst="pinned_host",
-    )
-    wrap = lambda f: jax.checkpoint(f, policy=policy)  # noqa: E731
+    wrap = lambda f: jax.checkpoint(f, policy=offloading("absent"))  # noqa: E731
     fn = jax.jit(clipped(functools.partial(in_scan, wrap=wrap), "auto"), compiler_options=QUICK)
     assert_is(fn(PARAMS, BATCH), expected_of("in_scan"))
 

@@ -76,20 +76,17 @@ class SecondPass:
             values = [read(v) for v in eqn.invars]
             inside = {at: x for at, x in held.items() if at[: len(here)] == here}
             outputs: Sequence[Any] = [None] * len(eqn.outvars)
-            if here in self.boundaries:
+            body = body_of_call(eqn)
+            if body is not None:
+                outputs, more = self._run(body.jaxpr, body.consts, values, here, inside)
+                totals |= more
+            elif here in self.boundaries:
                 # One after the other, so that one remat at a time is recomputed.
                 reading = _after(inside[here], list(totals.values())[-1:])
                 totals |= self._at_boundary(self.boundaries[here], values, reading)
             elif inside and eqn.primitive.name == "scan":
                 totals |= self._through_scan(eqn, values, here, inside)
-            elif body_of_call(eqn) is not None:
-                body: Any = body_of_call(eqn)
-                outputs, more = self._run(body.jaxpr, body.consts, values, here, inside)
-                totals |= more
-                pairs = zip(eqn.outvars, outputs, strict=True)
-                env.update((v, x) for v, x in pairs if x is not None)
-                continue
-            if all(x is not None for x in values):
+            if body is None and all(x is not None for x in values):
                 outputs = self._evaluate(eqn, values)
             pairs = zip(eqn.outvars, outputs, strict=True)
             env.update((v, x) for v, x in pairs if x is not None)

@@ -37,13 +37,18 @@ def test_a_program_without_remat_has_none():
     assert not list(remats(jax.make_jaxpr(named)(X).jaxpr))
 
 
-def test_offloading_is_seen():
-    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+def offloading(name):
+    """A policy that moves the values of this name to the host."""
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
-        names_which_can_be_offloaded=["kept"],
+        names_which_can_be_offloaded=[name],
         offload_src="device",
         offload_dst="pinned_host",
     )
+
+
+def test_offloading_is_seen():
     for function in (named, jax.jit(named)):
-        (remat,) = remats(jax.make_jaxpr(jax.checkpoint(function, policy=policy))(X).jaxpr)
+        rematerialised = jax.checkpoint(function, policy=offloading("kept"))
+        (remat,) = remats(jax.make_jaxpr(rematerialised)(X).jaxpr)
         assert offloads(remat)
