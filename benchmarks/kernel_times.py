@@ -16,7 +16,7 @@ import jax
 import models
 
 STEPS = 3
-SHOWN = 28
+SHOWN = 45
 
 
 def kernels(program, arguments) -> dict[str, list[float]]:
@@ -46,7 +46,8 @@ def main() -> int:
     for column in columns.split(","):
         program = jax.jit(clipping.column_function(column, case)).lower(*case.arguments).compile()
         if folder:
-            Path(folder[0], f"{name}_{column}.txt").write_text(program.as_text())
+            file = f"{name}_{column}.txt".replace("/", "_")
+            Path(folder[0], file).write_text(program.as_text())
         found = kernels(program, case.arguments)
         total = sum(sum(times) for times in found.values())
         print(

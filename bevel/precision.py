@@ -7,7 +7,8 @@ The model computes in any dtype. From the per-example gradient on, bevel sets th
 | loss, activations, per-example gradient  | the model's own                                      |
 | norm of one example's gradient           | float32, float64 for float64 gradients               |
 | clipping coefficient                     | float32, float64 if any gradient is float64          |
-| coefficient times gradient               | float32 or wider; in a matrix product, its operands' |
+| coefficient times gradient               | float32 or wider; in a product on an accelerator,    |
+|                                          | the dtype of its operands                            |
 | sum over examples, microbatches, devices | float32 or wider                                     |
 | result                                   | float32 or wider, unless you pass `dtype=`           |
 | noise                                    | float32 or wider                                     |
@@ -47,13 +48,16 @@ def matmul_precision(dtype: jax.typing.DTypeLike, requested: object = None) -> "
     the model asks for a higher precision (`requested`), float32 operands keep all of their bits.
     """
     dtype = np.dtype(dtype)
-    if dtype == jnp.dtype("bfloat16"):
-        return MatmulPrecision(dtype, unit_roundoff(dtype), jax.lax.Precision.DEFAULT, None)
     wide = accumulation_dtype(dtype)
+    if dtype == jnp.dtype("bfloat16"):
+        # A CPU widens bfloat16 operands anyway, so the scaled one is not rounded to 8 bits first.
+        scaled = wide if jax.default_backend() == "cpu" else dtype
+        default = jax.lax.Precision.DEFAULT
+        return MatmulPrecision(dtype, scaled, unit_roundoff(scaled), default, None)
     plain = requested in (None, jax.lax.Precision.DEFAULT, (jax.lax.Precision.DEFAULT,) * 2)
     if wide == np.dtype(np.float32) and plain and jax.default_backend() == "gpu":
-        return MatmulPrecision(wide, 2.0**-11, jax.lax.Precision.DEFAULT, 10)
-    return MatmulPrecision(wide, unit_roundoff(wide), jax.lax.Precision.HIGHEST, None)
+        return MatmulPrecision(wide, wide, 2.0**-11, jax.lax.Precision.DEFAULT, 10)
+    return MatmulPrecision(wide, wide, unit_roundoff(wide), jax.lax.Precision.HIGHEST, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +65,20 @@ class MatmulPrecision:
     """How a matrix product is computed: the dtype, rounding and precision of its operands."""
 
     dtype: np.dtype
-    roundoff: float
+    scaled: np.dtype  # of the operand that is multiplied by the coefficients
+    roundoff: float  # of that operand
     precision: jax.lax.Precision
     mantissa: int | None  # operands are rounded to this many bits; None keeps the dtype's
 
     def operand(self, x: jax.Array) -> jax.Array:
         """Casts and rounds `x` to an operand of the product."""
-        x = x.astype(self.dtype)
+        return self._rounded(x.astype(self.dtype))
+
+    def scaled_operand(self, x: jax.Array) -> jax.Array:
+        """The same for values that are multiplied by the coefficients."""
+        return self._rounded(x.astype(self.scaled))
+
+    def _rounded(self, x: jax.Array) -> jax.Array:
         return x if self.mantissa is None else jax.lax.reduce_precision(x, 8, self.mantissa)
 
 

@@ -209,10 +209,7 @@ class ConvolutionGradient:
         """`sum_b factor[b] * gradient[b]`, with loop dimensions in front."""
         if way == "product" and self.goes_to_kernel:
             return self.sum_by_kernel(factor, keep)
-        x, g = (
-            self.multiplier.operand(y)
-            for y in weighted(self.multiplier, self.x, self.g, factor, keep)
-        )
+        x, g = weighted(self.multiplier, self.x, self.g, factor, keep)
 
         def total(x: jax.Array, g: jax.Array) -> jax.Array:
             options = dict(self.options)

@@ -99,7 +99,9 @@ def cost(way: str, s: GradientSizes, itemsize: int) -> NormCost | None:
         meanwhile = read + n * rows * left * itemsize if s.pixels else 0
         moved = read + slices + padded + 3 * gradient
         return NormCost(contraction, moved, gradient, 1e-5, temporary=meanwhile)
-    rounding = precision.unit_roundoff(jnp.bfloat16 if itemsize == 2 else dtype)
+    # Of the scaled operand. A GPU's TF32 is left out: its slack is small.
+    rounded = itemsize == 2 and precision.matmul_precision(jnp.bfloat16).scaled == jnp.bfloat16
+    rounding = precision.unit_roundoff(jnp.bfloat16 if rounded else dtype)
     # One side is multiplied by the coefficients before the contraction.
     scale_values = s.pixels or (
         not s.looked_up and gram.values_are_scaled(rows, left, right, rounding)
@@ -128,8 +130,8 @@ def cost(way: str, s: GradientSizes, itemsize: int) -> NormCost | None:
     if s.looked_up:
         return None
     short = right if s.pixels else min(left, right)
-    slack = rounding * math.sqrt(gram.spread(rows, short)) if itemsize == 2 else rounding
-    extra = 2.0 * n * rows * short * short if itemsize == 2 else 0
+    slack = rounding * math.sqrt(gram.spread(rows, short)) if rounded else rounding
+    extra = 2.0 * n * rows * short * short if rounded else 0
     formed = slices or 8.0 * n * left * right
     flops, idle = flops + contraction + extra, 0.0
     if s.pixels and kernels:

@@ -81,13 +81,16 @@ def pair_sums(left: jax.Array, right: jax.Array, lead: int, rows: int) -> _PairS
 
 
 def pair_sums_by_kernel(
-    left: jax.Array, right: jax.Array, lead: int, rows: int, tf32: bool
+    left: jax.Array, right: jax.Array, lead: int, rows: int, tf32: bool, loops: int = 0
 ) -> _PairSums:
-    """From vectors (B, separate..., rows..., entries...), without the matrices."""
+    """From vectors (B, loops..., separate..., rows..., entries...), without the matrices."""
+    # A loop stacks its steps in front of the examples. In this order, no value is moved.
+    left, right = (jnp.moveaxis(x, 0, loops) for x in (left, right))
     lead_shape = left.shape[:lead]
     count = math.prod(left.shape[lead : lead + rows])
     h, g = (x.reshape(math.prod(lead_shape), count, -1) for x in (left, right))
-    sums = [x.reshape(lead_shape) for x in gram_kernel.gram_sums(h, g, tf32=tf32)]
+    found = gram_kernel.gram_sums(h, g, tf32=tf32)
+    sums = [jnp.moveaxis(x.reshape(lead_shape), loops, 0) for x in found]
     square, left_square, right_square, left_trace, right_trace, lengths = sums
     squares = Sides(left_square[..., None], right_square[..., None])
     return _PairSums(square, squares, Sides(left_trace, right_trace), lengths)

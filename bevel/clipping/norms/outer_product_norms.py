@@ -67,7 +67,8 @@ def gram_sums(uses: Sequence[Any]) -> NormSums:
         if one is two and one.goes_to_kernel:
             tf32 = one.multiplier.mantissa is not None
             values = one.left.values, one.right.values
-            pair_sums.append(gram.pair_sums_by_kernel(*values, lead, one.rows, tf32))
+            loops = one.dims[: one.separate].count(None)
+            pair_sums.append(gram.pair_sums_by_kernel(*values, lead, one.rows, tf32, loops))
             continue
         left, right = (gram.inner_products(one, two, name) for name in gram.Sides._fields)
         if one is two:

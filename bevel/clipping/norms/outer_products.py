@@ -122,7 +122,6 @@ class OuterProducts:
                 left, right = right, left
                 dims = self.with_sides_swapped().dims
                 entries = (*self.right.entries, *self.left.entries)
-            left, right = self.multiplier.operand(left), self.multiplier.operand(right)
             if jax.default_backend() == "cpu":
                 # On a CPU, XLA lacks bfloat16 products with a transposed result, as for `w.T`.
                 left, right = left.astype(self.dtype), right.astype(self.dtype)

@@ -30,23 +30,25 @@ def _selected(keep: jax.Array, x: jax.Array) -> jax.Array:
 def weighted(
     matmul: precision.MatmulPrecision, x: jax.Array, other: jax.Array, factor: jax.Array, keep: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """`x` times the coefficients, in the dtype of the operands, and `other` unchanged.
+    """Both operands of a product: `x` times the coefficients, and `other`.
 
     Excluded examples are zero in both.
     """
     wide = precision.accumulation_dtype(x.dtype, factor.dtype)
     values = matmul.operand(mask_examples(keep, x)).astype(wide)
     factors, other = [factor.astype(wide)], mask_examples(keep, other)
-    if keep is not None and jnp.issubdtype(other.dtype, jnp.floating):
+    indices = not jnp.issubdtype(other.dtype, jnp.floating)
+    other = other if indices else matmul.operand(other)
+    if keep is not None and not indices:
         # The range is unknown: a power of two moves from `other` to `x`, which brings `other` near
         # 1. Entries of `other` that underflow are then negligible in the sum as well.
-        other, exponent = scale_to_one(matmul.operand(other))
+        other, exponent = scale_to_one(other)
         other, half = other.astype(matmul.dtype), exponent // 2
         factors = [power_of_two(half, wide), *factors, power_of_two(exponent - half, wide)]
     for one in factors:
         values = values * jnp.expand_dims(one, tuple(range(1, x.ndim)))
     values = mask_examples(factor != 0, values)  # 0 times inf is NaN
-    narrow = values.astype(matmul.dtype)
+    narrow = matmul.scaled_operand(values)
     # Subnormal values would be rounded with a large relative error.
     tiny = jnp.abs(values) < float(jnp.finfo(narrow.dtype).smallest_normal)
     return jnp.where(tiny, jnp.zeros_like(narrow), narrow), other

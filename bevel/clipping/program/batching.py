@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from bevel.clipping.program.equations import bind, body_of_call, depends_on, evaluate
 from bevel.clipping.program.isolation import is_sequential
+from bevel.clipping.program.loops import with_lean_loops
 from bevel.clipping.program.meshes import SILENT, named_axes
 from bevel.sharding.axes import (
     SHARDING_PARAMS,
@@ -53,7 +54,8 @@ def over_examples(
     split = not layout.manual and split_by_inner_shard_maps(program, layout)
     spmd = layout.batch_axes if split and layout.batch_axes else None
     out_axes = None if summed else 0
-    return jax.vmap(one, (None, None, 0, None), out_axes, spmd_axis_name=spmd)
+    run = jax.vmap(one, (None, None, 0, None), out_axes, spmd_axis_name=spmd)
+    return with_lean_loops(program, run)
 
 
 def split_by_inner_shard_maps(program: ClosedJaxpr, layout: MeshLayout) -> bool:

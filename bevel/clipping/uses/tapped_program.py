@@ -57,7 +57,7 @@ def evaluate_tapped(
     that are not evaluated, by their id; `added` is what to add to each shared term. With
     `save_products`, remats save the products of parameters with examples.
     """
-    options = taps, read, added, save_products
+    options = taps, read, added, save_products, False
     return _run(program.jaxpr, program.consts, args, (), sinks, known, *options)
 
 
@@ -72,6 +72,7 @@ def _run(
     read: Read,
     added: Mapping[SharedTerm, Any],
     save_products: bool,
+    looped: bool,
 ) -> tuple[list[Any], dict[int, Any]]:
     readings: dict[int, Any] = {}
 
@@ -98,12 +99,12 @@ def _run(
         def body(jaxpr: Any, args: Sequence[Any], sinks: Mapping[int, Any], *branch: int) -> Any:
             closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
             path = (*here, *branch)
-            options = taps, read, added, save_products
+            options = taps, read, added, save_products, looped or name == "scan"
             return _run(closed.jaxpr, closed.consts, args, path, sinks, {}, *options)
 
         run_body = {"scan": _through_scan, "cond": _through_cond}.get(name, _through_call)
         if name in REMATS:
-            run_body = functools.partial(_through_remat, save_products=save_products)
+            run_body = functools.partial(_through_remat, save_products=save_products, looped=looped)
         with eqn.ctx.manager:
             outputs, more = run_body(eqn, inputs, within, body)
         readings.update(more)
@@ -125,11 +126,20 @@ def _through_call(
 
 
 def _through_remat(
-    eqn: JaxprEqn, inputs: Sequence[Any], sinks: Sinks, body: Body, save_products: bool
+    eqn: JaxprEqn,
+    inputs: Sequence[Any],
+    sinks: Sinks,
+    body: Body,
+    save_products: bool,
+    looped: bool,
 ) -> tuple[Sequence[Any], dict[int, Any]]:
     options = {k: eqn.params[k] for k in ("prevent_cse", "policy")}
     if save_products:
         options["policy"] = functools.partial(_saves_products, options["policy"])
+        if looped:
+            # The two passes are two loops, which share nothing. A barrier would only copy what the
+            # backward loop reads.
+            options["prevent_cse"] = False
     rematerialised = jax.checkpoint(lambda args, s: body(eqn.params["jaxpr"], args, s), **options)
     return rematerialised(list(inputs), sinks)
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from bevel import precision
@@ -26,7 +27,7 @@ from bevel.clipping.uses.find import Use
 from bevel.clipping.uses.shared_terms import SharedTerm, SharedTermGradients
 from bevel.clipping.uses.tapped_program import evaluate_tapped
 from bevel.clipping.uses.views import dimensions, loops_of, pull_back, shape_of
-from bevel.sharding.types import zeros_of_type
+from bevel.sharding.types import on_one_device, zeros_of_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +182,18 @@ def _read_cotangent(y: jax.Array, sink: jax.Array) -> jax.Array:
     return y
 
 
-_read_cotangent.defvjp(lambda y, sink: (y, None), lambda _, g: (g, g))
+_read_cotangent.defvjp(lambda y, sink: (y, None), lambda _, g: (_row_major(g),) * 2)
+
+
+def _row_major(g: jax.Array) -> jax.Array:
+    """On one GPU, a cotangent with its last dimension in consecutive memory, as kernels read it.
+
+    Otherwise the compiler may lay out a loop's values for the sums over rows that biases need, and
+    transpose the values of all layers before and after the loop.
+    """
+    if jax.default_backend() != "gpu" or not on_one_device():
+        return g
+    return with_layout_constraint(g, Layout(tuple(range(g.ndim))))
 
 
 class HoldValues:

@@ -21,6 +21,8 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 def multiplier(kind):
     made = precision.matmul_precision("float32" if kind == TF32 else kind)
+    if kind == "bfloat16":  # as on an accelerator
+        return dataclasses.replace(made, roundoff=2.0**-8, scaled=jnp.dtype(kind))
     return dataclasses.replace(made, roundoff=2.0**-11, mantissa=10) if kind == TF32 else made
 
 

@@ -19,7 +19,7 @@ from bevel.clipping.options import Clip
 from bevel.clipping.program.equations import bind, body_of_call, evaluate
 
 TF32 = "as TF32"  # float32 that a matrix unit rounds to 11 significant bits
-BF16 = "bfloat16"
+BF16 = "bfloat16"  # as on an accelerator, where the scaled operand is rounded to 8 bits
 # Compile quickly: the programs are small.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -33,11 +33,11 @@ def made(rule, eqn, operand, loops, h, g, kind):
     gradient = functools.partial(rule.gradient, eqn, operand, loops)
     use = jax.jit(gradient, compiler_options=QUICK)(h, g)
     use = jax.tree.map(np.asarray, use)
-    if kind != TF32:
-        return use
-    return dataclasses.replace(
-        use, multiplier=dataclasses.replace(use.multiplier, roundoff=2.0**-11, mantissa=10)
-    )
+    changed = {
+        TF32: {"roundoff": 2.0**-11, "mantissa": 10},
+        BF16: {"roundoff": 2.0**-8, "scaled": jnp.dtype(BF16)},
+    }.get(kind, {})
+    return dataclasses.replace(use, multiplier=dataclasses.replace(use.multiplier, **changed))
 
 
 def equation(fun, *types):
@@ -471,6 +471,22 @@ def test_many_values_that_lean_to_one_side_are_not_overstated(turned):
     assert truth <= norm.upper[0] <= (1 + gram.WORST_SLACK) * truth
     factors = np.asarray(truth / norm.upper, np.float32)[None]
     assert 0.95 * truth <= lengths(contributions(use, factors, "gram"), 2)[0, 0] <= truth
+
+
+@pytest.mark.parametrize("way", ["gram", "product"])
+def test_on_a_cpu_the_slack_of_bfloat16_is_that_of_float32(way):
+    rng = np.random.default_rng(8)
+    h = jnp.asarray(0.5 + rng.normal(size=(1, 256, 64)), jnp.bfloat16)
+    g = jnp.asarray(rng.normal(size=(1, 256, 32)), jnp.bfloat16)
+    (eqn,) = jax.make_jaxpr(lambda h, w: h @ w)(h[0], jnp.ones((64, 32), h.dtype)).eqns
+    use = rule_for("dot_general").gradient(eqn, 1, (), [h], g)
+    wide = [np.asarray(x, np.float64) for x in (h, g)]
+    truth = np.linalg.norm(np.einsum("btd,btk->dk", *wide))
+    norm, _ = use.norm(way)
+    assert truth <= norm.upper[0] <= 1.001 * truth
+    factors = np.asarray(0.7 * truth / norm.upper, np.float32)[None]
+    added = lengths(contributions(use, factors, way), 2)[0, 0]
+    assert 0.699 * truth <= added <= 0.7 * truth
 
 
 @pytest.mark.parametrize("way", ["gram", "product"])

@@ -13,8 +13,8 @@ TINY = 2.0**-126  # the smallest normal number of float32 and of bfloat16
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
-def apply(x, other, factor, keep=None, dtype=None):
-    multiplier = precision.matmul_precision(dtype or x.dtype)
+def apply(x, other, factor, keep=None, dtype=None, multiplier=None):
+    multiplier = multiplier or precision.matmul_precision(dtype or x.dtype)
     return jax.jit(lambda *args: weighted(multiplier, *args))(x, other, factor, keep)
 
 
@@ -26,12 +26,23 @@ def test_products_are_rounded_once_to_what_is_multiplied(dtype):
         other = rng.normal(size=(3, 4)).astype(jnp.dtype(dtype))
         factor = rng.uniform(0.1, 1, size=3).astype(wide)
         values, untouched = apply(jnp.asarray(x), jnp.asarray(other), jnp.asarray(factor))
-    assert (
-        values.dtype == precision.matmul_precision(dtype).dtype and untouched.dtype == other.dtype
-    )
+    multiplier = precision.matmul_precision(dtype)
+    assert values.dtype == wide and untouched.dtype == multiplier.dtype
     np.testing.assert_array_equal(np.asarray(untouched), other)
     expected = x.astype(wide) * factor[:, None, None]
     np.testing.assert_array_equal(np.asarray(values), expected.astype(values.dtype))
+
+
+def test_on_an_accelerator_the_scaled_operand_keeps_its_dtype(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    multiplier = precision.matmul_precision("bfloat16")
+    monkeypatch.undo()
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.bfloat16)
+    factor = np.float32([0.3, 0.5, 0.7])
+    values, _ = apply(x, x, factor, multiplier=multiplier)
+    assert values.dtype == jnp.bfloat16 and multiplier.roundoff == 2.0**-8
+    expected = np.asarray(x, np.float32) * factor[:, None]
+    np.testing.assert_array_equal(np.asarray(values), expected.astype(jnp.bfloat16))
 
 
 def test_a_wide_coefficient_is_not_rounded_first():
