@@ -81,7 +81,7 @@ def update_by_shard(
     """
     axes = types.manual_axes()
     sharding = types.explicit_sharding(arrays[0])
-    if sharding is None or not any(map(types.spec_axes, sharding.spec.partitions)):
+    if sharding is None:
         return _update_without_explicit_axes(update, words, arrays, spec)
     if axes:
         raise FixArgumentsError(
