@@ -86,10 +86,10 @@ def _rounded_down(x: jax.Array, dtype: Any) -> jax.Array:
 def clip_and_round_to_grid(
     gradient: PyTree, l2_clip_norm: float, grid_scale: int
 ) -> tuple[PyTree, jax.Array]:
-    """Clips a tree and rounds it to integer multiples of `1 / grid_scale`, as int64 (needs x64).
+    """Clips a tree and rounds it to multiples of `l2_clip_norm / grid_scale`, as int64 (needs x64).
 
     The clip norm is tightened by the most that rounding can add, so the integers have L2 norm at
-    most `l2_clip_norm * grid_scale`. Returns `(integers, norm before clipping)`.
+    most `grid_scale`. Returns `(integers, norm before clipping)`.
     """
     clip = Clip.checked(l2_clip_norm, grid_scale=grid_scale)
     stacks, tree = _stacked(gradient)
@@ -101,6 +101,7 @@ def clip_and_round_to_grid(
     limit = tightened(clip.norms[0], grid_scale, dimension)
     factor = coefficients(norm, limit, clip)[0]
     integers = [
-        on_grid(mask_examples(keep, x)[0].astype(factor.dtype) * factor, grid_scale) for x in stacks
+        on_grid(mask_examples(keep, x)[0].astype(factor.dtype) * factor, clip.norms[0], grid_scale)
+        for x in stacks
     ]
     return jax.tree.unflatten(tree, integers), norm.estimate[0]

@@ -74,7 +74,8 @@ def clipped_grad(
       normalize_by: divide the sum by this, usually the expected batch size.
       automatic_gamma: scale by `l2_clip_norm / (norm + gamma)` instead of clipping (AUTO-S).
       pre_clipping_transform: applied to each example's gradient; the norm is that of the result.
-      grid_scale: round contributions to multiples of 1 / grid_scale and sum them as int64, exactly.
+      grid_scale: round contributions to multiples of l2_clip_norm / grid_scale, and sum them as
+        int64, exactly. The integers of one example have L2 norm at most grid_scale.
       nan_safe: examples with a non-finite gradient contribute zero.
       keep_batch_dim: True passes `fun` one example with a batch dimension of size 1. False removes
         that dimension; with data of shape (users, examples, ...) this clips per user.

@@ -76,10 +76,15 @@ class Clip:
             )
         if len(self.norms) > 1:
             raise FixArgumentsError("grid_scale takes one l2_clip_norm, not a tree of them.")
-        if not self.norms[0] * scale < LARGEST_ON_GRID:
+        if self.traced or not 0 < self.norms[0] < math.inf:
             raise FixArgumentsError(
-                f"l2_clip_norm={self.norms[0]} in steps of 1/{scale} makes integers whose sum may "
-                "not fit in int64: use a coarser grid, or a finite clip norm."
+                f"l2_clip_norm={self.norms[0]}: a step of the grid is l2_clip_norm / grid_scale, so "
+                "pass a positive, finite number."
+            )
+        if not float(scale or 0) < LARGEST_ON_GRID:
+            raise FixArgumentsError(
+                f"grid_scale={scale} makes integers whose sum may not fit in int64: use a coarser "
+                "grid."
             )
         if not jax.config.jax_enable_x64:
             raise FixArgumentsError(
@@ -99,11 +104,13 @@ class Clip:
     @property
     def l2_norm_bound(self) -> float:
         """The L2 norm that no example's contribution to the result exceeds."""
+        if self.grid_scale is not None:
+            return float(self.grid_scale)
         if self.rescale_to_unit_norm:
             bound = math.sqrt(len(self.norms))
         else:
             bound = math.hypot(*self.norms)
-        return bound * (self.grid_scale or 1) / self.normalize_by
+        return bound / self.normalize_by
 
 
 def _is_real(value: Any) -> bool:

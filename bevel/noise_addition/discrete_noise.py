@@ -32,7 +32,7 @@ def discrete_gaussian_privatizer(
     *,
     stddev: int,
     prng_key: jax.Array | int | None = None,
-    grid_scale: int | None = None,
+    grid_step: float | None = None,
     dtype: jax.typing.DTypeLike | None = None,
     specs: PyTree = None,
 ) -> "Privatizer":
@@ -45,8 +45,9 @@ def discrete_gaussian_privatizer(
       prng_key: a ChaCha20 key; otherwise as in `gaussian_privatizer`.
 
     Changes outputs:
-      grid_scale: the noised sum is divided by it. If None, the result is int64.
-      dtype: the dtype of the quotient, float32 if None.
+      grid_step: the noised sum is multiplied by it. Pass l2_clip_norm / grid_scale to get a
+        gradient again. If None, the result is int64.
+      dtype: the dtype of the product, float32 if None.
 
     specs: as in `gaussian_privatizer`.
 
@@ -65,9 +66,9 @@ def discrete_gaussian_privatizer(
         raise FixArgumentsError(
             "discrete noise needs 64-bit integers: call jax.config.update('jax_enable_x64', True)."
         )
-    if grid_scale is not None and (not _is_integer(grid_scale) or grid_scale < 1):
+    if grid_step is not None and not (_is_number(grid_step) and 0 < grid_step < math.inf):
         raise FixArgumentsError(
-            f"grid_scale={grid_scale!r}: pass the grid_scale of clipped_grad, a positive integer."
+            f"grid_step={grid_step!r}: pass l2_clip_norm / grid_scale, as given to clipped_grad."
         )
     sigma = _checked_sigma(stddev)
     key = keys.noise_key(prng_key)
@@ -76,7 +77,7 @@ def discrete_gaussian_privatizer(
             f"prng_key is a {key.generator} key, but discrete noise is drawn from ChaCha20: pass "
             "bevel.noise_addition.keys.new_key(), or leave it out."
         )
-    noise = _DiscreteNoise(key, sigma, grid_scale, checked_dtype(dtype), specs)
+    noise = _DiscreteNoise(key, sigma, grid_step, checked_dtype(dtype), specs)
     keys.claim(key, key.key)
     record = NoiseRecord("discrete gaussian", float(sigma), key.generator, key.secret)
     return Privatizer(noise.init, noise.update, record)
@@ -90,6 +91,10 @@ def zcdp_rho(stddev: float, sensitivity: float) -> float:
             "sensitivity at least 0."
         )
     return sensitivity**2 / (2 * stddev**2)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _is_integer(value: Any) -> bool:
@@ -113,7 +118,7 @@ class _DiscreteNoise:
 
     key: keys.NoiseKey
     sigma: int
-    grid_scale: int | None
+    grid_step: float | None
     dtype: np.dtype | None
     specs: PyTree = dataclasses.field(compare=False)  # `_noised_step` gets those of the leaves
 
@@ -151,7 +156,7 @@ def _noised_step(
     make = DiscreteGaussians(noise.sigma)
     draws = draw_leaves(lambda _: make, key, step, sums, specs, one_by_one=True)
     noised = [x.astype(np.int64) + z for x, z in zip(sums, draws, strict=True)]
-    if noise.grid_scale is None:
+    if noise.grid_step is None:
         return noised
     dtype = np.float32 if noise.dtype is None else noise.dtype
-    return [(x.astype(np.float64) / float(noise.grid_scale)).astype(dtype) for x in noised]
+    return [(x.astype(np.float64) * float(noise.grid_step)).astype(dtype) for x in noised]

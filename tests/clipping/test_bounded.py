@@ -364,7 +364,7 @@ def test_the_grid_does_not_wrap_around():
     with jax.enable_x64(True):
         x = np.full((2, 1), 1e9)
         try:
-            fn = clipped_fun(lambda x: x[0], l2_clip_norm=1e6, grid_scale=2**43)
+            fn = clipped_fun(lambda x: x[0], l2_clip_norm=1e6, grid_scale=2**63)
             whole, one = int(fn(x)[0]), int(fn(x[:1])[0])
         except FixArgumentsError:
             return  # refusing is safe too

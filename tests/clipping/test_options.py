@@ -127,8 +127,11 @@ def test_a_grid_needs_64_bit_integers():
     with pytest.raises(FixArgumentsError, match=r"jax.config.update\('jax_enable_x64', True\)"):
         bound(1.0, grid_scale=100)
     with jax.enable_x64(True):
-        assert bound(1.5, grid_scale=100) == 150.0
-        assert bound(1.5, grid_scale=np.int64(100)) == 150.0
+        assert bound(1.5, grid_scale=100) == 100.0
+        assert bound(1.5, grid_scale=np.int64(100)) == 100.0
+        for clip_norm in (0.0, float("inf")):
+            with pytest.raises(FixArgumentsError, match="positive, finite number"):
+                bound(clip_norm, grid_scale=100)
 
 
 @pytest.mark.parametrize(

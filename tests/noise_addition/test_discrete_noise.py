@@ -44,10 +44,10 @@ def test_results_are_integers_and_steps_differ():
     assert discrete.record.stddev == 50 and not discrete.record.key_is_secret
 
 
-def test_the_result_may_be_divided_by_the_grid():
+def test_the_result_may_be_multiplied_by_the_step_of_the_grid():
     whole, _ = privatizer().update(SUMS, privatizer().init(SUMS))
-    divided = privatizer(grid_scale=8)
-    found, _ = divided.update(SUMS, divided.init(SUMS))
+    multiplied = privatizer(grid_step=1 / 8)
+    found, _ = multiplied.update(SUMS, multiplied.init(SUMS))
     assert found["w"].dtype == np.float32
     np.testing.assert_array_equal(found["w"], np.asarray(whole["w"]) / 8)
 
@@ -73,11 +73,11 @@ def test_from_gradients_to_a_private_sum():
     for i in range(8):
         difference = np.asarray(total - grad_fn(w, np.delete(x, i, axis=0)))
         assert sum(int(d) ** 2 for d in difference.ravel()) <= grad_fn.sensitivity() ** 2
-    assert grad_fn.sensitivity() == 0.5 * scale
-    stddev = math.ceil(multiplier * grad_fn.sensitivity())
-    discrete = privatizer(stddev=stddev, grid_scale=scale)
+    assert grad_fn.sensitivity() == scale
+    stddev, step = math.ceil(multiplier * grad_fn.sensitivity()), 0.5 / scale
+    discrete = privatizer(stddev=stddev, grid_step=step)
     noised, _ = discrete.update(total, discrete.init(w))
-    assert np.max(np.abs(np.asarray(noised) - np.asarray(total) / scale)) < 6 * stddev / scale
+    assert np.max(np.abs(np.asarray(noised) - np.asarray(total) * step)) < 6 * stddev * step
     # Accounted as zCDP: what Gaussian noise of the same multiplier costs.
     rho = zcdp_rho(stddev, grad_fn.sensitivity())
     assert rho == pytest.approx(1 / (2 * multiplier**2))
@@ -113,15 +113,15 @@ def test_integer_stddevs_are_accepted(stddev):
     assert privatizer(stddev=stddev).record.stddev == float(stddev)
 
 
-@pytest.mark.parametrize("grid_scale", [0, 1.5, True])
-def test_grid_scale_is_that_of_clipped_grad(grid_scale):
-    with pytest.raises(FixArgumentsError, match="pass the grid_scale of clipped_grad"):
-        privatizer(grid_scale=grid_scale)
+@pytest.mark.parametrize("grid_step", [0, -1.5, True, math.inf, math.nan, "1"])
+def test_the_step_of_the_grid_is_positive(grid_step):
+    with pytest.raises(FixArgumentsError, match="pass l2_clip_norm / grid_scale"):
+        privatizer(grid_step=grid_step)
 
 
-def test_the_quotient_has_a_floating_point_dtype():
+def test_the_product_has_a_floating_point_dtype():
     with pytest.raises(FixArgumentsError, match="dtype=int32: pass a real floating-point dtype"):
-        privatizer(grid_scale=8, dtype=np.int32)
+        privatizer(grid_step=0.125, dtype=np.int32)
 
 
 def test_x64_is_needed():

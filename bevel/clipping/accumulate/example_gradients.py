@@ -244,7 +244,7 @@ def _materialised_sum(task: Task, gradient: Any, factor: Any, keep: Any) -> jax.
         return weighted_rows_of(keep, factor, gradient)
     dtype = precision.accumulation_dtype(gradient.dtype, factor.dtype)
     weighted = _along(factor, gradient).astype(dtype) * mask_examples(keep, gradient).astype(dtype)
-    return jnp.sum(on_grid(weighted, task.clip.grid_scale), axis=0)
+    return jnp.sum(on_grid(weighted, task.clip.norms[0], task.clip.grid_scale), axis=0)
 
 
 def _along(factor: jax.Array, like: jax.Array) -> jax.Array:

@@ -27,26 +27,21 @@ def x64():
 def test_rounding_after_tightening_stays_within_the_clip_norm():
     for dimension in (1, 7, 1000):
         limit = tightened(2.0, 100, dimension)
-        worst = np.full(dimension, limit / np.sqrt(dimension)) + 0.5 / 100
-        assert np.linalg.norm(worst) <= 2.0 + 1e-12
+        worst = np.full(dimension, 100 / 2.0 * limit / np.sqrt(dimension)) + 0.5  # in steps
+        assert np.linalg.norm(worst) <= 100 + 1e-9
         assert limit < 2.0
 
 
-@pytest.mark.parametrize("limit", [0.5, 0.4])
-def test_a_grid_whose_rounding_reaches_the_clip_norm_is_refused(limit):
-    with pytest.raises(FixArgumentsError, match=r"too coarse: rounding 100 numbers.*above 1") as e:
-        tightened(limit, 10, 100)
+@pytest.mark.parametrize("scale", [5, 4])
+def test_a_grid_whose_rounding_reaches_the_clip_norm_is_refused(scale):
+    with pytest.raises(FixArgumentsError, match=r"too coarse: rounding 100 numbers.*above 5") as e:
+        tightened(0.4, scale, 100)
     enough = int(str(e.value).split("grid_scale above ")[1].split(",")[0])
-    assert 0 < tightened(limit, enough + 1, 100) < limit
-
-
-def test_a_clip_norm_of_zero_is_refused():
-    with pytest.raises(FixArgumentsError, match="clip norm"):
-        tightened(0.0, 10, 100)
+    assert 0 < tightened(0.4, enough + 1, 100) < 0.4
 
 
 def test_numbers_go_to_the_nearest_multiple():
-    got = on_grid(jnp.array([0.0, 0.24, -0.26, 1.0, 2.5]), 2)
+    got = on_grid(jnp.array([0.0, 0.24, -0.26, 1.0, 2.5]), 5.0, 10)  # steps of 0.5
     assert got.dtype == jnp.int64
     assert got.tolist() == [0, 0, -1, 2, 5]
 
@@ -59,6 +54,19 @@ def test_each_contribution_is_whole_and_within_the_bound():
         assert np.linalg.norm(got) <= SCALE
         exact = row * min(1.0, limit / np.linalg.norm(row.astype(np.float64)))
         np.testing.assert_allclose(got, SCALE * exact, atol=0.51)
+
+
+@pytest.mark.parametrize("clip_norm", [0.3, 5.0, 1e-6, 1e6])
+def test_the_norm_of_the_integers_is_at_most_the_scale_for_every_clip_norm(clip_norm):
+    # As in JAX Privacy: noise that is a multiple of the scale fits every clip norm.
+    rows = ROWS * np.float32(10 * clip_norm)
+    fn = clipped_fun(lambda x: x[0], l2_clip_norm=clip_norm, grid_scale=SCALE)
+    assert fn.l2_norm_bound == SCALE
+    for row in rows:
+        got = np.asarray(fn(row[None]), np.float64)
+        assert 0.99 * SCALE <= np.linalg.norm(got) <= SCALE
+        exact = row * clip_norm / np.linalg.norm(row.astype(np.float64))
+        np.testing.assert_allclose(got * clip_norm / SCALE, exact, atol=2 * clip_norm / SCALE)
 
 
 def test_the_sum_is_exact_in_every_order_and_every_piece():
