@@ -78,7 +78,7 @@ class Clip:
             raise FixArgumentsError("grid_scale takes one l2_clip_norm, not a tree of them.")
         if self.traced or not 0 < self.norms[0] < math.inf:
             raise FixArgumentsError(
-                f"l2_clip_norm={self.norms[0]}: a step of the grid is l2_clip_norm / grid_scale, so "
+                f"l2_clip_norm={self.norms[0]}: a step of the grid is l2_clip_norm / grid_scale: "
                 "pass a positive, finite number."
             )
         if not float(scale or 0) < LARGEST_ON_GRID:

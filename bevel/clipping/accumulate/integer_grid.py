@@ -26,4 +26,4 @@ def tightened(clip_norm: float, grid_scale: int, dimension: int) -> float:
 
 def on_grid(x: jax.Array, clip_norm: float, grid_scale: int) -> jax.Array:
     """`x` as int64 multiples of clip_norm / grid_scale."""
-    return jnp.round(x * (grid_scale / clip_norm)).astype(jnp.int64)
+    return jnp.round(x * float(grid_scale / clip_norm)).astype(jnp.int64)
