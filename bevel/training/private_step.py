@@ -16,7 +16,7 @@ from bevel.training.contribution import Augmentation, LossFn, contribution
 from bevel.training.digest import digest
 from bevel.training.program_digest import derivative_digest, program_digest
 from bevel.training.raw_metrics import measures
-from bevel.training.state import Trainable, TrainingState, joined, split
+from bevel.training.state import Trainable, TrainingState, joined, split, widened
 
 PyTree = Any
 
@@ -91,8 +91,12 @@ class PrivateStep:
     def update(self, noised: PyTree, state: TrainingState) -> tuple[PyTree, Any]:
         """The new parameters and optimizer state."""
         trained, frozen = split(state.params, self.trainable)
-        updates, opt_state = self.optimizer.update(noised, state.opt_state, trained)
-        return joined(optax.apply_updates(trained, updates), frozen), opt_state
+        wide = widened(trained)
+        updates, opt_state = self.optimizer.update(noised, state.opt_state, wide)
+        new = jax.tree.map(
+            lambda p, old: p.astype(old.dtype), optax.apply_updates(wide, updates), trained
+        )
+        return joined(new, frozen), opt_state
 
     def average(self, state: TrainingState, params: PyTree) -> PyTree:
         """The exponential moving average of the trained parameters, or None."""
@@ -105,7 +109,7 @@ class PrivateStep:
             share = (1 - decay).astype(average.dtype)
             return average + share * (new - average)
 
-        return jax.tree.map(moved, state.average, split(params, self.trainable)[0])
+        return jax.tree.map(moved, state.average, widened(split(params, self.trainable)[0]))
 
     def measured(
         self, state: TrainingState, batch: tuple[PyTree, Any], is_padding: jax.Array, key_data: Any
@@ -139,7 +143,7 @@ class PrivateStep:
 
     def digests(self, state: TrainingState) -> dict[str, str]:
         """Digests of the loss and the optimizer, once a step was traced."""
-        trained, _ = split(state.params, self.trainable)
+        trained = widened(split(state.params, self.trainable)[0])
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (trained, state.opt_state, trained)
         )

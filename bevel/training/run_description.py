@@ -21,7 +21,7 @@ from bevel.training.folder_run import FolderRun
 from bevel.training.identity import Change, Identity, flatten, named_values, plan_settings
 from bevel.training.run_json import now
 from bevel.training.run_options import RunOptions
-from bevel.training.state import TrainingState, path_text, split
+from bevel.training.state import TrainingState, path_text, split, trained_paths
 
 if TYPE_CHECKING:
     from bevel.training.trainer import Trainer
@@ -126,13 +126,15 @@ def shared_by_processes(
         for x in jax.tree.leaves(state)
         if getattr(x, "is_fully_addressable", True)
     ]
+    given = state.params if isinstance(state, TrainingState) else state
     return {
         "plan": trainer.plan.fingerprint(),
         "initial parameters": f"{jax.tree.structure(state)} {params}",
         "data": data.fingerprint(batches.source, b"compared in memory only", batches.population),
         "options": str(dataclasses.replace(options, progress=None)),
         "versions": " ".join(str(version_of(name)) for name in PACKAGES),
-        "trainer": f"{trainer.rules} {trainer.batch_axes} {trainer.trainable} {trainer.ema_decay}",
+        "trainer": f"{trainer.rules} {trainer.batch_axes} {trainer.ema_decay} "
+        + " ".join(trained_paths(given, trainer.trainable)),
     }
 
 

@@ -2,17 +2,20 @@
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bevel import precision
 from bevel.errors import FixArgumentsError
 
 PyTree = Any
-Trainable = Callable[[str], bool] | str | tuple[str, ...] | None
+# Patterns of paths, a function of a path, or a tree of booleans like the parameters
+Trainable = Callable[[str], bool] | str | Sequence[str] | PyTree | None
 
 
 @jax.tree_util.register_dataclass
@@ -28,7 +31,8 @@ class TrainingState:
       params: the parameters of the model, including frozen ones.
       opt_state: the optimizer state of the trainable parameters.
       noise_state: the state of the plan's noise. Private, although it does not contain the key.
-      average: the moving average of the trainable parameters (`ema_decay`), or None.
+      average: the moving average of the trainable parameters (`ema_decay`) in float32 or wider, or
+        None.
     """
 
     step: Any
@@ -61,7 +65,7 @@ class ReleasedState:
         if self.average is None:
             return self.params
         return jax.tree.map(
-            lambda average, p: p if average is None else average,
+            lambda average, p: p if average is None else average.astype(p.dtype),
             self.average,
             self.params,
             is_leaf=lambda x: x is None,
@@ -71,11 +75,11 @@ class ReleasedState:
 def split(params: PyTree, trainable: Trainable) -> tuple[PyTree, PyTree]:
     """Splits parameters into two trees like `params`: trainable and frozen, None for the others.
 
-    `trainable` is a function of a parameter's path ("encoder/0/kernel"), or one or more patterns
-    that the path must match, such as "*/lora_*". None trains all parameters.
+    `trainable` is a function of a parameter's path ("encoder/0/kernel"), one or more patterns of
+    which the path must match one, such as "*/lora_*", or a tree of booleans with the structure of
+    `params`. None trains all parameters.
     """
-    matches = _path_predicate(trainable)
-    mask = jax.tree_util.tree_map_with_path(lambda path, _: matches(path_text(path)), params)
+    mask = _mask(params, trainable)
     if not any(jax.tree.leaves(mask)):
         names = [path_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         raise FixArgumentsError(
@@ -93,12 +97,59 @@ def joined(trainable: PyTree, frozen: PyTree) -> PyTree:
     )
 
 
+def trained_paths(params: PyTree, trainable: Trainable) -> list[str]:
+    """The paths of the parameters that are trained."""
+    trained, _ = split(params, trainable)
+    return [path_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(trained)]
+
+
+def widened(tree: PyTree) -> PyTree:
+    """Floating-point arrays in at least float32: what the optimizer sees.
+
+    Otherwise its state would begin in bfloat16 and become float32 with the first noised gradient.
+    """
+
+    def wide(x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return x.astype(precision.accumulation_dtype(x.dtype))
+
+    return jax.tree.map(wide, tree)
+
+
+def _mask(params: PyTree, trainable: Trainable) -> PyTree:
+    """A tree of booleans: which parameters are trained."""
+    if _is_mask(trainable):
+        given: Any = jax.tree.structure(trainable)
+        if given != jax.tree.structure(params):
+            names = [path_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+            raise FixArgumentsError(
+                f"trainable is a tree of {given.num_leaves} booleans, which does not have the "
+                f"structure of the {len(names)} parameters ({', '.join(names[:4])}, ...). Pass one "
+                "boolean for each, or patterns of paths such as '*/lora_*'."
+            )
+        return jax.tree.map(bool, trainable)
+    matches = _path_predicate(trainable)
+    return jax.tree_util.tree_map_with_path(lambda path, _: matches(path_text(path)), params)
+
+
+def _is_mask(trainable: Trainable) -> bool:
+    leaves = jax.tree.leaves(trainable)
+    return bool(leaves) and all(isinstance(x, bool | np.bool) for x in leaves)
+
+
 def _path_predicate(trainable: Trainable) -> Callable[[str], bool]:
     if trainable is None:
         return lambda path: True
     if callable(trainable):
         return lambda path: bool(trainable(path))
-    patterns = (trainable,) if isinstance(trainable, str) else tuple(trainable)
+    patterns = (trainable,) if isinstance(trainable, str) else trainable
+    is_sequence = isinstance(patterns, list | tuple)
+    if not is_sequence or not patterns or not all(isinstance(p, str) for p in patterns):
+        raise FixArgumentsError(
+            f"trainable={trainable!r:.80}: pass patterns of paths such as '*/lora_*', a function "
+            "of a path, or a tree of booleans with the structure of the parameters."
+        )
     return lambda path: any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
 

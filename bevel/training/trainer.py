@@ -30,7 +30,15 @@ from bevel.training.private_step import PrivateStep
 from bevel.training.process_agreement import check_same
 from bevel.training.run_description import shared_by_processes
 from bevel.training.run_options import RunOptions
-from bevel.training.state import ReleasedState, Trainable, TrainingState, copied, on_mesh, split
+from bevel.training.state import (
+    ReleasedState,
+    Trainable,
+    TrainingState,
+    copied,
+    on_mesh,
+    split,
+    widened,
+)
 
 PyTree = Any
 Optimizer: TypeAlias = AugmentedGradientTransformation | optax.GradientTransformation
@@ -46,8 +54,9 @@ class Trainer:
       optimizer: an optax optimizer, `scale_then_privatize(...)`, or a function from the plan to an
         optimizer, such as `lambda plan: dp_adam(1e-3, noise_stddev=plan.noise_stddev)`. Learning
         rates may be schedules. The optimizer sees noised gradients only.
-      trainable: patterns of paths of the parameters that are trained ("*/lora_*"). The others are
-        frozen: they have no gradient, noise or optimizer state.
+      trainable: which parameters are trained: patterns of paths ("*/lora_*"), a function of a path,
+        or a tree of booleans. The others are frozen: they have no gradient, noise or optimizer
+        state.
       augmentation: several views of one example, clipped as one.
       ema_decay: the decay of an exponential moving average of the parameters; early in training it
         is (1 + step) / (10 + step) if that is less. Evaluation then sees the average.
@@ -117,9 +126,9 @@ class Trainer:
         state = TrainingState(
             step=jnp.zeros((), jnp.int32),
             params=params,
-            opt_state=self._optimizer.init(trained),
+            opt_state=self._optimizer.init(widened(trained)),
             noise_state=self.plan.noise_addition_transform.init(trained),
-            average=None if self.ema_decay is None else trained,
+            average=None if self.ema_decay is None else widened(trained),
         )
         # Copy: an aliased buffer cannot be donated twice.
         return on_mesh(copied(state), self.mesh)

@@ -101,6 +101,34 @@ def test_frozen_parameters_have_neither_gradient_nor_noise_nor_state():
         runs.fit(of=runs.trainer(trainable="adapter/*"))
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [optax.adam(0.1), optax.adamw(0.1, weight_decay=0.01), optax.sgd(0.1, momentum=0.9)],
+    ids=["adam", "adamw", "momentum"],
+)
+def test_bfloat16_parameters_stay_bfloat16_and_the_optimizer_works_in_float32(optimizer):
+    def loss(p, batch, prng):
+        return runs.loss(jax.tree.map(lambda x: x.astype(jnp.float32), p), batch, prng)
+
+    begin = jax.tree.map(lambda x: x.astype(jnp.bfloat16), runs.params())
+    trainer = runs.trainer(loss_fn=loss, optimizer=optimizer, ema_decay=0.5)
+    evaluated = []
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam needs it
+        state = runs.fit(of=trainer, begin=begin, evaluate=lambda p: evaluated.append(p) or {})
+    for tree in (state.params, evaluated[-1]):
+        assert {x.dtype for x in jax.tree.leaves(tree)} == {jnp.dtype("bfloat16")}
+    # In bfloat16, an average with a decay of 0.999 would never move.
+    assert {x.dtype for x in jax.tree.leaves(state.average)} == {jnp.dtype("float32")}
+    moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
+    assert moments and {x.dtype for x in moments} == {jnp.dtype("float32")}
+    assert np.abs(np.asarray(state.params["w"], np.float32)).min() > 0
+
+
+def test_a_tree_of_booleans_trains_the_leaves_that_are_true():
+    state = runs.fit(of=runs.trainer(trainable={"w": False, "b": True}))
+    assert not np.asarray(state.params["w"]).any() and np.asarray(state.params["b"]).all()
+
+
 def test_the_average_follows_the_parameters():
     seen = []
     trainer = runs.trainer(ema_decay=0.5)
