@@ -91,7 +91,7 @@ class ConvolutionGradient:
             for side in (pair.left, pair.right)
         )
         sums_of = self.gram_sums if way == "gram" else self.product_sums
-        parts = in_chunks(sums_of, x, g) if way == "gram" else sums_of(x, g)
+        parts = _in_chunks(sums_of, x, g) if way == "gram" else sums_of(x, g)
         lead = self.x.shape[: 1 + self.separate]
         shift = gram.length(parts.shift.reshape(lead))
         sums = NormSums(*(gram.sum_from(y.reshape(lead)) for y in parts))._replace(shift=shift)
@@ -231,7 +231,7 @@ class ConvolutionGradient:
         return total(x, g)
 
 
-def in_chunks(
+def _in_chunks(
     sums_of: Callable[[jax.Array, jax.Array], NormSums], x: jax.Array, g: jax.Array
 ) -> NormSums:
     """Sums of all examples. On a CPU, unless a mesh may split them, of a few at a time.
