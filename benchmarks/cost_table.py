@@ -1,6 +1,7 @@
 """Merges the results of `clipping.py --json FILE` into the table of the README.
 
-    OPTIONS="--size full --dtype bfloat16 --columns grad,bevel,step,private_step,naive --seconds 570"
+    OPTIONS="--size full --dtype bfloat16 --seconds 570"
+    OPTIONS="$OPTIONS --columns grad,bevel,step,private_step,naive"
     python benchmarks/clipping.py $OPTIONS --cases mlp,wrn,vit --json A.json
     python benchmarks/clipping.py $OPTIONS --cases gpt_loop_32,gpt_loop_128 --json B.json
     python benchmarks/clipping.py $OPTIONS --cases gpt_scan_32,gpt_scan_remat_32 --json C.json
