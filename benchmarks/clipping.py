@@ -1,7 +1,8 @@
 """Measures the cost of `bevel.clipped_grad` relative to `jax.grad` and per-example `vmap(grad)`.
 
     python benchmarks/clipping.py                 # small sizes, for a CPU
-    python benchmarks/clipping.py --size full --cases mlp,gpt_loop_32 --dtype bfloat16
+    python benchmarks/clipping.py --size full --cases mlp,gpt_loop_32 --dtype bfloat16 --json A.json
+    python benchmarks/clipping.py --merge A.json B.json    # the table of the README
 
 Each case and dtype has its own process, so that running out of memory affects only its own row. The
 process compiles every column first and then times steps in rounds, column after column, so that
@@ -37,7 +38,9 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import cost_table
 import models
+import training_steps
 
 import bevel
 
@@ -45,7 +48,7 @@ CLIP_NORM = 1.0
 TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-2}  # of the difference at equal norm
 MOST_SLACK = {"float32": 2e-2, "bfloat16": 6e-2}
 # Columns that may fail to compile come last, so that a restart without them repeats little.
-COLUMNS = ("grad", "bevel", "naive", "jax_privacy", "opacus")
+COLUMNS = ("grad", "bevel", "step", "private_step", "naive", "jax_privacy", "opacus")
 # Modes of memory other than the default, for rows with remat. They run only if you name them.
 MODES = tuple(f"bevel/{mode}" for mode in ("microbatches", "boundaries", "low", "bookkeeping"))
 MICROBATCHES = (1, 4, 16)  # microbatches tried for JAX Privacy; the fastest is reported
@@ -75,14 +78,14 @@ def naive(case: models.Case) -> Callable[..., Any]:
 
 
 def column_function(column: str, case: models.Case) -> Callable[..., Any]:
-    """The step of a column, as a function of (params, batch, *frozen)."""
-    if column == "grad":
+    """The function of a column, which takes (params, batch, *frozen)."""
+    if column in ("grad", "step"):
         return jax.grad(case.loss)
     if column == "naive":
         return naive(case)
     clip = {"l2_clip_norm": CLIP_NORM, "normalize_by": case.batch_size}
     name, *mode = column.split("/")
-    if name == "bevel":
+    if name in ("bevel", "private_step"):
         return bevel.clipped_grad(case.loss, **clip, memory=mode[0] if mode else "auto")
     import jax_privacy
 
@@ -119,16 +122,25 @@ def report_failures(column: str, stage: str) -> Iterator[None]:
         send(column=column, failed=text.removeprefix("MemoryError: ")[:160])
 
 
-def compile_column(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, dict]:
+def compile_column(column: str, case: models.Case) -> tuple[Any, dict]:
     jax.clear_caches()  # so that this column does not reuse what earlier ones traced
+    function, arguments = column_function(column, case), case.arguments
+    whole = None
+    if column in ("step", "private_step"):
+        noise = training_steps.NOISE_MULTIPLIER * CLIP_NORM / case.batch_size
+        stddev = noise if column == "private_step" else None
+        whole = training_steps.TrainingStep(function, case.params, stddev)
+        function, arguments = whole.step, (whole.state, *arguments[1:])
     start = time.perf_counter()
-    traced = jax.jit(function).trace(*arguments)
+    traced = jax.jit(function, donate_argnums=() if whole is None else 0).trace(*arguments)
     middle = time.perf_counter()
     compiled = traced.lower().compile()
     end = time.perf_counter()
     memory = compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    return compiled, {
+    if whole is not None:
+        whole.compiled = compiled
+    return whole or compiled, {
         "trace_s": middle - start,
         "compile_s": end - middle,
         "memory_bytes": held + memory.temp_size_in_bytes - memory.alias_size_in_bytes,
@@ -184,7 +196,7 @@ def measure(name: str, dtype: str, columns: list[str], size: str, steps: int, **
         with report_failures(column, "compile"):
             if column == "naive" and not rest["try_naive"]:
                 check_memory(case)
-            program, numbers = compile_column(column_function(column, case), case.arguments)
+            program, numbers = compile_column(column, case)
             send(column=column, **numbers)
             programs[column] = program
     for column, program in programs.items():
@@ -307,7 +319,8 @@ def parse() -> argparse.Namespace:
     add("--dtype", choices=(*TOLERANCE, "both"), help="small: float32; full: both")
     add("--columns", type=names, default=list(COLUMNS), help=",".join(COLUMNS))
     add("--steps", type=int, help="timed rounds, at least 10; small: 10; full: 20")
-    add("--json", type=Path, default=Path("build/clipping.json"))
+    add("--json", "--save", type=Path, default=Path("build/clipping.json"))
+    add("--merge", type=Path, nargs="+", metavar="FILE", help="print the table of these results")
     add("--compile-limit", type=float, default=240, help="seconds to compile one column")
     add("--seconds", type=float, default=math.inf, help="time limit of the whole run")
     add("--try-naive", action="store_true", help="run naive even if it is not expected to fit")
@@ -338,13 +351,17 @@ def main() -> int:
     if options.measure:
         measure(**options.measure)
         return 0
+    if options.merge:
+        print(cost_table.merge_files(options.merge))
+        return 0
     options.steps = max(options.steps or (10 if options.size == "small" else 20), 10)
     options.columns = installed(options.columns)
     options.deadline = time.monotonic() + options.seconds
     options.json.parent.mkdir(parents=True, exist_ok=True)
     dtype = options.dtype or ("float32" if options.size == "small" else "both")
     date, versions = str(datetime.date.today()), f"jax {jax.__version__}, bevel {bevel.__version__}"
-    report: dict[str, Any] = {"date": date, "versions": versions, "size": options.size, "rows": []}
+    about = {"date": date, "versions": versions, "commit": cost_table.commit()}
+    report: dict[str, Any] = {**about, "size": options.size, "rows": []}
     heads = ["case", "column", *(head for m in MEASURES for head in (m, "ratio")), "note"]
     print("\n| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads), flush=True)
     for name in options.cases:

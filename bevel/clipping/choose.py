@@ -25,6 +25,8 @@ MATERIALISED_MEMORY: Mapping[str, Mapping[int, float]] = {
     "tpu": {2: 1.0, 4: 1.0, 8: 1.0},
     "cpu": {2: 2.0, 4: 2.0, 8: 2.0},
 }
+# On a CPU, that of a convolution is also copied once, into the order of its kernel.
+CONVOLUTION_MEMORY = 1.5
 SMALL = 2**14  # gradients with fewer elements may always be materialised
 
 
@@ -147,6 +149,8 @@ def _within_memory(
     if not tapped:
         return costs
     times = MATERIALISED_MEMORY.get(jax.default_backend(), MATERIALISED_MEMORY["gpu"])[itemsize]
+    if any(use.sizes.pixels for use in uses) and jax.default_backend() == "cpu":
+        times = CONVOLUTION_MEMORY
     limit = times * min(cost.memory for cost in tapped.values())
     in_loop = any(kind == SEPARATE for use in uses for kind, _ in use.loops)
     if in_loop and placed and not on_one_device():

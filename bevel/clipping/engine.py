@@ -3,21 +3,30 @@
 `plan_call` takes the first three and computes nothing. `clipped_sum` runs the plan.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
+from bevel.clipping.accumulate.bounded_sums import BoundedSums
 from bevel.clipping.accumulate.clip_groups import group_by_clip_norm
-from bevel.clipping.accumulate.low_memory import recomputed_sums
+from bevel.clipping.accumulate.low_memory import SumsAndNorms, recomputed_sums
 from bevel.clipping.accumulate.microbatches import in_microbatches
 from bevel.clipping.accumulate.second_pass import SecondPass
-from bevel.clipping.accumulate.sums import clip_and_sum, finish, sharded_like_params
+from bevel.clipping.accumulate.sums import (
+    RecomputedSums,
+    clip_and_sum,
+    finish,
+    sharded_like_params,
+)
 from bevel.clipping.arguments import Call, Leaves, batch_size
 from bevel.clipping.bounded import Aux, TracedProgram
 from bevel.clipping.memory import plan_within_memory
+from bevel.clipping.norms import Norm
 from bevel.clipping.options import Task
 from bevel.clipping.plan import (
     ClipPlan,
@@ -182,36 +191,37 @@ def _batched(task: Task, plan: ClipPlan) -> Runner:
     return run
 
 
-def _recomputed(
-    plan: ClipPlan, values: Leaves, outputs: ExampleOutputs
-) -> Callable[[list[Any], Any], dict[int, Any]]:
+def _recomputed(plan: ClipPlan, values: Leaves, outputs: ExampleOutputs) -> RecomputedSums:
     """The sums of the taps whose values a second pass computes again."""
     taps = [tap for tap in plan.taps if tap.recompute]
-    groups = [plan.groups.of_leaf[tap.param] for tap in taps]
+    groups = {tap.param: plan.groups.of_leaf[tap.param] for tap in taps}
+    uses = [(use, tap.way, groups[tap.param]) for tap in taps for use in tap.uses]
+    inside = {
+        boundary.path: [use for use in uses if boundary.contains(use[0].path)]
+        for boundary in plan.boundaries
+    }
+    held = dict(zip(plan.readings, outputs.readings, strict=True)) if inside else {}
 
-    def sums(factors: list[Any], keep: Any) -> dict[int, Any]:
+    def again(arrays: Any, factors: list[Any], keep: Any) -> SumsAndNorms:
+        consts, values, held = arrays
+        jaxpr = ClosedJaxpr(plan.loss.jaxpr.jaxpr, consts)
+        loss = dataclasses.replace(plan.loss, jaxpr=jaxpr)
+        if not inside:
+            run = recomputed_sums(loss, plan.arguments, taps, list(groups.values()), plan.layout)
+            return run(values, factors, keep)
+        boundaries = {boundary.path: boundary for boundary in plan.boundaries}
+        second_pass = SecondPass(
+            loss, plan.layout, boundaries, inside, values.params, factors, keep
+        )
+        return second_pass.sums(values, dict(zip(inside, held, strict=True)))
+
+    def sums(factors: list[Any], keep: Any, norms: Mapping[int, Norm]) -> dict[int, Any]:
         if not taps:
             return {}
         keep = jnp.ones_like(factors[0], bool) if keep is None else keep
-        if not plan.boundaries:
-            again = recomputed_sums(plan.loss, plan.arguments, taps, groups, plan.layout)
-            return again(values, factors, keep)
-        uses = [(use, tap.way, g) for tap, g in zip(taps, groups, strict=True) for use in tap.uses]
-        inside = {
-            boundary.path: [use for use in uses if boundary.contains(use[0].path)]
-            for boundary in plan.boundaries
-        }
-        held = dict(zip(plan.readings, outputs.readings, strict=True))
-        second_pass = SecondPass(
-            plan.loss,
-            plan.layout,
-            {boundary.path: boundary for boundary in plan.boundaries},
-            inside,
-            values.params,
-            factors,
-            keep,
-        )
-        return second_pass.sums(values, {path: held[path] for path in inside})
+        arrays = (plan.loss.jaxpr.consts, values, [held[path] for path in inside])
+        bounded = BoundedSums(again, groups, plan.layout.batch_axes)
+        return bounded.sums(arrays, factors, keep, norms)
 
     return sums
 

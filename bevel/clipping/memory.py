@@ -7,7 +7,8 @@
 | boundaries   | held: inputs and cotangents of each remat; the rest is recomputed  | 6           |
 | low          | nothing is held: a second backward pass recomputes everything      | 7           |
 
-Work is in units of one forward pass, beside the norms; `jax.grad` takes 3, or 4 with remat. Where
+Work is in units of one forward pass, beside the norms, which the last two modes compute twice;
+`jax.grad` takes 3, or 4 with remat. Where
 values are held, a remat saves its products with parameters and recomputes the rest. The clipped sum
 is additive over microbatches, so all modes give the same result. Estimates come from shapes alone:
 the choice never depends on how much memory happens to be free.
@@ -16,7 +17,7 @@ the choice never depends on how much memory happens to be free.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 PEAK_BY_DEFAULT = 1.05
 # By default, boundaries are held if they take at most this many times its temporaries.
 BOUNDARIES_BY_DEFAULT = 2.0
+# By default, temporaries of at most this many bytes per device are never worth more work.
+NEGLIGIBLE = 2**20
 
 REASONS = {
     "microbatches": "the least work: no product with parameters is recomputed",
@@ -139,8 +142,7 @@ def plan_within_memory(
     `planned` makes the plan of a mode.
     """
     memory, given = task.speed.memory, task.speed.microbatch_size
-    jaxpr = loss.jaxpr.jaxpr
-    remats = list(remat.remats(jaxpr))
+    remats = list(remat.remats(loss.jaxpr.jaxpr))
     has_remat = bool(remats) and not any(map(remat.offloads, remats))
     if not task.gradient or task.needs_whole_gradients or (memory == "auto" and not has_remat):
         chosen = MemoryPlan("bookkeeping", given, has_remat=has_remat)
@@ -151,30 +153,57 @@ def plan_within_memory(
 
     modes = _modes_to_try(memory, has_remat, _may_regather(layout, leaves.params))
     estimates = dict[str, int]()
+    grad: Footprint | None = None
     for mode in modes:
         plan = planned(mode)
-        shards = _batch_shards(plan, leaves)
-        local = max(1, leaves.batch[0].shape[0] // shards)
-        if not estimates:
-            grad = _grad_footprint(loss, plan.arguments)
-            estimates["jax.grad"] = grad.bytes(local)
-        footprint = plan.footprint(grad)
-        limit = _limit(memory, mode, estimates["jax.grad"], plan)
-        if given is None:
-            most = _largest_microbatch(footprint, local, limit, plan.bytes_of_sums)
-        else:
-            own = max(1, given // shards)
-            most = own if footprint.bytes(own) <= limit else None
+        grad = grad or _grad_footprint(loss, plan.arguments)
+        fit = _fit(plan, grad, leaves, memory, mode, given)
+        estimates |= {"jax.grad": fit.grad, mode: fit.bytes}
         last = mode == modes[-1] and isinstance(memory, str)
-        pieces = most or 1
-        estimates[mode] = footprint.bytes(pieces) + (plan.bytes_of_sums if pieces < local else 0)
-        if most is None and not last:
-            continue
-        size = given if most == local or given is not None else pieces * shards
-        why = "asked for" if memory == mode else REASONS[mode]
-        return dataclasses.replace(plan, memory=MemoryPlan(mode, size, why, has_remat, estimates))
+        if fit.within or last:
+            why = "asked for" if memory == mode else REASONS[mode]
+            chosen = MemoryPlan(mode, fit.microbatch_size, why, has_remat, estimates)
+            return dataclasses.replace(plan, memory=chosen)
+    raise _no_mode_fits(memory, estimates)
+
+
+class _Fit(NamedTuple):
+    """The largest microbatches of one mode, and whether they are within the limit."""
+
+    within: bool
+    microbatch_size: int | None  # examples, on all devices together; None: the whole batch
+    bytes: int  # estimated temporaries per device
+    grad: int  # those of `jax.grad`, for the whole batch
+
+
+def _fit(
+    plan: "ClipPlan",
+    grad: Footprint,
+    leaves: Leaves,
+    memory: str | int | float,
+    mode: str,
+    given: int | None,
+) -> _Fit:
+    """How much of the batch a mode can take at once; one example per device if nothing fits."""
+    shards = _batch_shards(plan, leaves)
+    local = max(1, leaves.batch[0].shape[0] // shards)
+    footprint = plan.footprint(grad)
+    of_grad = grad.bytes(local)
+    limit = _limit(memory, mode, of_grad, plan)
+    if given is None:
+        most = _largest_microbatch(footprint, local, limit, plan.bytes_of_sums)
+    else:
+        own = max(1, given // shards)
+        most = own if footprint.bytes(own) <= limit else None
+    examples = most or 1
+    needed = footprint.bytes(examples) + (plan.bytes_of_sums if examples < local else 0)
+    size = given if most == local or given is not None else examples * shards
+    return _Fit(most is not None, size, needed, of_grad)
+
+
+def _no_mode_fits(memory: str | int | float, estimates: Mapping[str, int]) -> FixArgumentsError:
     least = min(bytes for mode, bytes in estimates.items() if mode != "jax.grad")
-    raise FixArgumentsError(
+    return FixArgumentsError(
         f"memory={memory!r} allows less than this call needs, about {least:,} bytes of temporaries "
         f"per device (jax.grad: {estimates['jax.grad']:,}). Pass memory={least}, or use more "
         "devices."
@@ -212,9 +241,9 @@ def _limit(memory: str | int | float, mode: str, grad: int, plan: "ClipPlan") ->
     if isinstance(memory, int):
         return memory
     if mode == "boundaries":
-        return BOUNDARIES_BY_DEFAULT * grad
+        return max(BOUNDARIES_BY_DEFAULT * grad, NEGLIGIBLE)
     outside = 2 * sum(bytes_of(x) for x in plan.arguments.params)  # arguments and results
-    return PEAK_BY_DEFAULT * (grad + outside) - outside
+    return max(PEAK_BY_DEFAULT * (grad + outside) - outside, NEGLIGIBLE)
 
 
 def _largest_microbatch(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from bevel.clipping.accumulate.bounded_sums import rounding_of_bounds
 from bevel.clipping.accumulate.clip_groups import ClipGroups
 from bevel.clipping.accumulate.low_memory import ReadNorm, can_recompute
 from bevel.clipping.arguments import Leaves
@@ -202,8 +203,9 @@ def differentiated(
 ) -> tuple[Callable[[Leaves], ExampleOutputs], list[Any]]:
     """The differentiated function of one example, and what each of its readings is."""
     # One equation is read once, however many parameters it is a use of.
+    margin = 2 * rounding_of_bounds(sum(tap.recompute for tap in taps))
     reads: dict[Any, tuple[Use, TapReader]] = {
-        use.path: (use, ReadNorm(tap.way) if tap.recompute else HoldValues())
+        use.path: (use, ReadNorm(tap.way, margin) if tap.recompute else HoldValues())
         for tap in taps
         for use in tap.uses
     }

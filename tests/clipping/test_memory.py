@@ -233,6 +233,11 @@ def test_auto_takes_the_largest_microbatches_that_fit():
     assert doubled.microbatch_size == 2 * chosen.microbatch_size
 
 
+def test_auto_takes_a_tiny_batch_at_once():
+    chosen = plan(in_scan, PARAMS, BATCH).memory
+    assert (chosen.mode, chosen.microbatch_size) == ("microbatches", None)
+
+
 def test_auto_changes_nothing_without_remat():
     chosen = plan(functools.partial(in_scan, wrap=lambda f: f), WIDE, LONG).memory
     assert (chosen.mode, chosen.microbatch_size) == ("bookkeeping", None)

@@ -2,7 +2,7 @@
 
 The first backward pass held the inputs and cotangents of every remat. The second pass walks the
 loss, evaluates only what is the same for every example, and at each remat computes the weighted
-sums of the gradients inside it. A scan over layers stays a scan.
+sums of the gradients inside it, with the norms of what it sums. A scan over layers stays a scan.
 """
 
 import dataclasses
@@ -13,7 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from bevel.clipping.accumulate.low_memory import ReadWeightedSum, add_by_parameter
+from bevel.clipping.accumulate.low_memory import (
+    ReadWeightedSum,
+    SumsAndNorms,
+    add_by_parameter,
+    available_after,
+)
 from bevel.clipping.accumulate.slices import tied_to_slice
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.program.batching import over_examples, replay_equation
@@ -42,15 +47,19 @@ class SecondPass:
     factors: Sequence[Any]
     keep: Any
 
-    def sums(self, values: Leaves, held: Held) -> dict[int, Any]:
-        """The sums by parameter. `values` are the arguments of the batch."""
+    def sums(self, values: Leaves, held: Held) -> SumsAndNorms:
+        """The sums and norms by parameter. `values` are the arguments of the batch."""
         examples = len(values.batch) + len(values.keys)
         inputs = [*values.params, *[None] * examples, *values.constants]
         held = {path: self._by_step(self.boundaries[path], r) for path, r in held.items()}
         program = self.loss.jaxpr
         _, totals = self._run(program.jaxpr, program.consts, inputs, (), held)
-        used = {use.path: use for uses in self.uses.values() for use, _, _ in uses}
-        return add_by_parameter([(used[path], total) for path, total in totals.items()])
+        read = []
+        for path, boundary in self.boundaries.items():
+            for use, _, _ in self.uses[path]:
+                total, norms = totals[use.path]
+                read.append((use, total, jnp.moveaxis(norms, len(boundary.lengths), 0)))
+        return add_by_parameter(read)
 
     def _by_step(self, boundary: Boundary, reading: TapReading) -> TapReading:
         """What is held for a boundary, with the steps of its loops first, then the examples."""
@@ -58,15 +67,15 @@ class SecondPass:
         h, g = jax.tree.map(lambda x: jnp.moveaxis(x, 0, steps), (reading.h, reading.g))
         # Behind the coefficients: otherwise the compiler would share what is recomputed with the
         # first pass, and keep it.
-        return TapReading(*jax.lax.optimization_barrier((h, g, self.factors[0]))[:2])
+        return TapReading(*available_after((h, g), self.factors[0]))
 
     def _run(
         self, jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], path: Path, held: Held
-    ) -> tuple[list[Any], dict[Path, Any]]:
-        """The outputs that are the same for every example, or None, and the sums by use."""
+    ) -> tuple[list[Any], dict[Path, list[Any]]]:
+        """The outputs that are the same for every example, or None, and sums and norms by use."""
         env = {v: x for v, x in zip(jaxpr.invars, inputs, strict=True) if x is not None}
         env |= dict(zip(jaxpr.constvars, consts, strict=True))
-        totals: dict[Path, Any] = {}
+        totals: dict[Path, list[Any]] = {}
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, Literal) else env.get(atom)
@@ -82,7 +91,7 @@ class SecondPass:
                 totals |= more
             elif here in self.boundaries:
                 # One after the other, so that one remat at a time is recomputed.
-                reading = _after(inside[here], list(totals.values())[-1:])
+                reading = available_after(inside[here], list(totals.values())[-1:])
                 totals |= self._at_boundary(self.boundaries[here], values, reading)
             elif inside and eqn.primitive.name == "scan":
                 totals |= self._through_scan(eqn, values, here, inside)
@@ -99,7 +108,7 @@ class SecondPass:
 
     def _through_scan(
         self, eqn: JaxprEqn, values: Sequence[Any], here: Path, held: Held
-    ) -> dict[Path, Any]:
+    ) -> dict[Path, list[Any]]:
         consts, carry = scan_counts(eqn)
         body = eqn.params["jaxpr"]
         body = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
@@ -117,7 +126,8 @@ class SecondPass:
                 body.jaxpr, body.consts, [*shared, *state, *slices], here, reading
             )
             state = [None if x is None else y for x, y in zip(state, outputs[:carry], strict=True)]
-            return state, {at: self._tied(at, total, index) for at, total in totals.items()}
+            tied = {at: [self._tied(at, x, index), n] for at, (x, n) in totals.items()}
+            return state, tied
 
         options = {k: eqn.params[k] for k in ("length", "reverse")}
         steps = jnp.arange(options["length"])
@@ -136,8 +146,8 @@ class SecondPass:
 
     def _at_boundary(
         self, boundary: Boundary, values: Sequence[Any], reading: TapReading
-    ) -> dict[Path, Any]:
-        """The sums of the uses inside one remat, from its inputs and cotangents."""
+    ) -> dict[Path, list[Any]]:
+        """Sums and norms of the uses inside one remat, from its inputs and cotangents."""
         uses, body, depth = self.uses[boundary.path], boundary.body, len(boundary.path)
         inner = {use.path[depth:]: i for i, (use, _, _) in enumerate(uses)}
         known = [i for i in range(len(values)) if i not in boundary.examples]
@@ -162,7 +172,7 @@ class SecondPass:
                 return [outputs[k] for k in boundary.outputs]
 
             (cotangents,) = jax.vjp(forward, sinks)[1](g)
-            return [cotangents[i] for i in range(len(uses))]
+            return [cotangents[i][k] for k in (0, 1) for i in range(len(uses))]
 
         def type_of(var: Any) -> Any:
             return retyped(var.aval, var.aval.shape, self.loss.mesh)
@@ -180,10 +190,11 @@ class SecondPass:
         )
         with boundary.eqn.ctx.manager:
             program = trace(one, types, self.loss.mesh, to_batch=True)
-        run = over_examples(program.jaxpr, self.layout, summed=True)
+        run = over_examples(program.jaxpr, self.layout, summed=len(uses))
         examples = [*reading.h, *reading.g, *more]
-        totals = run(program.jaxpr.consts, [values[i] for i in known], examples, [])
-        return {use.path: total for (use, _, _), total in zip(uses, totals, strict=True)}
+        outputs = run(program.jaxpr.consts, [values[i] for i in known], examples, [])
+        pairs = zip(outputs[: len(uses)], outputs[len(uses) :], strict=True)
+        return {use.path: list(pair) for (use, _, _), pair in zip(uses, pairs, strict=True)}
 
 
 def _inside(use: Use, boundary: Boundary) -> Use:
@@ -191,9 +202,3 @@ def _inside(use: Use, boundary: Boundary) -> Use:
     loops = tuple(step for step in use.view if isinstance(step, LoopEntry))
     inner = loops[len(boundary.lengths) :]
     return dataclasses.replace(use, path=use.path[len(boundary.path) :], view=inner)
-
-
-def _after(reading: TapReading, earlier: Sequence[Any]) -> TapReading:
-    """The same values, available only after `earlier` are computed."""
-    values, _ = jax.lax.optimization_barrier(((reading.h, reading.g), list(earlier)))
-    return TapReading(*values)

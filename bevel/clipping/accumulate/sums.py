@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,8 +21,8 @@ from bevel.clipping.plan import ClipPlan, ExampleOutputs
 from bevel.sharding.sharding_like import with_sharding_like
 from bevel.sharding.types import varying_axes
 
-# (coefficients of each group, which examples count) -> sums by leaf
-RecomputedSums = Callable[[list[Any], Any], dict[int, Any]]
+# (coefficients of each group, which examples count, norms by leaf) -> sums by leaf
+RecomputedSums = Callable[[list[Any], Any, Mapping[int, Norm]], dict[int, Any]]
 
 
 def clip_and_sum(
@@ -60,9 +60,9 @@ def clip_and_sum(
         )
     else:
         sums, factors, keep, estimate = sums_of(other_norms, finite=False)
-    held = [leaf for leaf in others if not gradients.recomputes(leaf)]
-    sums |= gradients.sums(held, factors, keep)
-    sums |= recomputed(factors, keep)
+    again = [leaf for leaf in others if gradients.recomputes(leaf)]
+    sums |= gradients.sums([leaf for leaf in others if leaf not in again], factors, keep)
+    sums |= recomputed(factors, keep, {leaf: other_norms[leaf] for leaf in again})
 
     rows = [outputs.value] if task.return_values else []
     rows += [estimate] if task.return_norms else []

@@ -10,7 +10,7 @@ patches as the left vectors. The coefficient multiplies the image, so it scales 
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -42,6 +42,11 @@ from bevel.clipping.norms.registry import (
 )
 from bevel.clipping.norms.scaling import root
 from bevel.clipping.norms.weighting import mask_examples, weighted
+from bevel.sharding.types import on_one_device
+
+# On a CPU, pairs of rows are summed in this many chunks of examples, if possible, for images and
+# cotangents of at least this many entries.
+CHUNKS, SMALL = 8, 2**15
 
 
 @functools.partial(
@@ -85,7 +90,8 @@ class ConvolutionGradient:
             side.values.reshape(-1, *side.values.shape[1 + self.separate :])
             for side in (pair.left, pair.right)
         )
-        parts = self.gram_sums(x, g) if way == "gram" else self.product_sums(x, g)
+        sums_of = self.gram_sums if way == "gram" else self.product_sums
+        parts = _in_chunks(sums_of, x, g) if way == "gram" else sums_of(x, g)
         lead = self.x.shape[: 1 + self.separate]
         shift = gram.length(parts.shift.reshape(lead))
         sums = NormSums(*(gram.sum_from(y.reshape(lead)) for y in parts))._replace(shift=shift)
@@ -220,6 +226,25 @@ class ConvolutionGradient:
         for _ in range(self.separate):
             total = jax.vmap(total, in_axes=(1, 1))
         return total(x, g)
+
+
+def _in_chunks(
+    sums_of: Callable[[jax.Array, jax.Array], NormSums], x: jax.Array, g: jax.Array
+) -> NormSums:
+    """Sums of all examples. On a CPU, unless a mesh may split them, of a few at a time.
+
+    The inner products of pixels, and patches, take several times the memory of the image.
+    """
+    count = x.shape[0]
+    size = max(d for d in range(1, max(1, count // CHUNKS) + 1) if count % d == 0)
+    whole = on_one_device() or jax.typeof(x).sharding.mesh.empty
+    large = x.size + g.size >= SMALL and count // size <= 2 * CHUNKS
+    if not (whole and large and jax.default_backend() == "cpu"):
+        return sums_of(x, g)
+    x, g = (y.reshape(-1, size, *y.shape[1:]) for y in (x, g))
+    return jax.tree.map(
+        lambda y: y.reshape(count, *y.shape[2:]), jax.lax.map(lambda pair: sums_of(*pair), (x, g))
+    )
 
 
 def _accepts(eqn: JaxprEqn, operand: int) -> bool:

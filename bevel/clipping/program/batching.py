@@ -34,12 +34,12 @@ CUSTOM_CALLS = {"custom_jvp_call", "custom_vjp_call"}
 
 
 def over_examples(
-    program: ClosedJaxpr, layout: MeshLayout, summed: bool = False
+    program: ClosedJaxpr, layout: MeshLayout, summed: int = 0
 ) -> Callable[..., list[Any]]:
     """Returns `f(consts, params, examples, constants)`, which runs every row of `examples`.
 
-    With `summed`, the outputs are sums over the examples (`accumulate/low_memory.py`), not one row
-    per example.
+    The first `summed` outputs are sums over the examples (`accumulate/low_memory.py`), the others
+    have one row per example.
     """
 
     def one(consts: Any, params: Any, examples: Any, constants: Any) -> list[Any]:
@@ -53,7 +53,7 @@ def over_examples(
 
     split = not layout.manual and split_by_inner_shard_maps(program, layout)
     spmd = layout.batch_axes if split and layout.batch_axes else None
-    out_axes = None if summed else 0
+    out_axes = [None if i < summed else 0 for i in range(len(program.jaxpr.outvars))]
     run = jax.vmap(one, (None, None, 0, None), out_axes, spmd_axis_name=spmd)
     return with_lean_loops(program, run)
 

@@ -168,7 +168,7 @@ jax.tree_util.register_dataclass(TapReading, ["h", "g"], [])
 class TapReader(Protocol):
     """How a tap is read: through the cotangent of a sink that its output passes."""
 
-    def sink(self, use: Use) -> jax.Array: ...
+    def sink(self, use: Use) -> Any: ...
 
     def read(self, use: Use, h: list[Any], output: Any, sink: Any) -> tuple[Any, list[Any]]:
         """The output, and the values that the program returns."""

@@ -22,7 +22,7 @@ def test_it_costs_one_recomputed_pass_and_two_boundaries(loss, layers, times):
     params = WIDE | {name: jnp.tile(WIDE[name], (layers // 4, 1, 1)) for name in ("up", "down")}
     fn = bevel.clipped_grad(loss, l2_clip_norm=1.0, memory="boundaries")
     plain, private = (jax.jit(f).trace(params, LONG) for f in (jax.grad(loss), fn))
-    assert products(private.jaxpr) <= 1.7 * products(plain.jaxpr)
+    assert products(private.jaxpr) <= 1.75 * products(plain.jaxpr)  # with the norms, twice
     temporary = [f.lower().compile().memory_analysis().temp_size_in_bytes for f in (plain, private)]
     assert temporary[1] <= times * temporary[0]
 

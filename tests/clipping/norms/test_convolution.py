@@ -15,7 +15,7 @@ from jax import lax
 import bevel
 from bevel import precision
 from bevel.clipping.accumulate.coefficients import coefficients, tree_norm
-from bevel.clipping.norms import rule_for
+from bevel.clipping.norms import convolution, rule_for
 from bevel.clipping.norms.convolution import ConvolutionGradient
 from bevel.clipping.norms.kernels import convolution_kernel, gram_kernel
 from bevel.clipping.norms.registry import SEPARATE, SHARED
@@ -513,3 +513,54 @@ def test_a_model_in_bfloat16():
     found = jax.jit(clipped, compiler_options=QUICK)(*narrow)
     expected = oracle.clipped_sum(loss, *narrow, clip_norm=clip_norm)
     assert_close(found, expected.grad, 0.05)
+
+
+def network(p, x):
+    """Convolutions, each with a group normalisation."""
+    h = x
+    for kernel, scale, stride in zip(p["kernels"], p["scales"], (1, 2, 2), strict=False):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        h = lax.conv_general_dilated(h, kernel, (stride,) * 2, "SAME", dimension_numbers=numbers)
+        groups = h.reshape(*h.shape[:-1], 4, -1)
+        mean, variance = (f(groups, axis=(1, 2, 4), keepdims=True) for f in (jnp.mean, jnp.var))
+        normal = ((groups - mean) * lax.rsqrt(variance + 1e-5)).reshape(h.shape)
+        h = jax.nn.relu(normal * scale[None, None, None])
+    return jnp.sum(jnp.square(h)) / h.shape[0]
+
+
+# channels, pixels, examples: layers that are measured by Gram matrices, materialised, and both
+NETWORKS = [((64, 128), 8, 32), ((32, 64), 16, 16), ((64, 64, 128), 16, 32)]
+
+
+@pytest.mark.parametrize("channels, pixels, size", NETWORKS)
+def test_a_network_takes_little_more_memory_than_its_gradient(channels, pixels, size):
+    inputs = (3, *channels[:-1])
+    kernels = [jnp.ones((3, 3, *pair)) for pair in zip(inputs, channels, strict=True)]
+    params = {"kernels": kernels, "scales": [jnp.ones(c) for c in channels]}
+    batch = jnp.ones((size, pixels, pixels, 3))
+
+    def temporary(fun):
+        return jax.jit(fun).lower(params, batch).compile().memory_analysis().temp_size_in_bytes
+
+    times = temporary(bevel.clipped_grad(network, l2_clip_norm=1.0)) / temporary(jax.grad(network))
+    assert times <= 1.35
+
+
+def test_chunks_of_examples_change_no_norm(monkeypatch):
+    x, g = (jnp.asarray(np.random.default_rng(i).normal(size=(16, 1, 6, 6, 4))) for i in (0, 1))
+    x, g = x.astype(jnp.float32), g.astype(jnp.float32)
+    kernel = jax.ShapeDtypeStruct((3, 3, 4, 4), jnp.float32)
+    options = {"window_strides": (1, 1), "padding": "SAME"}
+    options["dimension_numbers"] = ("NHWC", "HWIO", "NHWC")
+    fun = lambda x, w: lax.conv_general_dilated(x, w, **options)  # noqa: E731
+    (eqn,) = jax.make_jaxpr(fun)(x[0], kernel).eqns
+
+    def norms(small):
+        monkeypatch.setattr(convolution, "SMALL", small)
+        jax.clear_caches()
+        return rule.gradient(eqn, 1, (), [x], g).norm("gram").norm
+
+    whole, chunked = norms(2**40), norms(1)
+    np.testing.assert_allclose(chunked.estimate, whole.estimate, rtol=1e-6)
+    np.testing.assert_allclose(chunked.upper, whole.upper, rtol=1e-6)
+    assert len(set(np.asarray(whole.estimate))) == 16
