@@ -17,6 +17,7 @@ from bevel import precision
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.program.batching import over_examples
+from bevel.clipping.program.example_rows import ExampleRows
 from bevel.clipping.program.trace import TracedExample, trace
 from bevel.clipping.uses.find import Use
 from bevel.clipping.uses.taps import TappedParameter, differentiate, lengths
@@ -122,7 +123,8 @@ def recomputed_sums(
         batch, (*factors, keep) = leaves.batch[:count], leaves.batch[count:]
         reads = [(use, ReadWeightedSum(tap.way, factors[group], keep)) for tap, use, group in uses]
         args = leaves._replace(batch=batch).flat()
-        return [reading.g for reading in differentiate(loss.jaxpr, reads, [], args)[2]]
+        rows = ExampleRows.of(batch, layout)
+        return [r.g for r in differentiate(loss.jaxpr, reads, [], args, rows=rows)[2]]
 
     def sums(values: Leaves, factors: list[Any], keep: Any) -> dict[int, Any]:
         more = [retyped(x, (), None) for x in (*factors, keep)]
