@@ -36,6 +36,7 @@ from bevel.clipping.plan import (
     tap_parameters,
 )
 from bevel.clipping.program.batching import over_examples
+from bevel.clipping.program.example_rows import ExampleRows
 from bevel.clipping.program.meshes import (
     batch_layout,
     check_divides,
@@ -81,7 +82,7 @@ def plan_call(
         taps, boundaries = tap_parameters(choices, loss, arguments, mode)
 
         # 3. Differentiate with respect to the taps.
-        example, readings = differentiated(task, function, loss, taps, boundaries, mode)
+        example, readings = differentiated(task, function, loss, taps, boundaries, layout, mode)
         gradient = trace_gradient(example, arguments, loss, call)
         refuse_collectives(gradient.jaxpr, layout)
 
@@ -132,7 +133,7 @@ def clipped_sum(
     ) -> tuple[list[Any], list[Any]]:
         def microbatch(batch: Any, keys: Any, padding: Any) -> tuple[list[Any], list[Any]]:
             if task.keep_batch_dim:
-                batch = [jnp.expand_dims(x, 1) for x in batch]
+                batch = [x.reshape(x.shape[0], 1, *x.shape[1:]) for x in batch]
             # 4. Batch.
             with explained_batching():
                 outputs = run(consts, params, (batch, keys), constants)
@@ -210,8 +211,9 @@ def _recomputed(plan: ClipPlan, values: Leaves, outputs: ExampleOutputs) -> Reco
             run = recomputed_sums(loss, plan.arguments, taps, list(groups.values()), plan.layout)
             return run(values, factors, keep)
         boundaries = {boundary.path: boundary for boundary in plan.boundaries}
+        numbers = ExampleRows.numbers(values.batch, plan.layout)
         second_pass = SecondPass(
-            loss, plan.layout, boundaries, inside, values.params, factors, keep
+            loss, plan.layout, boundaries, inside, values.params, factors, keep, numbers
         )
         return second_pass.sums(values, dict(zip(inside, held, strict=True)))
 

@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from bevel.clipping.accumulate.low_memory import TouchValues
@@ -32,19 +31,22 @@ from bevel.clipping.uses.find import Use, find_uses
 from bevel.clipping.uses.taps import differentiate
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import MeshLayout
-from bevel.sharding.types import explicit_sharding, spec_axes
+from bevel.sharding.types import explicit_sharding, mesh_size, spec_axes
 
 if TYPE_CHECKING:
     from bevel.clipping.plan import ClipPlan
 
 # By default, the peak may be this many times that of `jax.grad`, as estimated.
 PEAK_BY_DEFAULT = 1.05
-# By default, boundaries are held if they take at most this many times its temporaries.
-BOUNDARIES_BY_DEFAULT = 2.0
+# By default, where microbatches would gather parameters again, all values or boundaries are held if
+# they take at most this many times its temporaries, as estimated. On meshes, estimates for all
+# values are 10 to 50% above what the compiler reports, so this is about twice in both cases.
+HELD_BY_DEFAULT = {"bookkeeping": 2.3, "boundaries": 2.0}
 # By default, temporaries of at most this many bytes per device are never worth more work.
 NEGLIGIBLE = 2**20
 
 REASONS = {
+    "bookkeeping": "the least work, and parameters are gathered no more often than by jax.grad",
     "microbatches": "the least work: no product with parameters is recomputed",
     "boundaries": "the least work that fits, without gathering parameters once per microbatch",
     "low": "the only mode that fits",
@@ -82,6 +84,7 @@ class Footprint:
 
     steps: ProgramSteps
     held: int  # bytes of each example's results
+    gathered: int = 0  # bytes of parameters from other devices, however many examples run
     least: "Footprint | None" = None  # that of a program that runs afterwards
 
     @classmethod
@@ -95,7 +98,7 @@ class Footprint:
         running = self.steps.temporaries(examples)
         if self.least is not None:
             running = max(running, self.least.bytes(examples))
-        return running + self.held * examples
+        return running + self.held * examples + self.gathered
 
 
 def _grad_footprint(loss: TracedExample, arguments: Leaves) -> Footprint:
@@ -125,7 +128,7 @@ def _may_regather(layout: MeshLayout, params: Sequence[Any]) -> bool:
             named = {axis for entry in known.spec.partitions for axis in spec_axes(entry)}
             if named & set(layout.batch_axes):
                 return True
-        elif _mesh_size(param) > 1:
+        elif mesh_size(param) > 1:
             return True
     return False
 
@@ -151,13 +154,14 @@ def plan_within_memory(
         chosen = MemoryPlan(memory, given, "asked for", has_remat)
         return dataclasses.replace(planned(memory), memory=chosen)
 
-    modes = _modes_to_try(memory, has_remat, _may_regather(layout, leaves.params))
+    regathers = _may_regather(layout, leaves.params)
+    modes = _modes_to_try(memory, has_remat, regathers)
     estimates = dict[str, int]()
     grad: Footprint | None = None
     for mode in modes:
         plan = planned(mode)
         grad = grad or _grad_footprint(loss, plan.arguments)
-        fit = _fit(plan, grad, leaves, memory, mode, given)
+        fit = _fit(plan, grad, leaves, memory, mode, given, regathers)
         estimates |= {"jax.grad": fit.grad, mode: fit.bytes}
         last = mode == modes[-1] and isinstance(memory, str)
         if fit.within or last:
@@ -183,19 +187,23 @@ def _fit(
     memory: str | int | float,
     mode: str,
     given: int | None,
+    regathers: bool,
 ) -> _Fit:
     """How much of the batch a mode can take at once; one example per device if nothing fits."""
     shards = _batch_shards(plan, leaves)
     local = max(1, leaves.batch[0].shape[0] // shards)
-    footprint = plan.footprint(grad)
-    of_grad = grad.bytes(local)
+    gathered = plan.bytes_of_gathered if regathers else 0
+    footprint = dataclasses.replace(plan.footprint(grad), gathered=gathered)
+    of_grad = grad.bytes(local) + gathered
     limit = _limit(memory, mode, of_grad, plan)
-    if given is None:
+    if given is None and mode == "bookkeeping":
+        most = local if footprint.bytes(local) <= limit else None
+    elif given is None:
         most = _largest_microbatch(footprint, local, limit, plan.bytes_of_sums)
     else:
         own = max(1, given // shards)
         most = own if footprint.bytes(own) <= limit else None
-    examples = most or 1
+    examples = most or (local if mode == "bookkeeping" else 1)
     needed = footprint.bytes(examples) + (plan.bytes_of_sums if examples < local else 0)
     size = given if most == local or given is not None else examples * shards
     return _Fit(most is not None, size, needed, of_grad)
@@ -214,13 +222,7 @@ def _batch_shards(plan: "ClipPlan", leaves: Leaves) -> int:
     """Into how many shards the batch is split; all devices of a mesh where that is unknown."""
     if plan.layout.manual or plan.layout.batch_axes:
         return plan.batch_pieces
-    return math.gcd(leaves.batch[0].shape[0], *map(_mesh_size, leaves.batch))
-
-
-def _mesh_size(x: Any) -> int:
-    """The number of devices in the type of an array, which names its mesh even on Auto axes."""
-    mesh = jax.typeof(x).sharding.mesh
-    return 1 if mesh.empty else mesh.size
+    return math.gcd(leaves.batch[0].shape[0], *map(mesh_size, leaves.batch))
 
 
 def _modes_to_try(memory: str | int | float, has_remat: bool, regathers: bool) -> list[str]:
@@ -231,7 +233,8 @@ def _modes_to_try(memory: str | int | float, has_remat: bool, regathers: bool) -
         return ["microbatches", "low"]
     if not regathers:
         return ["microbatches", "boundaries", "low"]
-    return ["boundaries", "low"] if memory == "auto" else ["boundaries", "low", "microbatches"]
+    modes = ["bookkeeping", "boundaries", "low"]
+    return modes if memory == "auto" else [*modes, "microbatches"]
 
 
 def _limit(memory: str | int | float, mode: str, grad: int, plan: "ClipPlan") -> float:
@@ -240,8 +243,8 @@ def _limit(memory: str | int | float, mode: str, grad: int, plan: "ClipPlan") ->
         return memory * grad
     if isinstance(memory, int):
         return memory
-    if mode == "boundaries":
-        return max(BOUNDARIES_BY_DEFAULT * grad, NEGLIGIBLE)
+    if mode in HELD_BY_DEFAULT:
+        return max(HELD_BY_DEFAULT[mode] * grad, NEGLIGIBLE)
     outside = 2 * sum(bytes_of(x) for x in plan.arguments.params)  # arguments and results
     return max(PEAK_BY_DEFAULT * (grad + outside) - outside, NEGLIGIBLE)
 

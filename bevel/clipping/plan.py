@@ -18,8 +18,10 @@ from bevel.clipping.accumulate.low_memory import ReadNorm, can_recompute
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.choose import NormChoice, choose
 from bevel.clipping.memory import Footprint, MemoryPlan
+from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.options import HOLDING, Task
 from bevel.clipping.program.example_loops import ExampleLoop, example_loops
+from bevel.clipping.program.example_rows import ExampleRows
 from bevel.clipping.program.memory_estimate import bytes_of
 from bevel.clipping.program.trace import ExampleFunction, TracedExample
 from bevel.clipping.uses.boundaries import Boundary, find_boundaries
@@ -32,6 +34,7 @@ from bevel.clipping.uses.taps import (
     TapReading,
     differentiate,
 )
+from bevel.clipping.uses.views import is_one_slice_per_step
 from bevel.sharding.axes import MeshLayout, constraints
 
 
@@ -99,6 +102,23 @@ class ClipPlan:
         """Bytes of the sum over a microbatch, in float32."""
         return sum(4 * math.prod(param.shape) for param in self.arguments.params)
 
+    @property
+    def bytes_of_gathered(self) -> int:
+        """Bytes of gathered parameters, by step of their loops, and of the largest gradient.
+
+        For parameters that are sharded over the batch axes. A device sums a gradient over its own
+        examples in full, before it is reduced and split.
+        """
+        steps = {
+            tap.param: math.prod(n for kind, n in tap.uses[0].loops if kind == SEPARATE)
+            for tap in self.taps
+        }
+        own = [
+            math.prod(param.shape) * 4 // steps.get(i, 1)
+            for i, param in enumerate(self.arguments.params)
+        ]
+        return sum(own) + max(own, default=0)
+
     def _bytes_of_copies(self, tap: TappedParameter) -> int:
         """Bytes for one example: scaled copies of its values, and what norms form from them."""
         if tap.recompute:
@@ -106,6 +126,8 @@ class ClipPlan:
         total = 0
         for use in tap.uses:
             separate, rows, left, right, *_ = use.sizes
+            if self.layout.spread and is_one_slice_per_step(use.view):
+                separate //= use.loops[0][1]  # layer by layer (`slices.py`)
             copied = rows * (left + right)
             formed = {"gram": 2 * rows**2 * self.layout.pieces, "product": left * right}
             total += 4 * separate * (copied + formed.get(tap.way, 0))
@@ -199,6 +221,7 @@ def differentiated(
     loss: TracedExample,
     taps: Sequence[TappedParameter],
     boundaries: Sequence[Boundary],
+    layout: MeshLayout,
     mode: str,
 ) -> tuple[Callable[[Leaves], ExampleOutputs], list[Any]]:
     """The differentiated function of one example, and what each of its readings is."""
@@ -230,6 +253,7 @@ def differentiated(
                 terms,
                 boundaries,
                 save_products=mode in HOLDING,
+                rows=ExampleRows.of(leaves.batch, layout),
             )
             value, aux = jax.tree.unflatten(loss.out_tree, outputs)
         contribution: Any = gradients

@@ -46,6 +46,7 @@ class MeshLayout:
     explicit_mesh: AbstractMesh | None = None
     manual: bool = False
     params: tuple[NamedSharding | None, ...] = ()  # None where the sharding is not known
+    spread: bool = False  # the compiler may split the batch, over axes that may be unknown
     pieces: int = 1  # shards that one example's values may be split into
 
 

@@ -78,6 +78,12 @@ def explicit_mesh(leaves: Iterable[Any]) -> AbstractMesh | None:
     return context if explicit_axes(context) else None
 
 
+def mesh_size(x: Any) -> int:
+    """The number of devices in the type of an array, which names its mesh even on Auto axes."""
+    mesh = _type_of(x).sharding.mesh
+    return 1 if mesh.empty else mesh.size
+
+
 def zeros_of_type(aval: Any, lead: tuple[int, ...] = ()) -> jax.Array:
     """Zeros with the shape, dtype, Explicit sharding and varying axes of `aval`.
 

@@ -137,8 +137,8 @@ class ExampleGradients:
         formed = {tap.param: tap.shape for tap in self.plan.taps if tap.way == "form"}
         for leaf in leaves:
             group, tap = self.plan.groups.of_leaf[leaf], self.tap(leaf)
-            # A CPU's compiler does not gain from this where nothing is masked.
-            together = finite and jax.default_backend() == "cpu"
+            # On one CPU, the compiler does not gain from an order where nothing is masked.
+            together = finite and jax.default_backend() == "cpu" and on_one_device()
             (values,) = self._values_after([leaf], [] if together else list(result.values())[-1:])
             if tap is None:
                 total = _materialised_sum(self.task, values, factors[group], keep)

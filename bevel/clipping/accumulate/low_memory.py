@@ -19,6 +19,7 @@ from bevel.clipping.accumulate.coefficients import norm_of_parts
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.norms.registry import SEPARATE, Norm
 from bevel.clipping.program.batching import over_examples
+from bevel.clipping.program.example_rows import ExampleRows
 from bevel.clipping.program.trace import TracedExample, trace
 from bevel.clipping.uses.find import Use
 from bevel.clipping.uses.taps import (
@@ -144,7 +145,8 @@ def recomputed_sums(
         batch, (*factors, keep) = leaves.batch[:count], leaves.batch[count:]
         reads = [(use, ReadWeightedSum(tap.way, factors[group], keep)) for tap, use, group in uses]
         args = leaves._replace(batch=batch).flat()
-        readings = differentiate(loss.jaxpr, reads, [], args)[2]
+        rows = ExampleRows.of(batch, layout)
+        readings = differentiate(loss.jaxpr, reads, [], args, rows=rows)[2]
         return [reading.g[0] for reading in readings] + [reading.g[1] for reading in readings]
 
     def sums(values: Leaves, factors: list[Any], keep: Any) -> SumsAndNorms:

@@ -23,6 +23,7 @@ from bevel.clipping.accumulate.slices import tied_to_slice
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.program.batching import over_examples, replay_equation
 from bevel.clipping.program.equations import bind, body_of_call, scan_counts
+from bevel.clipping.program.example_rows import ExampleRows
 from bevel.clipping.program.trace import TracedExample, trace
 from bevel.clipping.uses.boundaries import Boundary, Path, shared_in_scan
 from bevel.clipping.uses.find import Use
@@ -46,6 +47,7 @@ class SecondPass:
     params: Sequence[Any]
     factors: Sequence[Any]
     keep: Any
+    numbers: Sequence[Any]  # one array with a number of each example (`ExampleRows`), or none
 
     def sums(self, values: Leaves, held: Held) -> SumsAndNorms:
         """The sums and norms by parameter. `values` are the arguments of the batch."""
@@ -153,7 +155,8 @@ class SecondPass:
         known = [i for i in range(len(values)) if i not in boundary.examples]
 
         def one(leaves: Leaves) -> list[Any]:
-            h, g, (*factors, keep) = leaves.batch
+            h, g, (*factors, keep), numbers = leaves.batch
+            rows = ExampleRows(*numbers) if numbers else None
             reads = [ReadWeightedSum(way, factors[group], keep) for _, way, group in uses]
             own = {i: _inside(use, boundary) for i, (use, _, _) in enumerate(uses)}
             sinks = {i: read.sink(own[i]) for i, read in enumerate(reads)}
@@ -163,7 +166,10 @@ class SecondPass:
             def read(i: int, inputs: Sequence[Any], outputs: Sequence[Any], sink: Any) -> Any:
                 use = own[i]
                 others = [inputs[j] for j in use.rule.others(use.eqn, use.operand)]
-                output, none = reads[i].read(use, others, outputs[0], sink)
+                (output,) = outputs
+                if rows is not None:
+                    others, output = [rows.tied(x) for x in others], rows.tied(output)
+                output, none = reads[i].read(use, others, output, sink)
                 return [output], none
 
             def forward(sinks: dict[int, Any]) -> list[Any]:
@@ -184,6 +190,7 @@ class SecondPass:
                 [type_of(body.jaxpr.invars[i]) for i in boundary.examples],
                 [type_of(boundary.eqn.outvars[k]) for k in boundary.outputs],
                 [retyped(x, (), None) for x in more],
+                [retyped(x, (), None) for x in self.numbers],
             ],
             [],
             [],
@@ -191,7 +198,7 @@ class SecondPass:
         with boundary.eqn.ctx.manager:
             program = trace(one, types, self.loss.mesh, to_batch=True)
         run = over_examples(program.jaxpr, self.layout, summed=len(uses))
-        examples = [*reading.h, *reading.g, *more]
+        examples = [*reading.h, *reading.g, *more, *self.numbers]
         outputs = run(program.jaxpr.consts, [values[i] for i in known], examples, [])
         pairs = zip(outputs[: len(uses)], outputs[len(uses) :], strict=True)
         return {use.path: list(pair) for (use, _, _), pair in zip(uses, pairs, strict=True)}

@@ -41,7 +41,8 @@ def on_mesh(task: Task, leaves: Leaves, seen: ArgumentShardings) -> tuple[MeshLa
         mesh = types.explicit_mesh(leaf for group in leaves for leaf in group)
         detected = (*seen.batch_axes, *axes.axes_of_arguments(leaves.batch))
         batch_axes = tuple(dict.fromkeys(detected)) if task.batch_axes is None else task.batch_axes
-        return MeshLayout(batch_axes, mesh, params=seen.params), leaves
+        spread = mesh is None and any(types.mesh_size(x) > 1 for x in leaves.batch)
+        return MeshLayout(batch_axes, mesh, params=seen.params, spread=spread), leaves
     if task.batch_axes is None:
         varying = frozenset[str]().union(*map(types.varying_axes, leaves.batch))
         batch_axes = tuple(axis for axis in manual if axis in varying)

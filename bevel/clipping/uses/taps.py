@@ -22,6 +22,7 @@ from bevel.clipping.norms.outer_products import OuterProducts, Side, norm_of
 from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
 from bevel.clipping.program.equations import bind
+from bevel.clipping.program.example_rows import ExampleRows
 from bevel.clipping.uses.boundaries import Boundary
 from bevel.clipping.uses.find import Use
 from bevel.clipping.uses.shared_terms import SharedTerm, SharedTermGradients
@@ -220,11 +221,13 @@ def differentiate(
     shared_terms: Sequence[SharedTerm] = (),
     boundaries: Sequence[Boundary] = (),
     save_products: bool = False,
+    rows: ExampleRows | None = None,
 ) -> tuple[list[Any], list[Any], list[TapReading]]:
     """`(outputs, gradients of the inputs in materialised, readings)` of the first output.
 
     After those of the taps come the derivatives with respect to the shared terms, and then the
     inputs and cotangents of the boundaries. With `save_products`, remats save what the taps need.
+    With `rows`, all values that are read stay with their examples.
     """
     tap_numbers = {use.path: i for i, (use, _) in enumerate(taps)}
     term_numbers = {term: len(taps) + i for i, term in enumerate(shared_terms)}
@@ -241,15 +244,18 @@ def differentiate(
         with use.eqn.ctx.manager:  # the mesh that the equation was traced under
             sinks[i] = reader.sink(use)
 
+    def tied(x: Any) -> Any:
+        return x if rows is None else rows.tied(x)
+
     def read(i: int, inputs: Sequence[Any], outputs: Sequence[Any], sink: Any) -> Any:
+        outputs = [tied(y) for y in outputs]
         if i >= first:
             boundary = boundaries[i - first]
-            outputs = list(outputs)
             for k, own in zip(boundary.outputs, sink, strict=True):
                 outputs[k] = _read_cotangent(outputs[k], own)
-            return outputs, [inputs[j] for j in boundary.examples]
+            return outputs, [tied(inputs[j]) for j in boundary.examples]
         use, reader = taps[i]
-        h = [inputs[j] for j in use.rule.others(use.eqn, use.operand)]
+        h = [tied(inputs[j]) for j in use.rule.others(use.eqn, use.operand)]
         output, values = reader.read(use, h, outputs[0], sink)
         return [output], values
 
