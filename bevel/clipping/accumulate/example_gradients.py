@@ -18,6 +18,7 @@ from bevel.clipping.accumulate.slices import (
     weighted_sum_by_slice,
 )
 from bevel.clipping.norms import MeasuredNorm, Norm, materialised_norm, quick_norm
+from bevel.clipping.norms.scaling import scale_back
 from bevel.clipping.norms.weighting import mask_examples, weighted_rows, weighted_rows_of
 from bevel.clipping.options import Task
 from bevel.clipping.plan import ClipPlan, ExampleOutputs
@@ -67,9 +68,19 @@ class ExampleGradients:
         tap = self.tap(leaf)
         return tap is not None and tap.recompute
 
+    def values(self, leaf: int) -> Any:
+        """The materialised gradient of a leaf, or the gradients at its uses, not formed."""
+        return self.tapped[leaf] if leaf in self.tapped else self.materialised[leaf]
+
+    def with_values(self, values: dict[int, Any]) -> "ExampleGradients":
+        """The same gradients, with other values for some leaves."""
+        kinds = self.materialised, self.tapped
+        changed = [{leaf: values.get(leaf, own) for leaf, own in kind.items()} for kind in kinds]
+        return dataclasses.replace(self, materialised=changed[0], tapped=changed[1])
+
     def in_one_pass(self, leaf: int) -> bool:
         """Whether the norm of a leaf is first computed without scaling, to read its values once."""
-        arrays = jax.tree.leaves(self.tapped.get(leaf, self.materialised.get(leaf)))
+        arrays = jax.tree.leaves(self.values(leaf))
         return sum(x.size for x in arrays) >= one_pass_threshold() and not self.recomputes(leaf)
 
     def quick_norms(self, leaf: int) -> list[MeasuredNorm]:
@@ -125,28 +136,38 @@ class ExampleGradients:
         return list(lists.values())
 
     def sums(
-        self, leaves: Collection[int], factors: Sequence[Any], keep: Any, finite: bool = False
+        self,
+        leaves: Collection[int],
+        factors: Sequence[Any],
+        keep: Any,
+        exponents: dict[int, jax.Array] | None = None,
     ) -> dict[int, Any]:
-        """The weighted sums. If all values are `finite`, a coefficient of 0 excludes an example."""
+        """The weighted sums, where the gradients of a leaf were divided by 2 to its `exponents`.
+
+        With exponents, all values are finite, and a coefficient of 0 excludes an example.
+        """
         result = dict[int, Any]()
+        finite = exponents is not None
         if finite:
             factors, keep = [mask_examples(keep, factor) for factor in factors], None
-        # Behind a barrier: else a GPU's compiler sums materialised gradients in the kernel that
-        # scales the values of all taps, and that kernel reaches a third of its bandwidth.
-        for_taps = _rounded_once(factors)
         formed = {tap.param: tap.shape for tap in self.plan.taps if tap.way == "form"}
         for leaf in leaves:
             group, tap = self.plan.groups.of_leaf[leaf], self.tap(leaf)
+            factor = factors[group]
+            if exponents is not None:
+                factor = scale_back(factor, exponents[leaf])
             # A CPU's compiler does not gain from this where nothing is masked.
             together = finite and jax.default_backend() == "cpu"
             (values,) = self._values_after([leaf], [] if together else list(result.values())[-1:])
             if tap is None:
-                total = _materialised_sum(self.task, values, factors[group], keep)
+                total = _materialised_sum(self.task, values, factor, keep)
                 padded = leaf in formed
                 result[leaf] = total[tuple(map(slice, formed[leaf]))] if padded else total
             else:
+                # Behind a barrier: else a GPU's compiler sums materialised gradients in the kernel
+                # that scales the values of all taps, which reaches a third of its bandwidth.
                 with keep_line(tap.uses[0].eqn):
-                    result[leaf] = self._tapped_sum(tap, values, for_taps[group], keep)
+                    result[leaf] = self._tapped_sum(tap, values, _rounded_once(factor), keep)
         return result
 
     def _tapped_norms(

@@ -1,8 +1,6 @@
 """Computes norms, coefficients and the clipped sum from the outputs of the batched program."""
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -11,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
-from bevel.clipping.accumulate.coefficients import coefficients, norm_of_parts, tree_norm, usable
+from bevel.clipping.accumulate.coefficients import coefficients, tree_norm, usable
 from bevel.clipping.accumulate.example_gradients import ExampleGradients
 from bevel.clipping.accumulate.integer_grid import tightened
+from bevel.clipping.accumulate.rescaling import in_range
 from bevel.clipping.norms import Norm
 from bevel.clipping.norms.weighting import mask_examples
 from bevel.clipping.options import Clip, Task
@@ -40,42 +39,25 @@ def clip_and_sum(
     gradients = ExampleGradients.read(task, plan, outputs, params)
     large = [leaf for leaf in gradients.leaves if gradients.in_one_pass(leaf)]
     others = [leaf for leaf in gradients.leaves if leaf not in large]
-    other_norms = gradients.norms(others)
-
-    def sums_of(norms: dict[int, Norm], finite: bool) -> tuple[dict[int, Any], list[Any], Any, Any]:
-        total, factors = _clip_factors(task.clip, plan, norms, outputs)
-        keep = usable(total, padding, task.clip.nan_safe)
-        return gradients.sums(large, factors, keep, finite), factors, keep, total.estimate
-
+    norms, exponents = gradients.norms(others), dict[int, jax.Array]()
     if large:
-        # In one pass, which is valid if no square leaves the range of a float. That is known only
-        # afterwards; if it was not valid, the norms are computed again with scaling.
-        quick = {leaf: gradients.quick_norms(leaf) for leaf in large}
-        sound = functools.reduce(operator.and_, [m.sound for p in quick.values() for m in p])
-        norms = {leaf: norm_of_parts([m.norm for m in parts]) for leaf, parts in quick.items()}
-        sums, factors, keep, estimate = jax.lax.cond(
-            _agreed(jnp.all(sound), plan.layout.batch_axes),
-            lambda: sums_of(other_norms | norms, finite=True),
-            lambda: sums_of(other_norms | gradients.norms(large), finite=False),
-        )
-    else:
-        sums, factors, keep, estimate = sums_of(other_norms, finite=False)
+        axes = plan.layout.batch_axes
+        measured = in_range(gradients, large, padding, task.clip.nan_safe, axes)
+        gradients, exponents = measured.gradients, measured.exponents
+        norms |= measured.norms
+    total, factors = _clip_factors(task.clip, plan, norms, outputs)
+    keep = usable(total, padding, task.clip.nan_safe)
+    sums = gradients.sums(large, factors, keep, exponents)
     held = [leaf for leaf in others if not gradients.recomputes(leaf)]
     sums |= gradients.sums(held, factors, keep)
     sums |= recomputed(factors, keep)
 
     rows = [outputs.value] if task.return_values else []
-    rows += [estimate] if task.return_norms else []
+    rows += [total.estimate] if task.return_norms else []
     rows += outputs.aux if task.has_aux else []
     return [sums[leaf] for leaf in sorted(sums)], [
         row if padding is None else mask_examples(~padding, row) for row in rows
     ]
-
-
-def _agreed(sound: jax.Array, batch_axes: Collection[str]) -> jax.Array:
-    """Makes these shards take the same branch, because the branches contain collectives."""
-    axes = tuple(sorted(varying_axes(sound) - set(batch_axes)))
-    return jax.lax.pmin(sound.astype(np.int32), axes) > 0 if axes else sound
 
 
 def _clip_factors(
