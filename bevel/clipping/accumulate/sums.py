@@ -39,15 +39,12 @@ def clip_and_sum(
     gradients = ExampleGradients.read(task, plan, outputs, params)
     large = [leaf for leaf in gradients.leaves if gradients.in_one_pass(leaf)]
     others = [leaf for leaf in gradients.leaves if leaf not in large]
-    norms, exponents = gradients.norms(others), dict[int, jax.Array]()
-    if large:
-        axes = plan.layout.batch_axes
-        measured = in_range(gradients, large, padding, task.clip.nan_safe, axes)
-        gradients, exponents = measured.gradients, measured.exponents
-        norms |= measured.norms
-    total, factors = _clip_factors(task.clip, plan, norms, outputs)
+    norms = [((leaf,), norm) for leaf, norm in gradients.norms(others).items()]
+    measured = in_range(gradients, large, padding, task.clip.nan_safe, plan.layout.batch_axes)
+    total, factors = _clip_factors(task.clip, plan, [*norms, *measured.norms], outputs)
     keep = usable(total, padding, task.clip.nan_safe)
-    sums = gradients.sums(large, factors, keep, exponents)
+    own = measured.factors(factors, keep, plan.groups.of_leaf)
+    sums = measured.gradients.sums_of_finite(own)
     held = [leaf for leaf in others if not gradients.recomputes(leaf)]
     sums |= gradients.sums(held, factors, keep)
     sums |= recomputed(factors, keep)
@@ -61,14 +58,20 @@ def clip_and_sum(
 
 
 def _clip_factors(
-    clip: Clip, plan: ClipPlan, norms: dict[int, Norm], outputs: ExampleOutputs
+    clip: Clip,
+    plan: ClipPlan,
+    norms: Sequence[tuple[tuple[int, ...], Norm]],
+    outputs: ExampleOutputs,
 ) -> tuple[Norm, list[jax.Array]]:
-    """The norm of each example's whole contribution, and each group's coefficients (B,)."""
+    """The norm of each example's whole contribution, and each group's coefficients (B,).
+
+    `norms` are pairs of leaves and their norms, (B,) or one row for each.
+    """
     if not norms:
         count = jax.tree.leaves(outputs)[0].shape[0]
         return Norm(jnp.zeros(count), jnp.zeros(count)), []
     batch_axes = plan.layout.batch_axes
-    total = tree_norm(list(norms.values()), batch_axes)
+    total = tree_norm([norm for _, norm in norms], batch_axes)
     factors = []
     clip_norms = plan.groups.clip_norms
     if clip.grid_scale is not None:
@@ -76,8 +79,13 @@ def _clip_factors(
         dimension = sum(_coordinates(x, batch_axes) for x in leaves)
         clip_norms = [tightened(norm, clip.grid_scale, dimension) for norm in clip_norms]
     for group, clip_norm in enumerate(clip_norms):
-        members = [norm for leaf, norm in norms.items() if plan.groups.of_leaf[leaf] == group]
-        part = 0 < len(members) < len(norms)
+        members = list[Norm]()
+        for leaves, norm in norms:
+            own = [i for i, leaf in enumerate(leaves) if plan.groups.of_leaf[leaf] == group]
+            some = 0 < len(own) < len(leaves)
+            members += [Norm(*(x[np.array(own)] for x in norm)) if some else norm] if own else []
+        rows = sum(plan.groups.of_leaf[leaf] == group for leaves, _ in norms for leaf in leaves)
+        part = 0 < rows < sum(len(leaves) for leaves, _ in norms)
         norm = tree_norm(members, batch_axes) if part else total
         factors.append(coefficients(norm, clip_norm, clip))
     return total, factors
