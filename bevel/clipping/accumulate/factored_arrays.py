@@ -8,11 +8,12 @@ by the product of these powers, which must be the same for all terms, because th
 import functools
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bevel import precision
 from bevel.clipping.accumulate.example_gradients import ExampleGradients
@@ -25,12 +26,6 @@ from bevel.sharding.types import as_varying, varying_axes
 # Sums of squares up to 2**LARGEST_SQUARE, with a largest entry of at least 2**SMALLEST_ENTRY, are
 # in the range in which every norm is valid without scaling.
 LARGEST_SQUARE, SMALLEST_ENTRY = 56, -24
-
-
-class ScaledArrays(NamedTuple):
-    arrays: list[jax.Array]
-    exponents: list[jax.Array]  # (B,) for each leaf: its gradients were divided by 2 to these
-    finite: list[jax.Array]  # (B,) for each leaf: whether all its arrays were finite
 
 
 class FactoredArrays(NamedTuple):
@@ -75,31 +70,86 @@ class FactoredArrays(NamedTuple):
             for leaf, (structure, flat) in zip(self.leaves, self.flat, strict=True)
         }
 
-    def scaled(self, arrays: Sequence[jax.Array], padding: Any, nan_safe: bool) -> ScaledArrays:
+    def scaled(
+        self,
+        arrays: Sequence[jax.Array],
+        largest: Sequence[jax.Array],
+        padding: Any,
+        nan_safe: bool,
+    ) -> list[jax.Array]:
         """Divides arrays whose largest entries are very large or small, so that they are near 1.
 
         Where arrays are not finite, they become zero if `nan_safe`. Those of padding always do.
         """
-        # One leaf after the other, with the same operations: the compiler generates code once for
-        # all leaves of one shape.
-        largest = [_largest(x) for x in arrays]
-        tops = [_exponent_out_of_range(*pair) for pair in zip(arrays, largest, strict=True)]
-        divisors, exponents, finite = list(tops), [], []
+        # One array after the other, with the same operations: the compiler generates code once for
+        # all arrays of one shape.
+        tops = [self._top(*pair) for pair in enumerate(largest)]
+        added = {}
         for terms in self.terms:
-            sums = [functools.reduce(operator.add, [tops[i] for i in term]) for term in terms]
-            exponents.append(functools.reduce(jnp.maximum, sums))
-            for term, total in zip(terms, sums, strict=True):
-                if len(terms) > 1:
-                    divisors[term[-1]] = tops[term[-1]] + (exponents[-1] - total)
-            own = [jnp.isfinite(largest[i]) for term in terms for i in term]
-            finite.append(functools.reduce(operator.and_, own))
+            if len(terms) > 1:
+                sums = [_sum([tops[i] for i in term]) for term in terms]
+                most = functools.reduce(jnp.maximum, sums)
+                own = zip(terms, sums, strict=True)
+                added |= {term[-1]: most - total for term, total in own}
         result = []
-        for x, top, e in zip(arrays, largest, divisors, strict=True):
+        for i, (x, top) in enumerate(zip(arrays, largest, strict=True)):
             keep = jnp.isfinite(top) if nan_safe else None
             if padding is not None:
                 keep = ~padding if keep is None else keep & ~padding
-            result.append(mask_examples(keep, _divided(x, e)))
-        return ScaledArrays(result, exponents, finite)
+            divided = _divided(x, tops[i])
+            if i in added:
+                divided = _divided(divided, added[i], steps=2)
+            result.append(mask_examples(keep, divided))
+        return result
+
+    def exponents(self, largest: Sequence[jax.Array]) -> dict[int, jax.Array]:
+        """By leaf: its gradients were divided by 2 to these, (B,).
+
+        `largest` are the largest magnitudes (B,) in each array before the division.
+        """
+        tops = [self._top(*pair) for pair in enumerate(largest)]
+        pairs = zip(self.leaves, self.terms, strict=True)
+        return {leaf: _exponent(terms, tops.__getitem__) for leaf, terms in pairs}
+
+    def stacked(
+        self, leaves: Sequence[int], largest: Sequence[jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        """`exponents` of these leaves, and whether all their arrays were finite, both (N, B)."""
+        terms = [self.terms[self.leaves.index(leaf)] for leaf in leaves]
+        if len({tuple(map(len, own)) for own in terms}) > 1:
+            alone = [self.stacked([leaf], largest) for leaf in leaves]
+            exponents, finite = (jnp.concatenate(x) for x in zip(*alone, strict=True))
+            return exponents, finite
+        # Stacked before anything is computed: a few operations for all leaves.
+        places = [(t, k) for t, term in enumerate(terms[0]) for k in range(len(term))]
+        numbers = {place: [own[place[0]][place[1]] for own in terms] for place in places}
+        rows = {place: jnp.stack([largest[i] for i in own]) for place, own in numbers.items()}
+        finite = functools.reduce(operator.and_, [jnp.isfinite(x) for x in rows.values()])
+        tops = {place: self._top(numbers[place], x) for place, x in rows.items()}
+        order = [[(t, k) for k in range(len(term))] for t, term in enumerate(terms[0])]
+        return _exponent(order, tops.__getitem__), finite
+
+    def _top(self, numbers: int | Sequence[int], largest: jax.Array) -> jax.Array:
+        """The exponents (B,) of an array's largest entries; 0 where its squares stay in range.
+
+        For several arrays, there is one row (B,) for each.
+        """
+        e = exponent(largest)
+        several = [numbers] if isinstance(numbers, int) else numbers
+        entries = [math.prod(self.arrays[i].shape[1:]) for i in several]
+        high = np.array([(LARGEST_SQUARE - math.ceil(math.log2(n))) // 2 for n in entries])
+        high = high[:, None] if largest.ndim > 1 else high[0]
+        fits = (e >= SMALLEST_ENTRY) & (e < high.astype(np.int32))
+        return jnp.where(fits, jnp.zeros_like(e), e)
+
+
+def _exponent(terms: Sequence[Sequence[Any]], top: Callable[[Any], jax.Array]) -> jax.Array:
+    """The largest exponent of the terms of a leaf, from those of their arrays."""
+    return functools.reduce(jnp.maximum, [_sum([top(i) for i in term]) for term in terms])
+
+
+def _sum(values: Sequence[jax.Array]) -> jax.Array:
+    return functools.reduce(operator.add, values)
 
 
 def _terms(gradients: Any) -> list[list[int]]:
@@ -118,25 +168,18 @@ def _terms(gradients: Any) -> list[list[int]]:
     return terms
 
 
-def _largest(x: jax.Array) -> jax.Array:
+def largest_entries(x: jax.Array) -> jax.Array:
     """The largest magnitude in each x[i]; NaN or inf if it is not finite."""
     top = jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)))
     return jax.lax.optimization_barrier(top.astype(precision.accumulation_dtype(x.dtype)))
 
 
-def _exponent_out_of_range(x: jax.Array, largest: jax.Array) -> jax.Array:
-    """The exponents (B,) of the largest entries, or 0 where squares of x[i] stay in range."""
-    e = exponent(largest)
-    high = (LARGEST_SQUARE - math.ceil(math.log2(math.prod(x.shape[1:])))) // 2
-    return jnp.where((e >= SMALLEST_ENTRY) & (e < high), jnp.zeros_like(e), e)
-
-
-def _divided(x: jax.Array, e: jax.Array) -> jax.Array:
-    """`x` (B, ...) divided by 2**e, for e up to three times the largest exponent."""
+def _divided(x: jax.Array, e: jax.Array, steps: int = 1) -> jax.Array:
+    """`x` (B, ...) divided by 2**e, for e up to `steps` times the largest exponent."""
     result = x.astype(precision.accumulation_dtype(x.dtype))
     limit = -jnp.finfo(result.dtype).minexp
-    for _ in range(3):
-        part = jnp.clip(e, -limit, limit)
+    for _ in range(steps):
+        part = jnp.clip(e, -limit, limit) if steps > 1 else e
         power = power_of_two(-part, result.dtype)
         result = result * jnp.expand_dims(power, tuple(range(1, x.ndim)))
         e = e - part

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel import precision
 from bevel.clipping.accumulate.example_gradients import ExampleGradients
-from bevel.clipping.accumulate.factored_arrays import FactoredArrays
+from bevel.clipping.accumulate.factored_arrays import FactoredArrays, largest_entries
 from bevel.clipping.norms import MeasuredNorm, Norm
 from bevel.clipping.norms.scaling import scale_back
 from bevel.clipping.norms.unfinished import finish_together
@@ -50,7 +51,7 @@ class InRange(NamedTuple):
 class _State(NamedTuple):
     arrays: list[jax.Array]
     norms: list[Norm]
-    exponents: list[jax.Array]
+    largest: list[jax.Array]  # the largest entries (B,) of each array, before it was divided
 
 
 def in_range(
@@ -72,25 +73,26 @@ def in_range(
     factored = FactoredArrays.of(gradients, leaves)
 
     def repair(state: _State, sound: list[jax.Array], padding: Any) -> _State:
-        arrays, exponents, finite = factored.scaled(state.arrays, padding, nan_safe)
-        scaled = gradients.with_values(factored.values(arrays))
-        number = {leaf: i for i, leaf in enumerate(factored.leaves)}
+        largest = [largest_entries(x) for x in state.arrays]
+        arrays = factored.scaled(state.arrays, largest, padding, nan_safe)
+        again = _quick_norms(gradients.with_values(factored.values(arrays)), leaves)[1]
         norms = []
-        again = _quick_norms(scaled, leaves)[1]
         for own, ok, old, new in zip(places, sound, state.norms, again, strict=True):
-            e, fits = (jnp.stack([x[number[leaf]] for leaf in own]) for x in (exponents, finite))
+            e, fits = factored.stacked(own, largest)
             upper = jnp.where(fits, scale_back(new.norm.upper, e), jnp.inf)
             repaired = Norm(scale_back(new.norm.estimate, e), upper)
             norms.append(Norm(*(jnp.where(ok, *pair) for pair in zip(old, repaired, strict=True))))
-        return _State(arrays, norms, exponents)
+        return _State(arrays, norms, largest)
 
-    none = [jnp.zeros(sound[0].shape[1:], np.int32) for _ in factored.leaves]
-    state = _State(factored.arrays, [m.norm for m in measured], none)
+    # A largest entry of 1 stands for arrays that were not divided.
+    ones = [jnp.ones_like(x[(..., *(0,) * (x.ndim - 1))]) for x in factored.arrays]
+    ones = [x.astype(precision.accumulation_dtype(x.dtype)) for x in ones]
+    state = _State(factored.arrays, [m.norm for m in measured], ones)
     state = _once_if(~_agreed(sound, batch_axes), repair, state, sound, padding)
     return InRange(
         gradients.with_values(factored.values(state.arrays)),
         list(zip(places, state.norms, strict=True)),
-        dict(zip(factored.leaves, state.exponents, strict=True)),
+        factored.exponents(state.largest),
     )
 
 

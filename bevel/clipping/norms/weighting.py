@@ -12,8 +12,6 @@ from bevel.sharding.types import on_one_device
 
 # Sums of at least this many rows and entries are faster on a GPU's matrix units.
 MANY_ROWS, MANY_ENTRIES = 256, 2**22
-# On a CPU, a product with a vector is compiled for each leaf. Smaller sums are not worth that.
-FEW_ENTRIES = 2**18
 
 
 def mask_examples(keep: jax.Array | None, x: jax.Array) -> jax.Array:
@@ -64,7 +62,7 @@ def weighted_rows(factor: jax.Array, x: jax.Array) -> jax.Array:
         # Matrix units read bfloat16 directly: the 24 bits of a factor are three parts of 8 bits.
         parts = jnp.stack(bfloat16_parts(factor.astype(dtype)))
         return jnp.sum(jax.lax.dot_general(parts, x, over, preferred_element_type=dtype), axis=0)
-    if on_gpu() or x.size <= FEW_ENTRIES:
+    if on_gpu():
         return jnp.sum(jax.vmap(jnp.multiply)(factor.astype(dtype), x.astype(dtype)), axis=0)
     rows = factor.astype(dtype)[None]
     highest = jax.lax.Precision.HIGHEST
