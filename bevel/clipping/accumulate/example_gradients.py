@@ -84,9 +84,15 @@ class ExampleGradients:
         return dataclasses.replace(self, materialised=changed[0], tapped=changed[1])
 
     def in_one_pass(self, leaf: int) -> bool:
-        """Whether the norm of a leaf is first computed without scaling, to read its values once."""
+        """Whether the norm of a leaf is first computed without scaling, to read its values once.
+
+        Not that of a vector: its gradient may be the cotangent that is held for a matrix. If both
+        were repaired in place, one would be a copy.
+        """
         arrays = jax.tree.leaves(self.values(leaf))
-        return sum(x.size for x in arrays) >= one_pass_threshold() and not self.recomputes(leaf)
+        vector = leaf in self.materialised and self.materialised[leaf].ndim < 3
+        large = sum(x.size for x in arrays) >= one_pass_threshold()
+        return large and not vector and not self.recomputes(leaf)
 
     def unfinished_norms(self, leaf: int) -> list[UnfinishedNorm]:
         """Norms without scaling, and whether each is valid: no square over- or underflowed."""
