@@ -189,13 +189,13 @@ def _taken_together(plan: ClipPlan, gradients: dict[int, jax.Array]) -> list[lis
     lists = dict[Any, list[int]]()
     if on_one_device():
         for leaf, gradient in gradients.items():
-            if gradient.size < joined_threshold() and explicit_sharding(gradient) is None:
+            if gradient.size < _joined_threshold() and explicit_sharding(gradient) is None:
                 key = plan.groups.of_leaf[leaf], varying_axes(gradient)
                 lists.setdefault(key, []).append(leaf)
     return [leaves for leaves in lists.values() if len(leaves) > 1]
 
 
-def joined_threshold() -> int:
+def _joined_threshold() -> int:
     """Leaves with fewer elements, in the whole batch, are measured together."""
     threshold = one_pass_threshold()
     return threshold if jax.default_backend() == "cpu" else threshold // 8

@@ -22,7 +22,6 @@ from bevel.clipping.norms.weighting import mask_examples
 from bevel.clipping.uses.shared_terms import SharedTermGradients
 from bevel.sharding.types import as_varying, varying_axes
 
-
 # Sums of squares up to 2**LARGEST_SQUARE, with a largest entry of at least 2**SMALLEST_ENTRY, are
 # in the range in which every norm is valid without scaling.
 LARGEST_SQUARE, SMALLEST_ENTRY = 56, -24
@@ -84,7 +83,7 @@ class FactoredArrays(NamedTuple):
         # One array after the other, with the same operations: the compiler generates code once for
         # all arrays of one shape.
         tops = [self._top(*pair) for pair in enumerate(largest)]
-        added = {}
+        added = dict[int, jax.Array]()
         for terms in self.terms:
             if len(terms) > 1:
                 sums = [_sum([tops[i] for i in term]) for term in terms]
@@ -134,13 +133,19 @@ class FactoredArrays(NamedTuple):
 
         For several arrays, there is one row (B,) for each.
         """
-        e = exponent(largest)
         several = [numbers] if isinstance(numbers, int) else numbers
         entries = [math.prod(self.arrays[i].shape[1:]) for i in several]
         high = np.array([(LARGEST_SQUARE - math.ceil(math.log2(n))) // 2 for n in entries])
-        high = high[:, None] if largest.ndim > 1 else high[0]
-        fits = (e >= SMALLEST_ENTRY) & (e < high.astype(np.int32))
-        return jnp.where(fits, jnp.zeros_like(e), e)
+        if isinstance(numbers, int):
+            return _unless_in_range(largest, int(high[0]))
+        return _unless_in_range(largest, high.astype(np.int32)[:, None])
+
+
+@jax.jit  # traced once for all arrays of one shape
+def _unless_in_range(largest: jax.Array, high: Any) -> jax.Array:
+    """The exponents of the largest entries, or 0 from 2**SMALLEST_ENTRY to 2**high."""
+    e = exponent(largest)
+    return jnp.where((e >= SMALLEST_ENTRY) & (e < high), jnp.zeros_like(e), e)
 
 
 def _exponent(terms: Sequence[Sequence[Any]], top: Callable[[Any], jax.Array]) -> jax.Array:
@@ -168,12 +173,14 @@ def _terms(gradients: Any) -> list[list[int]]:
     return terms
 
 
+@jax.jit
 def largest_entries(x: jax.Array) -> jax.Array:
     """The largest magnitude in each x[i]; NaN or inf if it is not finite."""
     top = jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)))
     return jax.lax.optimization_barrier(top.astype(precision.accumulation_dtype(x.dtype)))
 
 
+@functools.partial(jax.jit, static_argnames="steps")
 def _divided(x: jax.Array, e: jax.Array, steps: int = 1) -> jax.Array:
     """`x` (B, ...) divided by 2**e, for e up to `steps` times the largest exponent."""
     result = x.astype(precision.accumulation_dtype(x.dtype))

@@ -28,7 +28,7 @@ from bevel.sharding.types import as_varying, varying_axes
 LeafNorms = tuple[tuple[int, ...], Norm]  # leaves, and one row of norms (N, B) for each
 
 
-class InRange(NamedTuple):
+class _InRange(NamedTuple):
     """Gradients whose values are finite, up to the powers of two by which they were divided."""
 
     gradients: ExampleGradients
@@ -48,7 +48,7 @@ class InRange(NamedTuple):
         }
 
 
-class _State(NamedTuple):
+class _Held(NamedTuple):
     arrays: list[jax.Array]
     norms: list[Norm]
     largest: list[jax.Array]  # the largest entries (B,) of each array, before it was divided
@@ -60,19 +60,19 @@ def in_range(
     padding: jax.Array | None,
     nan_safe: bool,
     batch_axes: Collection[str],
-) -> InRange:
+) -> _InRange:
     """The norms of `leaves`, and gradients that can be summed with coefficients of 0.
 
     Examples that are in range keep every bit of their values and norms, whatever the others are.
     Of the others, arrays that are not finite (if `nan_safe`) or belong to padding become zero.
     """
     if not leaves:
-        return InRange(gradients, [], {})
+        return _InRange(gradients, [], {})
     places, measured = _quick_norms(gradients, leaves)
     sound = [m.sound for m in measured]
     factored = FactoredArrays.of(gradients, leaves)
 
-    def repair(state: _State, sound: list[jax.Array], padding: Any) -> _State:
+    def repair(state: _Held, sound: list[jax.Array], padding: Any) -> _Held:
         largest = [largest_entries(x) for x in state.arrays]
         arrays = factored.scaled(state.arrays, largest, padding, nan_safe)
         again = _quick_norms(gradients.with_values(factored.values(arrays)), leaves)[1]
@@ -82,14 +82,14 @@ def in_range(
             upper = jnp.where(fits, scale_back(new.norm.upper, e), jnp.inf)
             repaired = Norm(scale_back(new.norm.estimate, e), upper)
             norms.append(Norm(*(jnp.where(ok, *pair) for pair in zip(old, repaired, strict=True))))
-        return _State(arrays, norms, largest)
+        return _Held(arrays, norms, largest)
 
     # A largest entry of 1 stands for arrays that were not divided.
     ones = [jnp.ones_like(x[(..., *(0,) * (x.ndim - 1))]) for x in factored.arrays]
     ones = [x.astype(precision.accumulation_dtype(x.dtype)) for x in ones]
-    state = _State(factored.arrays, [m.norm for m in measured], ones)
-    state = _once_if(~_agreed(sound, batch_axes), repair, state, sound, padding)
-    return InRange(
+    state = _Held(factored.arrays, [m.norm for m in measured], ones)
+    state = once_if(~_agreed(sound, batch_axes), repair, state, sound, padding)
+    return _InRange(
         gradients.with_values(factored.values(state.arrays)),
         list(zip(places, state.norms, strict=True)),
         factored.exponents(state.largest),
@@ -113,7 +113,7 @@ def _agreed(sound: Sequence[jax.Array], batch_axes: Collection[str]) -> jax.Arra
     return jax.lax.pmin(everywhere.astype(np.int32), axes) > 0 if axes else everywhere
 
 
-def _once_if(wanted: jax.Array, step: Callable[..., Any], state: Any, *args: Any) -> Any:
+def once_if(wanted: jax.Array, step: Callable[..., Any], state: Any, *args: Any) -> Any:
     """`step(state, *args)` if `wanted`, else `state`, which is not copied."""
     if any(varying_axes(x) for x in jax.tree.leaves((state, args))):
         types = jax.eval_shape(step, state, *args)

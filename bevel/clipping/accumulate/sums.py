@@ -80,12 +80,12 @@ def _clip_factors(
         clip_norms = [tightened(norm, clip.grid_scale, dimension) for norm in clip_norms]
     for group, clip_norm in enumerate(clip_norms):
         members = list[Norm]()
-        for leaves, norm in norms:
-            own = [i for i, leaf in enumerate(leaves) if plan.groups.of_leaf[leaf] == group]
-            some = 0 < len(own) < len(leaves)
+        for several, norm in norms:
+            own = [i for i, leaf in enumerate(several) if plan.groups.of_leaf[leaf] == group]
+            some = 0 < len(own) < len(several)
             members += [Norm(*(x[np.array(own)] for x in norm)) if some else norm] if own else []
-        rows = sum(plan.groups.of_leaf[leaf] == group for leaves, _ in norms for leaf in leaves)
-        part = 0 < rows < sum(len(leaves) for leaves, _ in norms)
+        rows = [plan.groups.of_leaf[leaf] == group for several, _ in norms for leaf in several]
+        part = any(rows) and not all(rows)
         norm = tree_norm(members, batch_axes) if part else total
         factors.append(coefficients(norm, clip_norm, clip))
     return total, factors

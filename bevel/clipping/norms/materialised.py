@@ -37,6 +37,7 @@ def materialised_norm(gradient: jax.Array) -> Norm:
     return Norm(scale_back(estimate, exponent), scale_back(upper, exponent))
 
 
+@jax.jit
 def quick_norm(gradient: jax.Array) -> MeasuredNorm:
     """As `materialised_norm` without scaling: one pass, in which squares may leave the range."""
     return unfinished_norm(gradient).finished()
@@ -44,13 +45,13 @@ def quick_norm(gradient: jax.Array) -> MeasuredNorm:
 
 def unfinished_norm(gradient: jax.Array) -> UnfinishedNorm:
     """As `quick_norm`, up to the sum of squares."""
-    square = _sum_of_squares(gradient)
+    square = sum_of_squares(gradient)
     slack = precision.rounding_growth(roundings(gradient.shape[1:]) + 8, square.dtype)
     return UnfinishedNorm(_norm_of_square, (square, float(math.prod(gradient.shape[1:])), slack))
 
 
 @jax.jit  # traced once for all gradients of one shape
-def _sum_of_squares(gradient: jax.Array) -> jax.Array:
+def sum_of_squares(gradient: jax.Array) -> jax.Array:
     wide = gradient.astype(precision.accumulation_dtype(gradient.dtype))
     return staged_sum(wide * wide)[0]
 

@@ -26,14 +26,14 @@ class UnfinishedNorm(NamedTuple):
         return _finished(self.finish, self.static, self.sums)
 
 
-class StackedNorms(NamedTuple):
+class _StackedNorms(NamedTuple):
     """The norms (N, B) of the unfinished norms with these N numbers."""
 
     numbers: tuple[int, ...]
     measured: MeasuredNorm
 
 
-def finish_together(norms: Sequence[UnfinishedNorm]) -> list[StackedNorms]:
+def finish_together(norms: Sequence[UnfinishedNorm]) -> list[_StackedNorms]:
     """Finishes norms, all of one kind and shape together."""
     kinds = dict[Any, list[int]]()
     for number, norm in enumerate(norms):
@@ -57,7 +57,7 @@ def finish_together(norms: Sequence[UnfinishedNorm]) -> list[StackedNorms]:
             lambda x: x if isinstance(x, np.ndarray) else jax.lax.optimization_barrier(x), sums
         )
         measured = jax.vmap(lambda sums, own=first: _finished(own.finish, own.static, sums))(sums)
-        result.append(StackedNorms(tuple(numbers), measured))
+        result.append(_StackedNorms(tuple(numbers), measured))
     return result
 
 
