@@ -95,7 +95,7 @@ class FactoredArrays(NamedTuple):
             keep = jnp.isfinite(top) if nan_safe else None
             if padding is not None:
                 keep = ~padding if keep is None else keep & ~padding
-            divided = _divided(x, tops[i])
+            divided = _divided(after(x, result[-1:]), tops[i])
             if i in added:
                 divided = _divided(divided, added[i], steps=2)
             result.append(mask_examples(keep, divided))
@@ -151,6 +151,15 @@ def _unless_in_range(largest: jax.Array, high: Any) -> jax.Array:
 def _exponent(terms: Sequence[Sequence[Any]], top: Callable[[Any], jax.Array]) -> jax.Array:
     """The largest exponent of the terms of a leaf, from those of their arrays."""
     return functools.reduce(jnp.maximum, [_sum([top(i) for i in term]) for term in terms])
+
+
+def after(values: Any, earlier: Any) -> Any:
+    """The same values, available only after `earlier` are computed."""
+    arrays = [x for x in jax.tree.leaves(earlier) if isinstance(x, jax.Array)]
+    axes = {varying_axes(x) for x in (*arrays, *jax.tree.leaves(values))}
+    if not arrays or len(axes) > 1:  # a barrier would give all values the manual axes of each
+        return values
+    return jax.lax.optimization_barrier((values, arrays))[0]
 
 
 def _sum(values: Sequence[jax.Array]) -> jax.Array:

@@ -18,7 +18,7 @@ import numpy as np
 
 from bevel import precision
 from bevel.clipping.accumulate.example_gradients import ExampleGradients
-from bevel.clipping.accumulate.factored_arrays import FactoredArrays, largest_entries
+from bevel.clipping.accumulate.factored_arrays import FactoredArrays, after, largest_entries
 from bevel.clipping.norms import MeasuredNorm, Norm
 from bevel.clipping.norms.scaling import scale_back
 from bevel.clipping.norms.unfinished import finish_together
@@ -75,7 +75,8 @@ def in_range(
     def repair(state: _Held, sound: list[jax.Array], padding: Any) -> _Held:
         largest = [largest_entries(x) for x in state.arrays]
         arrays = factored.scaled(state.arrays, largest, padding, nan_safe)
-        again = _quick_norms(gradients.with_values(factored.values(arrays)), leaves)[1]
+        scaled = gradients.with_values(factored.values(arrays))
+        again = _quick_norms(scaled, leaves, one_by_one=True)[1]
         norms = []
         for own, ok, old, new in zip(places, sound, state.norms, again, strict=True):
             e, fits = factored.stacked(own, largest)
@@ -97,10 +98,18 @@ def in_range(
 
 
 def _quick_norms(
-    gradients: ExampleGradients, leaves: Collection[int]
+    gradients: ExampleGradients, leaves: Collection[int], one_by_one: bool = False
 ) -> tuple[list[tuple[int, ...]], list[MeasuredNorm]]:
-    """Norms without scaling, stacked, and the leaf of each row."""
-    pairs = [(leaf, norm) for leaf in leaves for norm in gradients.unfinished_norms(leaf)]
+    """Norms without scaling, stacked, and the leaf of each row.
+
+    With `one_by_one`, the temporaries of one leaf exist at a time.
+    """
+    pairs = list[tuple[int, Any]]()
+    for leaf in leaves:
+        if one_by_one and pairs:
+            later = after(gradients.values(leaf), pairs[-1][1].sums)
+            gradients = gradients.with_values({leaf: later})
+        pairs += [(leaf, norm) for norm in gradients.unfinished_norms(leaf)]
     stacks = finish_together([norm for _, norm in pairs])
     places = [tuple(pairs[i][0] for i in stack.numbers) for stack in stacks]
     return places, [stack.measured for stack in stacks]
