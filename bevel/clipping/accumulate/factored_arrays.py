@@ -90,7 +90,7 @@ class FactoredArrays(NamedTuple):
                 most = functools.reduce(jnp.maximum, sums)
                 own = zip(terms, sums, strict=True)
                 added |= {term[-1]: most - total for term, total in own}
-        result = []
+        result = list[jax.Array]()
         for i, (x, top) in enumerate(zip(arrays, largest, strict=True)):
             keep = jnp.isfinite(top) if nan_safe else None
             if padding is not None:
