@@ -83,6 +83,11 @@ class ExampleGradients:
         changed = [{leaf: values.get(leaf, own) for leaf, own in kind.items()} for kind in kinds]
         return dataclasses.replace(self, materialised=changed[0], tapped=changed[1])
 
+    def by_slice(self, leaf: int) -> bool:
+        """Whether the layers of a leaf are measured and summed one after the other."""
+        tap = self.tap(leaf)
+        return tap is not None and goes_by_slice(tap, self.tapped[leaf], self.plan.layout)
+
     def in_one_pass(self, leaf: int) -> bool:
         """Whether the norm of a leaf is first computed without scaling, to read its values once.
 
@@ -99,7 +104,7 @@ class ExampleGradients:
         tap, values = self.tap(leaf), self.values(leaf)
         if tap is None:
             return [unfinished_norm(values)]
-        if goes_by_slice(tap, values, self.plan.layout):
+        if self.by_slice(leaf):
             measured = norm_by_slice(tap, values[0], scaled=False)
             return [UnfinishedNorm(MeasuredNorm, tuple(measured))]
         return tap.unfinished_norms(values)
@@ -129,11 +134,9 @@ class ExampleGradients:
 
         Where values are scaled or masked, this lets one copy exist at a time.
         """
-        values, tap = self.values(leaf), self.tap(leaf)
+        values, small = self.values(leaf), not self.in_one_pass(leaf)
         # A loop over layers copies one layer at a time anyway, and reads values layer by layer.
-        by_slice = tap is not None and goes_by_slice(tap, values, self.plan.layout)
-        small = not self.in_one_pass(leaf)
-        if self.plan.layout.manual or by_slice or small or not earlier:
+        if self.plan.layout.manual or self.by_slice(leaf) or small or not earlier:
             return values
         return jax.lax.optimization_barrier((values, list(earlier)))[0]
 
@@ -164,7 +167,7 @@ class ExampleGradients:
             # Formed gradients may have trailing zeros.
             return total[tuple(map(slice, formed[0]))] if formed else total
         with keep_line(tap.uses[0].eqn):
-            if goes_by_slice(tap, values, layout):
+            if self.by_slice(leaf):
                 param = self.params[tap.param]
                 return weighted_sum_by_slice(tap, values[0], factor, keep, param, layout)
             return tap.weighted_sum(values, factor, keep)

@@ -17,8 +17,8 @@ import numpy as np
 
 from bevel import precision
 from bevel.clipping.accumulate.example_gradients import ExampleGradients
+from bevel.clipping.accumulate.slices import layers_first
 from bevel.clipping.norms.scaling import exponent, power_of_two
-from bevel.clipping.norms.weighting import mask_examples
 from bevel.clipping.uses.shared_terms import SharedTermGradients
 from bevel.sharding.types import as_varying, varying_axes
 
@@ -34,11 +34,14 @@ class FactoredArrays(NamedTuple):
     arrays: list[jax.Array]
     terms: list[list[list[int]]]  # for each leaf, the numbers of the arrays of each term
     flat: list[tuple[Any, list[Any]]]  # for each leaf, its structure, and arrays by number
+    # The arrays whose layers are read one by one. They are (layers, B, ...), because a loop over
+    # layers has them in this order, and reordering them would copy all of them.
+    layered: set[int]
 
     @classmethod
     def of(cls, gradients: ExampleGradients, leaves: Collection[int]) -> "FactoredArrays":
         """The arrays of `leaves`."""
-        result, known = cls([], [], [], []), dict[Any, int]()
+        result, known = cls([], [], [], [], set()), dict[Any, int]()
         for leaf in leaves:
             values = gradients.values(leaf)
             arrays, structure = jax.tree.flatten(values)
@@ -53,7 +56,9 @@ class FactoredArrays(NamedTuple):
                     flat[place] = known.setdefault(key, len(result.arrays))
                     if flat[place] == len(result.arrays):
                         own = arrays[place] if shared else as_varying(arrays[place], axes)
-                        result.arrays.append(own)
+                        by_slice = gradients.by_slice(leaf)
+                        result.arrays.append(layers_first(own) if by_slice else own)
+                        result.layered.update([flat[place]] if by_slice else [])
                 terms.append([flat[place] for place in term])
             result.leaves.append(leaf)
             result.terms.append(terms)
@@ -62,6 +67,7 @@ class FactoredArrays(NamedTuple):
 
     def values(self, arrays: Sequence[jax.Array]) -> dict[int, Any]:
         """The values of each leaf with other arrays."""
+        arrays = [layers_first(x) if i in self.layered else x for i, x in enumerate(arrays)]
         return {
             leaf: jax.tree.unflatten(
                 structure, [arrays[x] if isinstance(x, int) else x for x in flat]
@@ -95,11 +101,18 @@ class FactoredArrays(NamedTuple):
             keep = jnp.isfinite(top) if nan_safe else None
             if padding is not None:
                 keep = ~padding if keep is None else keep & ~padding
-            divided = _divided(after(x, result[-1:]), tops[i])
+            axis = int(i in self.layered)
+            divided = _divided(x if axis else after(x, result[-1:]), tops[i], axis)
             if i in added:
-                divided = _divided(divided, added[i], steps=2)
-            result.append(mask_examples(keep, divided))
+                divided = _divided(divided, added[i], axis, steps=2)
+            if keep is not None:
+                divided = jnp.where(_along(keep, x, axis), divided, jnp.zeros_like(divided))
+            result.append(divided)
         return result
+
+    def largest(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """The largest magnitudes (B,) in each array; NaN or inf where it is not finite."""
+        return [_largest_entries(x, int(i in self.layered)) for i, x in enumerate(arrays)]
 
     def exponents(self, largest: Sequence[jax.Array]) -> dict[int, jax.Array]:
         """By leaf: its gradients were divided by 2 to these, (B,).
@@ -134,7 +147,7 @@ class FactoredArrays(NamedTuple):
         For several arrays, there is one row (B,) for each.
         """
         several = [numbers] if isinstance(numbers, int) else numbers
-        entries = [math.prod(self.arrays[i].shape[1:]) for i in several]
+        entries = [self.arrays[i].size // largest.shape[-1] for i in several]
         high = np.array([(LARGEST_SQUARE - math.ceil(math.log2(n))) // 2 for n in entries])
         if isinstance(numbers, int):
             return _unless_in_range(largest, int(high[0]))
@@ -159,7 +172,8 @@ def after(values: Any, earlier: Any) -> Any:
     axes = {varying_axes(x) for x in (*arrays, *jax.tree.leaves(values))}
     if not arrays or len(axes) > 1:  # a barrier would give all values the manual axes of each
         return values
-    return jax.lax.optimization_barrier((values, arrays))[0]
+    # Without a gradient: JAX does not transpose a barrier of which some results are not used.
+    return jax.lax.optimization_barrier((values, jax.lax.stop_gradient(arrays)))[0]
 
 
 def _sum(values: Sequence[jax.Array]) -> jax.Array:
@@ -182,21 +196,24 @@ def _terms(gradients: Any) -> list[list[int]]:
     return terms
 
 
-@jax.jit
-def largest_entries(x: jax.Array) -> jax.Array:
-    """The largest magnitude in each x[i]; NaN or inf if it is not finite."""
-    top = jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)))
+@functools.partial(jax.jit, static_argnames="axis")
+def _largest_entries(x: jax.Array, axis: int) -> jax.Array:
+    top = jnp.max(jnp.abs(x), axis=tuple(i for i in range(x.ndim) if i != axis))
     return jax.lax.optimization_barrier(top.astype(precision.accumulation_dtype(x.dtype)))
 
 
-@functools.partial(jax.jit, static_argnames="steps")
-def _divided(x: jax.Array, e: jax.Array, steps: int = 1) -> jax.Array:
-    """`x` (B, ...) divided by 2**e, for e up to `steps` times the largest exponent."""
+@functools.partial(jax.jit, static_argnames=("axis", "steps"))
+def _divided(x: jax.Array, e: jax.Array, axis: int, steps: int = 1) -> jax.Array:
+    """`x` divided by 2**e (B,) along `axis`, for e up to `steps` times the largest exponent."""
     result = x.astype(precision.accumulation_dtype(x.dtype))
     limit = -jnp.finfo(result.dtype).minexp
     for _ in range(steps):
         part = jnp.clip(e, -limit, limit) if steps > 1 else e
-        power = power_of_two(-part, result.dtype)
-        result = result * jnp.expand_dims(power, tuple(range(1, x.ndim)))
+        result = result * _along(power_of_two(-part, result.dtype), x, axis)
         e = e - part
     return result.astype(x.dtype)
+
+
+def _along(values: jax.Array, like: jax.Array, axis: int) -> jax.Array:
+    """`values` (B,) shaped to multiply `like`, whose examples are along `axis`."""
+    return jnp.expand_dims(values, tuple(i for i in range(like.ndim) if i != axis))

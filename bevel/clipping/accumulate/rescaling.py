@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bevel import precision
 from bevel.clipping.accumulate.example_gradients import ExampleGradients
-from bevel.clipping.accumulate.factored_arrays import FactoredArrays, after, largest_entries
+from bevel.clipping.accumulate.factored_arrays import FactoredArrays, after
 from bevel.clipping.norms import MeasuredNorm, Norm
 from bevel.clipping.norms.scaling import scale_back
 from bevel.clipping.norms.unfinished import finish_together
@@ -73,7 +72,7 @@ def in_range(
     factored = FactoredArrays.of(gradients, leaves)
 
     def repair(state: _Held, sound: list[jax.Array], padding: Any) -> _Held:
-        largest = [largest_entries(x) for x in state.arrays]
+        largest = factored.largest(state.arrays)
         arrays = factored.scaled(state.arrays, largest, padding, nan_safe)
         scaled = gradients.with_values(factored.values(arrays))
         again = _quick_norms(scaled, leaves, one_by_one=True)[1]
@@ -86,8 +85,7 @@ def in_range(
         return _Held(arrays, norms, largest)
 
     # A largest entry of 1 stands for arrays that were not divided.
-    ones = [jnp.ones_like(x[(..., *(0,) * (x.ndim - 1))]) for x in factored.arrays]
-    ones = [x.astype(precision.accumulation_dtype(x.dtype)) for x in ones]
+    ones = [jnp.ones_like(x) for x in jax.eval_shape(factored.largest, factored.arrays)]
     state = _Held(factored.arrays, [m.norm for m in measured], ones)
     state = once_if(~_agreed(sound, batch_axes), repair, state, sound, padding)
     return _InRange(
@@ -106,7 +104,8 @@ def _quick_norms(
     """
     pairs = list[tuple[int, Any]]()
     for leaf in leaves:
-        if one_by_one and pairs:
+        # A loop over layers has the temporaries of one layer at a time anyway.
+        if one_by_one and pairs and not gradients.by_slice(leaf):
             later = after(gradients.values(leaf), pairs[-1][1].sums)
             gradients = gradients.with_values({leaf: later})
         pairs += [(leaf, norm) for norm in gradients.unfinished_norms(leaf)]

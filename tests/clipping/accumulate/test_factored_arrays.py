@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bevel.clipping.accumulate.factored_arrays import FactoredArrays, largest_entries
+from bevel.clipping.accumulate.factored_arrays import FactoredArrays
 
 rng = np.random.default_rng(0)
 LEFT, RIGHT = (jnp.asarray(rng.normal(size=(3, n)), jnp.float32) for n in (4, 5))
@@ -15,7 +15,7 @@ LEFT, RIGHT = (jnp.asarray(rng.normal(size=(3, n)), jnp.float32) for n in (4, 5)
 
 def factored(values):
     """Leaves are trees, whose arrays are multiplied, or lists of such trees, which are added."""
-    gradients = SimpleNamespace(values=values.__getitem__)
+    gradients = SimpleNamespace(values=values.__getitem__, by_slice=lambda leaf: False)
     return FactoredArrays.of(gradients, list(values))
 
 
@@ -29,7 +29,7 @@ def product(value):
 
 
 def scaled(parts, padding=None, nan_safe=True):
-    largest = [largest_entries(x) for x in parts.arrays]
+    largest = parts.largest(parts.arrays)
     values = parts.values(parts.scaled(parts.arrays, largest, padding, nan_safe))
     return values, parts.exponents(largest), largest
 
