@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -58,6 +59,29 @@ class Call:
     param_paths: tuple[str, ...]
     result: Any  # treedef of the gradient
     param_order: tuple[int, ...]  # index in `Leaves.params`, in the order of the call
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.treedef, self.roles, self.statics, self.param_paths, self.result))
+
+    @functools.cached_property
+    def _positions(self) -> dict[Role, list[int]]:
+        """Where the leaves of each role are in the flat arguments, in the order of `Leaves`."""
+        found = {
+            role: [i for i, own in enumerate(self.roles) if own is role] for role in set(self.roles)
+        }
+        if Role.PARAM in found:
+            placed = dict(zip(self.param_order, found[Role.PARAM], strict=True))
+            found[Role.PARAM] = [placed[i] for i in range(len(placed))]
+        return found
+
+    def leaves(self, flat: Sequence[Any]) -> Leaves:
+        """The arrays of another call with this structure."""
+        roles = Role.PARAM, Role.BATCH, Role.KEY, Role.CONSTANT
+        return Leaves(*([flat[i] for i in self._positions.get(role, ())] for role in roles))
 
     def arguments(self, leaves: Leaves) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Puts arrays back into the structure of the call: `(args, kwargs)`."""
@@ -141,6 +165,29 @@ def split_call(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         tuple(order.index(i) for i in range(len(order))),
     )
     return call, leaves
+
+
+class CallSplitter:
+    """Splits calls like `split_call`, and does not check again what it has seen.
+
+    An eager call with many parameters would spend most of its time on checks.
+    """
+
+    def __init__(self, task: Task):
+        self.task = task
+        self.known = dict[Any, Call]()
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Leaves]:
+        flat, treedef = jax.tree.flatten((args, kwargs))
+        types = [(type(x), getattr(x, "shape", None), getattr(x, "dtype", None)) for x in flat]
+        key = treedef, tuple(types)
+        if key in self.known:
+            call = self.known[key]
+            return call, call.leaves(flat)
+        call, leaves = split_call(self.task, args, kwargs)
+        if Role.STATIC not in call.roles:  # the values of others are part of the structure
+            self.known[key] = call
+        return call, leaves
 
 
 def _check_disjoint(**groups: tuple[int, ...]) -> None:

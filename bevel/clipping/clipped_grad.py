@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bevel.clipping.arguments import ByIdentity, split_call
+from bevel.clipping.arguments import ByIdentity, CallSplitter
 from bevel.clipping.bounded import BoundedSensitivityCallable, TracedProgram
 from bevel.clipping.engine import clipped_sum
 from bevel.clipping.options import Clip, PyTree, SpeedOptions, Task
@@ -199,7 +199,7 @@ def clipped_fun(
 def _bounded(task: Task) -> BoundedSensitivityCallable:
     """The callable of a task. Eager calls compile once per types, shardings and static values."""
 
-    program = TracedProgram()
+    program, splitter = TracedProgram(), CallSplitter(task)
 
     def traced(call: Any, leaves: Any, padding: Any, shardings: ArgumentShardings) -> Any:
         return clipped_sum(task, call, leaves, padding, shardings, program)
@@ -207,7 +207,7 @@ def _bounded(task: Task) -> BoundedSensitivityCallable:
     compiled = jax.jit(traced, static_argnums=(0, 3))
 
     def run(*args: Any, is_padding_example: Any = None, **kwargs: Any) -> Any:
-        call, leaves = split_call(task, args, kwargs)
+        call, leaves = splitter.split(args, kwargs)
         shardings = ArgumentShardings.on(leaves.params, leaves.batch)
         if is_padding_example is not None and not isinstance(is_padding_example, jax.Array):
             is_padding_example = np.asarray(is_padding_example)

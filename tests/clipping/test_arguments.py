@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from bevel import clipped_grad
-from bevel.clipping.arguments import ByIdentity, Leaves, Role, split_call
+from bevel.clipping import arguments
+from bevel.clipping.arguments import ByIdentity, CallSplitter, Leaves, Role, split_call
 from bevel.clipping.options import Clip, Task
 from bevel.errors import FixArgumentsError
 
@@ -196,3 +197,27 @@ def test_a_call_is_put_together_again_in_order():
     assert args[0]["a"] == 4.0 and args[2] == "mode"
     assert kwargs == {"flag": True, "temperature": 1.0}
     assert call.param_paths == ("argument 0['a']", "argument 0['b']")
+
+
+def test_a_call_like_an_earlier_one_is_not_checked_again(monkeypatch):
+    """Eager calls with many parameters would otherwise spend more time on checks than in JAX."""
+    task = Task(loss, Clip(1.0), (2, 0), 1)
+    splitter, args = CallSplitter(task), (W, X, {"a": W + 1, "b": W + 2})
+    first = splitter.split(args, {"scale": 2.0})
+    assert first[0] == split_call(task, args, {"scale": 2.0})[0]
+    monkeypatch.setattr(arguments, "split_call", None)
+    again = splitter.split(jax.tree.map(lambda x: x * 2, args), {"scale": 3.0})
+    assert again[0] is first[0] and again[1].constants == [3.0]
+    jax.tree.map(np.testing.assert_array_equal, again[1].params, [2 * x for x in first[1].params])
+    jax.tree.map(np.testing.assert_array_equal, again[1].batch, [2 * X])
+
+
+def test_python_values_and_other_shapes_are_checked_at_every_call():
+    splitter = CallSplitter(Task(loss, Clip(1.0), 0, 1))
+    for flag in (True, False):
+        assert splitter.split((W, X, flag), {})[0].statics == (flag,)
+    splitter.split((W, X), {})
+    with pytest.raises(FixArgumentsError, match="no leading axis"):
+        splitter.split((W, X[0, 0]), {})
+    with pytest.raises(FixArgumentsError, match="no real gradient"):
+        splitter.split((W.astype(int), X), {})

@@ -33,7 +33,11 @@ def one_device(monkeypatch):
     """As in a process that has one: arrays of these tests lie on the first of several."""
     for module in (example_gradients, materialised, weighting):
         monkeypatch.setattr(module, "on_one_device", lambda: True)
-    cached = (materialised.materialised_norm, materialised.quick_norm, weighting.weighted_rows_of)
+    cached = (
+        materialised.materialised_norm,
+        materialised.sum_of_squares,
+        weighting.weighted_rows_of,
+    )
     for function in cached:
         function.clear_cache()
     yield

@@ -19,10 +19,11 @@ LARGEST = 2.0**120
 
 @jax.jit  # traced once for estimates and bounds, with and without scaling
 def total_norm(norms: Sequence[jax.Array]) -> jax.Array:
-    """The norm of a tree from the norms (B,) of its leaves, without overflow or underflow."""
+    """The norm of a tree from the norms (B,) or (N, B) of leaves, without over- or underflow."""
     dtype = precision.accumulation_dtype(*(n.dtype for n in norms))
-    scaled, e = scale_to_one(jnp.stack([n.astype(dtype) for n in norms], axis=1))
-    return scale_back(root(jnp.sum(scaled * scaled, axis=1)), e)
+    rows = jnp.concatenate([jnp.atleast_2d(n).astype(dtype) for n in norms])
+    scaled, e = scale_to_one(rows, (0,))
+    return scale_back(root(jnp.sum(scaled * scaled, axis=0)), e)
 
 
 def _over_shards(norm: Norm, batch_axes: Collection[str]) -> Norm:
@@ -44,11 +45,13 @@ def _over_shards(norm: Norm, batch_axes: Collection[str]) -> Norm:
 def tree_norm(leaves: Sequence[Norm], batch_axes: Collection[str] | None = ()) -> Norm:
     """Norm and bound of a group of leaves. The bound covers rounding `coefficient * gradient`.
 
+    Each of `leaves` has norms (B,) of one leaf, or (N, B) of several.
     With `batch_axes=None`, it is the norm of one shard.
     """
     norms = leaves if batch_axes is None else [_over_shards(n, batch_axes) for n in leaves]
     upper = total_norm([n.upper for n in norms])
-    slack = precision.rounding_growth(len(leaves) + 16, upper.dtype)
+    count = sum(len(n.upper) if n.upper.ndim > 1 else 1 for n in norms)
+    slack = precision.rounding_growth(count + 16, upper.dtype)
     return Norm(total_norm([n.estimate for n in norms]), upper * (1 + slack))
 
 

@@ -17,7 +17,8 @@ from bevel.clipping.accumulate.slices import (
     norm_by_slice,
     weighted_sum_by_slice,
 )
-from bevel.clipping.norms import MeasuredNorm, Norm, materialised_norm, quick_norm
+from bevel.clipping.norms import MeasuredNorm, Norm, materialised_norm, unfinished_norm
+from bevel.clipping.norms.unfinished import UnfinishedNorm
 from bevel.clipping.norms.weighting import mask_examples, weighted_rows, weighted_rows_of
 from bevel.clipping.options import Task
 from bevel.clipping.plan import ClipPlan, ExampleOutputs
@@ -39,6 +40,7 @@ class ExampleGradients:
     materialised: dict[int, Any]
     tapped: dict[int, list[Any]]
     params: Sequence[Any]
+    together: dict[tuple[int, ...], Any]  # small leaves as rows (B, N)
 
     @classmethod
     def read(
@@ -51,7 +53,11 @@ class ExampleGradients:
             if tap.way == "form":
                 materialised[tap.param] = tap.formed(tapped.pop(tap.param))
         contiguous = {leaf: _contiguous(gradient) for leaf, gradient in materialised.items()}
-        return cls(task, plan, contiguous, tapped, params)
+        together = {
+            tuple(leaves): _concatenated([contiguous[leaf] for leaf in leaves])
+            for leaves in _taken_together(plan, contiguous)
+        }
+        return cls(task, plan, contiguous, tapped, params, together)
 
     @property
     def leaves(self) -> list[int]:
@@ -67,108 +73,136 @@ class ExampleGradients:
         tap = self.tap(leaf)
         return tap is not None and tap.recompute
 
-    def in_one_pass(self, leaf: int) -> bool:
-        """Whether the norm of a leaf is first computed without scaling, to read its values once."""
-        arrays = jax.tree.leaves(self.tapped.get(leaf, self.materialised.get(leaf)))
-        return sum(x.size for x in arrays) >= one_pass_threshold() and not self.recomputes(leaf)
+    def values(self, leaf: int) -> Any:
+        """The materialised gradient of a leaf, or the gradients at its uses, not formed."""
+        return self.tapped[leaf] if leaf in self.tapped else self.materialised[leaf]
 
-    def quick_norms(self, leaf: int) -> list[MeasuredNorm]:
-        """Norms without scaling, and whether each is valid: no square over- or underflowed."""
+    def with_values(self, values: dict[int, Any]) -> "ExampleGradients":
+        """The same gradients, with other values for some leaves."""
+        kinds = self.materialised, self.tapped
+        changed = [{leaf: values.get(leaf, own) for leaf, own in kind.items()} for kind in kinds]
+        return dataclasses.replace(self, materialised=changed[0], tapped=changed[1])
+
+    def by_slice(self, leaf: int) -> bool:
+        """Whether the layers of a leaf are measured and summed one after the other."""
         tap = self.tap(leaf)
+        return tap is not None and goes_by_slice(tap, self.tapped[leaf], self.plan.layout)
+
+    def in_one_pass(self, leaf: int) -> bool:
+        """Whether the norm of a leaf is first computed without scaling, to read its values once.
+
+        Not that of a vector: its gradient may be the cotangent that is held for a matrix. If both
+        were repaired in place, one would be a copy.
+        """
+        arrays = jax.tree.leaves(self.values(leaf))
+        vector = leaf in self.materialised and self.materialised[leaf].ndim < 3
+        large = sum(x.size for x in arrays) >= one_pass_threshold()
+        return large and not vector and not self.recomputes(leaf)
+
+    def unfinished_norms(self, leaf: int) -> list[UnfinishedNorm]:
+        """Norms without scaling, and whether each is valid: no square over- or underflowed."""
+        tap, values = self.tap(leaf), self.values(leaf)
         if tap is None:
-            return [quick_norm(self.materialised[leaf])]
-        return self._tapped_norms(tap, self.tapped[leaf], scaled=False)
+            return [unfinished_norm(values)]
+        if self.by_slice(leaf):
+            measured = norm_by_slice(tap, values[0], scaled=False)
+            return [UnfinishedNorm(MeasuredNorm, tuple(measured))]
+        return tap.unfinished_norms(values)
 
     def norms(self, leaves: Collection[int]) -> dict[int, Norm]:
-        """Norms with scaling. Leaves that are measured together appear under the first of them."""
+        """Norms with scaling. Leaves that are taken together appear under the first of them."""
         found = dict[int, Norm]()
-        for first, *others in self._measured_together(leaves):
-            tap = self.tap(first)
-            values = self._values_after([first, *others], list(found.values())[-1:])
+        for members, rows in self.together.items():
+            if members[0] in leaves:
+                found[members[0]] = materialised_norm(rows)
+        for leaf in self._alone(leaves):
+            tap, values = self.tap(leaf), self._values_after(leaf, list(found.values())[-1:])
             if tap is not None:
-                parts = self._tapped_norms(tap, values[0], scaled=True)
-                found[first] = norm_of_parts([m.norm for m in parts])
+                parts = self._tapped_norms(tap, values)
+                found[leaf] = norm_of_parts([m.norm for m in parts])
             else:
-                found[first] = materialised_norm(_concatenated(values) if others else values[0])
+                found[leaf] = materialised_norm(values)
         return found
 
-    def _values_after(self, leaves: Sequence[int], earlier: Sequence[Any]) -> list[Any]:
-        """The values of leaves, available only after `earlier` are computed.
+    def _alone(self, leaves: Collection[int]) -> list[int]:
+        """The leaves that are not taken together with others."""
+        others = {leaf for members in self.together for leaf in members}
+        return [leaf for leaf in leaves if leaf not in others]
+
+    def _values_after(self, leaf: int, earlier: Sequence[Any]) -> Any:
+        """The values of a leaf, available only after `earlier` are computed.
 
         Where values are scaled or masked, this lets one copy exist at a time.
         """
-        values: list[Any] = [self.tapped.get(i, self.materialised.get(i)) for i in leaves]
-        tap = self.tap(leaves[0])
+        values, small = self.values(leaf), not self.in_one_pass(leaf)
         # A loop over layers copies one layer at a time anyway, and reads values layer by layer.
-        by_slice = tap is not None and goes_by_slice(tap, values[0], self.plan.layout)
-        small = not self.in_one_pass(leaves[0])
-        if self.plan.layout.manual or by_slice or small or not earlier:
+        if self.plan.layout.manual or self.by_slice(leaf) or small or not earlier:
             return values
         return jax.lax.optimization_barrier((values, list(earlier)))[0]
 
-    def _measured_together(self, leaves: Collection[int]) -> list[list[int]]:
-        """Lists of leaves to measure together, because many small norms take long.
-
-        Only on one device, where concatenating leaves moves nothing, and only leaves of one group
-        that are split over the same axes.
-        """
-        if not on_one_device():
-            return [[leaf] for leaf in leaves]
-        lists = dict[Any, list[int]]()
-        for leaf in leaves:
-            gradient = self.materialised.get(leaf)
-            key: Any = leaf
-            small = gradient is not None and gradient.size <= one_pass_threshold() // 8
-            if small and explicit_sharding(gradient) is None:
-                key = "small", self.plan.groups.of_leaf[leaf], varying_axes(gradient)
-            lists.setdefault(key, []).append(leaf)
-        return list(lists.values())
-
-    def sums(
-        self, leaves: Collection[int], factors: Sequence[Any], keep: Any, finite: bool = False
-    ) -> dict[int, Any]:
-        """The weighted sums. If all values are `finite`, a coefficient of 0 excludes an example."""
+    def sums(self, leaves: Collection[int], factors: Sequence[Any], keep: Any) -> dict[int, Any]:
+        """The sums, weighted by each group's coefficients, over the examples in `keep`."""
         result = dict[int, Any]()
-        if finite:
-            factors, keep = [mask_examples(keep, factor) for factor in factors], None
-        # Behind a barrier: else a GPU's compiler sums materialised gradients in the kernel that
-        # scales the values of all taps, and that kernel reaches a third of its bandwidth.
         for_taps = _rounded_once(factors)
-        formed = {tap.param: tap.shape for tap in self.plan.taps if tap.way == "form"}
         for leaf in leaves:
-            group, tap = self.plan.groups.of_leaf[leaf], self.tap(leaf)
-            # On one CPU, the compiler does not gain from an order where nothing is masked.
-            together = finite and jax.default_backend() == "cpu" and on_one_device()
-            (values,) = self._values_after([leaf], [] if together else list(result.values())[-1:])
-            if tap is None:
-                total = _materialised_sum(self.task, values, factors[group], keep)
-                padded = leaf in formed
-                result[leaf] = total[tuple(map(slice, formed[leaf]))] if padded else total
-            else:
-                with keep_line(tap.uses[0].eqn):
-                    result[leaf] = self._tapped_sum(tap, values, for_taps[group], keep)
+            own = factors if self.tap(leaf) is None else for_taps
+            values = self._values_after(leaf, list(result.values())[-1:])
+            result[leaf] = self._sum(leaf, values, own[self.plan.groups.of_leaf[leaf]], keep)
         return result
 
-    def _tapped_norms(
-        self, tap: TappedParameter, gradients: list[Any], scaled: bool
-    ) -> list[MeasuredNorm]:
-        if goes_by_slice(tap, gradients, self.plan.layout):
-            return [norm_by_slice(tap, gradients[0], scaled)]
-        return tap.norms(gradients, scaled)
+    def sums_of_finite(self, factors: dict[int, jax.Array]) -> dict[int, Any]:
+        """The sums of gradients with finite values, weighted by coefficients (B,) for each leaf."""
+        result = dict[int, Any]()
+        for leaf, factor in factors.items():
+            # On one CPU, the compiler does not gain from an order where nothing is masked.
+            together = jax.default_backend() == "cpu" and on_one_device()
+            earlier = [] if together else list(result.values())[-1:]
+            result[leaf] = self._sum(leaf, self._values_after(leaf, earlier), factor, None)
+        return result
 
-    def _tapped_sum(
-        self, tap: TappedParameter, gradients: list[Any], factor: jax.Array, keep: Any
-    ) -> jax.Array:
-        layout = self.plan.layout
-        if goes_by_slice(tap, gradients, layout):
-            param = self.params[tap.param]
-            return weighted_sum_by_slice(tap, gradients[0], factor, keep, param, layout)
-        return tap.weighted_sum(gradients, factor, keep)
+    def _sum(self, leaf: int, values: Any, factor: jax.Array, keep: Any) -> jax.Array:
+        tap, layout = self.tap(leaf), self.plan.layout
+        if tap is None:
+            total = _materialised_sum(self.task, values, factor, keep)
+            formed = [t.shape for t in self.plan.taps if t.way == "form" and t.param == leaf]
+            # Formed gradients may have trailing zeros.
+            return total[tuple(map(slice, formed[0]))] if formed else total
+        with keep_line(tap.uses[0].eqn):
+            if self.by_slice(leaf):
+                param = self.params[tap.param]
+                return weighted_sum_by_slice(tap, values[0], factor, keep, param, layout)
+            return tap.weighted_sum(values, factor, keep)
+
+    def _tapped_norms(self, tap: TappedParameter, gradients: list[Any]) -> list[MeasuredNorm]:
+        if goes_by_slice(tap, gradients, self.plan.layout):
+            return [norm_by_slice(tap, gradients[0], scaled=True)]
+        return tap.norms(gradients, scaled=True)
 
 
 def one_pass_threshold() -> int:
     """From this many elements on, norms are first computed in one pass."""
     return ONE_PASS.get(jax.default_backend(), ONE_PASS["gpu"])
+
+
+def _taken_together(plan: ClipPlan, gradients: dict[int, jax.Array]) -> list[list[int]]:
+    """Lists of small leaves to measure together, because many small norms take long.
+
+    Only on one device, where concatenating leaves moves nothing, and only leaves of one group
+    that are split over the same axes.
+    """
+    lists = dict[Any, list[int]]()
+    if on_one_device():
+        for leaf, gradient in gradients.items():
+            if gradient.size < _joined_threshold() and explicit_sharding(gradient) is None:
+                key = plan.groups.of_leaf[leaf], varying_axes(gradient)
+                lists.setdefault(key, []).append(leaf)
+    return [leaves for leaves in lists.values() if len(leaves) > 1]
+
+
+def _joined_threshold() -> int:
+    """Leaves with fewer elements, in the whole batch, are measured together."""
+    threshold = one_pass_threshold()
+    return threshold if jax.default_backend() == "cpu" else threshold // 8
 
 
 def _concatenated(gradients: Sequence[jax.Array]) -> jax.Array:

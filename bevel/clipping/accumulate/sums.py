@@ -1,8 +1,6 @@
 """Computes norms, coefficients and the clipped sum from the outputs of the batched program."""
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
-from bevel.clipping.accumulate.coefficients import coefficients, norm_of_parts, tree_norm, usable
+from bevel.clipping.accumulate.coefficients import coefficients, tree_norm, usable
 from bevel.clipping.accumulate.example_gradients import ExampleGradients
 from bevel.clipping.accumulate.integer_grid import tightened
+from bevel.clipping.accumulate.rescaling import in_range
 from bevel.clipping.norms import Norm
 from bevel.clipping.norms.weighting import mask_examples
 from bevel.clipping.options import Clip, Task
@@ -41,52 +40,39 @@ def clip_and_sum(
     large = [leaf for leaf in gradients.leaves if gradients.in_one_pass(leaf)]
     others = [leaf for leaf in gradients.leaves if leaf not in large]
     other_norms = gradients.norms(others)
-
-    def sums_of(norms: dict[int, Norm], finite: bool) -> tuple[dict[int, Any], list[Any], Any, Any]:
-        total, factors = _clip_factors(task.clip, plan, norms, outputs)
-        keep = usable(total, padding, task.clip.nan_safe)
-        return gradients.sums(large, factors, keep, finite), factors, keep, total.estimate
-
-    if large:
-        # In one pass, which is valid if no square leaves the range of a float. That is known only
-        # afterwards; if it was not valid, the norms are computed again with scaling.
-        quick = {leaf: gradients.quick_norms(leaf) for leaf in large}
-        sound = functools.reduce(operator.and_, [m.sound for p in quick.values() for m in p])
-        norms = {leaf: norm_of_parts([m.norm for m in parts]) for leaf, parts in quick.items()}
-        sums, factors, keep, estimate = jax.lax.cond(
-            _agreed(jnp.all(sound), plan.layout.batch_axes),
-            lambda: sums_of(other_norms | norms, finite=True),
-            lambda: sums_of(other_norms | gradients.norms(large), finite=False),
-        )
-    else:
-        sums, factors, keep, estimate = sums_of(other_norms, finite=False)
+    norms = [((leaf,), norm) for leaf, norm in other_norms.items()]
+    measured = in_range(gradients, large, padding, task.clip.nan_safe, plan.layout.batch_axes)
+    total, factors = _clip_factors(task.clip, plan, [*norms, *measured.norms], outputs)
+    keep = usable(total, padding, task.clip.nan_safe)
+    own = measured.factors(factors, keep, plan.groups.of_leaf)
+    sums = measured.gradients.sums_of_finite(own)
     again = [leaf for leaf in others if gradients.recomputes(leaf)]
     sums |= gradients.sums([leaf for leaf in others if leaf not in again], factors, keep)
     sums |= recomputed(factors, keep, {leaf: other_norms[leaf] for leaf in again})
 
     rows = [outputs.value] if task.return_values else []
-    rows += [estimate] if task.return_norms else []
+    rows += [total.estimate] if task.return_norms else []
     rows += outputs.aux if task.has_aux else []
     return [sums[leaf] for leaf in sorted(sums)], [
         row if padding is None else mask_examples(~padding, row) for row in rows
     ]
 
 
-def _agreed(sound: jax.Array, batch_axes: Collection[str]) -> jax.Array:
-    """Makes these shards take the same branch, because the branches contain collectives."""
-    axes = tuple(sorted(varying_axes(sound) - set(batch_axes)))
-    return jax.lax.pmin(sound.astype(np.int32), axes) > 0 if axes else sound
-
-
 def _clip_factors(
-    clip: Clip, plan: ClipPlan, norms: dict[int, Norm], outputs: ExampleOutputs
+    clip: Clip,
+    plan: ClipPlan,
+    norms: Sequence[tuple[tuple[int, ...], Norm]],
+    outputs: ExampleOutputs,
 ) -> tuple[Norm, list[jax.Array]]:
-    """The norm of each example's whole contribution, and each group's coefficients (B,)."""
+    """The norm of each example's whole contribution, and each group's coefficients (B,).
+
+    `norms` are pairs of leaves and their norms, (B,) or one row for each.
+    """
     if not norms:
         count = jax.tree.leaves(outputs)[0].shape[0]
         return Norm(jnp.zeros(count), jnp.zeros(count)), []
     batch_axes = plan.layout.batch_axes
-    total = tree_norm(list(norms.values()), batch_axes)
+    total = tree_norm([norm for _, norm in norms], batch_axes)
     factors = []
     clip_norms = plan.groups.clip_norms
     if clip.grid_scale is not None:
@@ -94,8 +80,13 @@ def _clip_factors(
         dimension = sum(_coordinates(x, batch_axes) for x in leaves)
         clip_norms = [tightened(norm, clip.grid_scale, dimension) for norm in clip_norms]
     for group, clip_norm in enumerate(clip_norms):
-        members = [norm for leaf, norm in norms.items() if plan.groups.of_leaf[leaf] == group]
-        part = 0 < len(members) < len(norms)
+        members = list[Norm]()
+        for several, norm in norms:
+            own = [i for i, leaf in enumerate(several) if plan.groups.of_leaf[leaf] == group]
+            some = 0 < len(own) < len(several)
+            members += [Norm(*(x[np.array(own)] for x in norm)) if some else norm] if own else []
+        rows = [plan.groups.of_leaf[leaf] == group for several, _ in norms for leaf in several]
+        part = any(rows) and not all(rows)
         norm = tree_norm(members, batch_axes) if part else total
         factors.append(coefficients(norm, clip_norm, clip))
     return total, factors

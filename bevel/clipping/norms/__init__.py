@@ -7,7 +7,7 @@ from bevel.clipping.norms import convolution as convolution
 from bevel.clipping.norms import dense as dense
 from bevel.clipping.norms import lookup as lookup
 from bevel.clipping.norms import ragged as ragged
-from bevel.clipping.norms.materialised import materialised_norm, quick_norm
+from bevel.clipping.norms.materialised import materialised_norm, quick_norm, unfinished_norm
 from bevel.clipping.norms.registry import MeasuredNorm, Norm, NormRule, register, rule_for
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "quick_norm",
     "register",
     "rule_for",
+    "unfinished_norm",
 ]

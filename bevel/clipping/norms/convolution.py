@@ -41,6 +41,7 @@ from bevel.clipping.norms.registry import (
     register,
 )
 from bevel.clipping.norms.scaling import root
+from bevel.clipping.norms.unfinished import UnfinishedNorm
 from bevel.clipping.norms.weighting import mask_examples, weighted
 from bevel.sharding.types import on_one_device
 
@@ -74,7 +75,7 @@ class ConvolutionGradient:
         def measure(pairs: Sequence[OuterProducts]) -> MeasuredNorm:
             (pair,) = pairs
             scaled = dataclasses.replace(self, x=pair.left.values, g=pair.right.values)
-            return scaled.unscaled_norm(way)
+            return scaled.unfinished_norm(way).finished()
 
         return norm_with_scaling([self.sides()], scaled, measure)
 
@@ -83,8 +84,12 @@ class ConvolutionGradient:
         sides = Side(self.x, self.x.shape[1:]), Side(self.g, self.g.shape[1:])
         return OuterProducts(*sides, 0, 0, (), self.multiplier)
 
+    def unfinished_norm(self, way: str) -> UnfinishedNorm:
+        """As `norm` without scaling, up to sums over all values."""
+        return UnfinishedNorm(norm_from_sums, (self.norm_sums(way), *entry_counts([self.sides()])))
+
     @functools.partial(jax.jit, static_argnames="way")
-    def unscaled_norm(self, way: str) -> MeasuredNorm:
+    def norm_sums(self, way: str) -> NormSums:
         pair = self.sides().operands()
         x, g = (
             side.values.reshape(-1, *side.values.shape[1 + self.separate :])
@@ -94,8 +99,7 @@ class ConvolutionGradient:
         parts = _in_chunks(sums_of, x, g) if way == "gram" else sums_of(x, g)
         lead = self.x.shape[: 1 + self.separate]
         shift = gram.length(parts.shift.reshape(lead))
-        sums = NormSums(*(gram.sum_from(y.reshape(lead)) for y in parts))._replace(shift=shift)
-        return norm_from_sums(sums, *entry_counts([pair]))
+        return NormSums(*(gram.sum_from(y.reshape(lead)) for y in parts))._replace(shift=shift)
 
     def gram_sums(self, x: jax.Array, g: jax.Array) -> NormSums:
         geometry, full = self.geometry, self.multiplier.precision

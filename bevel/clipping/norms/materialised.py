@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.norms.registry import MeasuredNorm, Norm
 from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scale_to_one
+from bevel.clipping.norms.unfinished import UnfinishedNorm
 from bevel.sharding.types import on_one_device
 
 # Sums of up to this many squares are not split: their rounding error is small enough.
@@ -38,10 +40,24 @@ def materialised_norm(gradient: jax.Array) -> Norm:
 @jax.jit
 def quick_norm(gradient: jax.Array) -> MeasuredNorm:
     """As `materialised_norm` without scaling: one pass, in which squares may leave the range."""
+    return unfinished_norm(gradient).finished()
+
+
+def unfinished_norm(gradient: jax.Array) -> UnfinishedNorm:
+    """As `quick_norm`, up to the sum of squares."""
+    square = sum_of_squares(gradient)
+    slack = precision.rounding_growth(roundings(gradient.shape[1:]) + 8, square.dtype)
+    return UnfinishedNorm(_norm_of_square, (square, float(math.prod(gradient.shape[1:])), slack))
+
+
+@jax.jit  # traced once for all gradients of one shape
+def sum_of_squares(gradient: jax.Array) -> jax.Array:
     wide = gradient.astype(precision.accumulation_dtype(gradient.dtype))
-    square, terms = staged_sum(wide * wide)
-    lost = math.prod(gradient.shape[1:]) * SMALLEST_SQUARE
-    slack = precision.rounding_growth(terms + 8, square.dtype)
+    return staged_sum(wide * wide)[0]
+
+
+def _norm_of_square(square: jax.Array, entries: Any, slack: Any) -> MeasuredNorm:
+    lost = entries * SMALLEST_SQUARE
     norm = Norm(root(square), root(square + lost) * (1 + slack))
     return MeasuredNorm(norm, in_range(square, SAFE_SQUARES))
 

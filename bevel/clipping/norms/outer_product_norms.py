@@ -3,8 +3,10 @@
 Also forms the sum itself, for gradients that JAX would be slow to form.
 """
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,40 +17,84 @@ import numpy as np
 from bevel import precision
 from bevel.clipping.norms import gram
 from bevel.clipping.norms.gram import NormSums
-from bevel.clipping.norms.materialised import SAFE_SQUARES, in_range, scaled_square, staged_sum
+from bevel.clipping.norms.materialised import (
+    SAFE_SQUARES,
+    in_range,
+    roundings,
+    scaled_square,
+    staged_sum,
+)
 from bevel.clipping.norms.registry import MeasuredNorm, Norm
 from bevel.clipping.norms.scaling import SMALLEST_SQUARE, root, scale_back, scale_to_one
+from bevel.clipping.norms.unfinished import UnfinishedNorm
+
+
+def unfinished_outer_norm(use: Any) -> UnfinishedNorm:
+    """As `outer_norm` without scaling, up to the sums of squares of the two vectors."""
+    squares, lead = _squares_of_sides(use), 1 + use.separate
+    sizes = [float(side.size) for side in (use.left, use.right) if not side.one_hot]
+    shapes = [side.values.shape[lead:] for side in (use.left, use.right) if not side.one_hot]
+    dtype = squares[0].dtype
+    slack = precision.rounding_growth(12 + sum(map(roundings, shapes)), dtype)
+    slack += use.multiplier.roundoff * (1 + 2.0**-20)
+    return UnfinishedNorm(_norm_of_lengths, (squares, sizes, slack))
+
+
+@jax.jit  # traced once for all uses of one shape
+def _squares_of_sides(use: Any) -> list[jax.Array]:
+    """The sums of squares (B, separate...) of the sides that are not one-hot."""
+    use, lead = use.operands(), 1 + use.separate
+    squares = []
+    for side in (use.left, use.right):
+        if not side.one_hot:
+            lead_shape = side.values.shape[:lead]
+            values = side.values.reshape(math.prod(lead_shape), *side.values.shape[lead:])
+            square, _ = staged_sum(jnp.square(values.astype(use.dtype)))
+            squares.append(square.reshape(lead_shape))
+    return squares
+
+
+def _norm_of_lengths(
+    squares: Sequence[jax.Array], sizes: Sequence[Any], slack: Any
+) -> MeasuredNorm:
+    length, upper = (
+        # Multiply roots, because the product of two squares may be out of range.
+        math.prod(root(square + size * lost) for square, size in zip(squares, sizes, strict=True))
+        for lost in (0, SMALLEST_SQUARE)
+    )
+    sound = [in_range(square, SAFE_SQUARES) for square in squares]
+    norm = Norm(length, upper * (1 + slack))
+    for _ in range(squares[0].ndim - 1):
+        norm = Norm(*(row_norms(x) for x in norm))
+    fits = functools.reduce(operator.and_, sound)
+    fits = jnp.all(fits, axis=tuple(range(1, fits.ndim)))
+    return MeasuredNorm(norm, fits & jnp.isfinite(norm.upper))
 
 
 def outer_norm(use: Any, scaled: bool) -> MeasuredNorm:
     """The norm of a single outer product: the product of the lengths of two vectors."""
+    if not scaled:
+        return unfinished_outer_norm(use).finished()
     use = use.operands()
     dtype, lead = use.dtype, 1 + use.separate
     lead_shape = use.right.values.shape[:lead]
-    length = upper = jnp.ones(lead_shape, dtype)
+    length = jnp.ones(lead_shape, dtype)
     exponent, terms = jnp.zeros(lead_shape, np.int32), 12
-    sound = jnp.ones(lead_shape, bool)
     for side in (use.left, use.right):
         if side.one_hot:
             continue
         values = side.values.reshape(math.prod(lead_shape), *side.values.shape[lead:])
-        if scaled:
-            square, e, roundings = scaled_square(values)
-            exponent, largest = exponent + e.reshape(lead_shape), square
-        else:
-            square, roundings = staged_sum(jnp.square(values.astype(dtype)))
-            largest = square + side.size * SMALLEST_SQUARE
-            sound &= in_range(square, SAFE_SQUARES).reshape(lead_shape)
+        square, e, added = scaled_square(values)
+        exponent += e.reshape(lead_shape)
         # Multiply roots, because the product of two squares may be out of range.
         length *= root(square).reshape(lead_shape)
-        upper *= root(largest).reshape(lead_shape)
-        terms += roundings
+        terms += added
     slack = precision.rounding_growth(terms, dtype) + use.multiplier.roundoff * (1 + 2.0**-20)
-    norm = Norm(scale_back(length, exponent), scale_back(upper, exponent) * (1 + slack))
+    length = scale_back(length, exponent)
+    norm = Norm(length, length * (1 + slack))
     for _ in range(use.separate):
         norm = Norm(*(row_norms(x) for x in norm))
-    sound = jnp.all(sound, axis=tuple(range(1, lead)))
-    return MeasuredNorm(norm, sound & jnp.isfinite(norm.upper))
+    return MeasuredNorm(norm, jnp.isfinite(norm.upper))
 
 
 def row_norms(x: jax.Array) -> jax.Array:

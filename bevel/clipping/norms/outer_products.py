@@ -46,6 +46,7 @@ from bevel.clipping.norms.scaling import (
     scale_back,
     top_exponent,
 )
+from bevel.clipping.norms.unfinished import UnfinishedNorm
 from bevel.clipping.norms.weighting import weighted
 
 # If both traces are within these bounds, entries up to fourth powers are in the range of float32.
@@ -102,6 +103,9 @@ class OuterProducts:
 
     def norm(self, way: str, scaled: bool = True) -> MeasuredNorm:
         return norm_of([self], way, scaled)
+
+    def unfinished_norm(self, way: str) -> UnfinishedNorm:
+        return unfinished_norm_of([self], way)
 
     # With `jit`, this is traced once for all uses of one shape, like `norm_of`.
     @functools.partial(jax.jit, static_argnames="way")
@@ -250,19 +254,26 @@ def norm_of(uses: Sequence[OuterProducts], way: str, scaled: bool = True) -> Mea
     if way == "outer":
         (use,) = uses
         return outer_norm(use, scaled)
-    return norm_with_scaling(uses, scaled, functools.partial(_unscaled_norm, way=way))
+    return norm_with_scaling(uses, scaled, lambda uses: unfinished_norm_of(uses, way).finished())
 
 
 outer_norm = functools.partial(jax.jit, static_argnames="scaled")(outer_product_norms.outer_norm)
 
 
+def unfinished_norm_of(uses: Sequence[OuterProducts], way: str) -> UnfinishedNorm:
+    """As `norm_of` without scaling, up to sums over all values."""
+    if way == "outer":
+        (use,) = uses
+        return outer_product_norms.unfinished_outer_norm(use)
+    return UnfinishedNorm(norm_from_sums, (_norm_sums(uses, way), *entry_counts(uses)))
+
+
 @functools.partial(jax.jit, static_argnames="way")
-def _unscaled_norm(uses: Sequence[OuterProducts], way: str) -> MeasuredNorm:
+def _norm_sums(uses: Sequence[OuterProducts], way: str) -> NormSums:
     uses = [use.operands() for use in uses]
-    sums = (outer_product_norms.gram_sums if way == "gram" else outer_product_norms.product_sums)(
-        uses
-    )
-    return norm_from_sums(sums, *entry_counts(uses))
+    if way == "gram":
+        return outer_product_norms.gram_sums(uses)
+    return outer_product_norms.product_sums(uses)
 
 
 def norm_with_scaling(

@@ -71,5 +71,5 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
 @jax.jit
 def scale_back(x: jax.Array, e: jax.Array) -> jax.Array:
     """`x` times 2^e, for e up to twice the largest exponent of a float."""
-    half = e // 2
+    half = e >> 1
     return x * power_of_two(half, x.dtype) * power_of_two(e - half, x.dtype)

@@ -18,9 +18,15 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from bevel import precision
 from bevel.clipping.accumulate.coefficients import norm_of_parts
 from bevel.clipping.norms import MeasuredNorm, Norm, outer_product_norms
-from bevel.clipping.norms.outer_products import OuterProducts, Side, norm_of
+from bevel.clipping.norms.outer_products import (
+    OuterProducts,
+    Side,
+    norm_of,
+    unfinished_norm_of,
+)
 from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.norms.scaling import root, scale_back, scale_to_one
+from bevel.clipping.norms.unfinished import UnfinishedNorm
 from bevel.clipping.program.equations import bind
 from bevel.clipping.program.example_rows import ExampleRows
 from bevel.clipping.uses.boundaries import Boundary
@@ -72,6 +78,14 @@ class TappedParameter:
         pairs = zip(self.uses, gradients, strict=True)
         parts = [jax.vmap(lambda x, u=u: _to_parameter(u, x))(g.formed()) for u, g in pairs]
         return sum(parts[1:], parts[0])
+
+    def unfinished_norms(self, gradients: Sequence[Any]) -> list[UnfinishedNorm]:
+        """As `norms` without scaling, up to sums over all values where that is possible."""
+        if isinstance(gradients[-1], SharedTermGradients):
+            return [UnfinishedNorm(MeasuredNorm, tuple(m)) for m in self.norms(gradients, False)]
+        if self.overlapping:
+            return [unfinished_norm_of(self.aligned(gradients), self.way)]
+        return [gradient.unfinished_norm(self.way) for gradient in gradients]
 
     def norms(self, gradients: Sequence[Any], scaled: bool) -> list[MeasuredNorm]:
         """Norms of the parameter's gradients, one for each disjoint part of the parameter."""

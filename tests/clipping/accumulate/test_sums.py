@@ -160,8 +160,8 @@ def equations_of(program):
 
 
 @pytest.mark.parametrize("large", [1.0, 1e25])
-def test_shards_of_one_gradient_take_one_branch(large):
-    """Squares overflow on one shard only, and both add up their norms within the branch."""
+def test_shards_of_one_gradient_repair_it_together(large):
+    """Squares overflow on one shard only, and both shards scale their parts."""
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     rng = np.random.default_rng(1)
     w, x = (0.1 * rng.normal(size=s).astype(np.float32) for s in ((512, 2048), (16, 512)))
@@ -180,8 +180,9 @@ def test_shards_of_one_gradient_take_one_branch(large):
         got = jax.jit(step)(w, scale, x)
         program = jax.make_jaxpr(step)(w, scale, x)
     # Else one shard would wait for another in a collective that the other does not reach.
-    (branch,) = (eqn for eqn in equations_of(program) if eqn.primitive.name == "cond")
-    assert varying_axes(branch.invars[0].aval) == {"data"}
+    (repair,) = (eqn for eqn in equations_of(program) if eqn.primitive.name == "custom_jvp_call")
+    (wanted,) = (v.aval for v in repair.invars if v.aval.dtype == bool and v.aval.shape == ())
+    assert varying_axes(wanted) == {"data"}
     exact = np.stack([(1 - np.tanh(r @ w) ** 2) * np.outer(r, scale) for r in x.astype(np.float64)])
     norms = np.sqrt(np.sum(exact**2, axis=(1, 2)))
     expected = np.sum(exact / np.maximum(norms, 1)[:, None, None], axis=0)

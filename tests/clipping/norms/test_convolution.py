@@ -370,8 +370,8 @@ def kernels(monkeypatch):
         monkeypatch.setattr(convolution_kernel, name, own)
     monkeypatch.setattr(gram_kernel, "available", lambda *dtypes, tf32: True)
     # Without `jit`: programs compiled before do not use a kernel.
-    unscaled = ConvolutionGradient.unscaled_norm.__wrapped__
-    monkeypatch.setattr(ConvolutionGradient, "unscaled_norm", unscaled)
+    sums = ConvolutionGradient.norm_sums.__wrapped__
+    monkeypatch.setattr(ConvolutionGradient, "norm_sums", sums)
 
 
 @pytest.mark.parametrize(
