@@ -218,7 +218,7 @@ def test_a_sum_on_the_grid_sees_one_example(kind):
         loss = of(OPERATIONS[kind])
         fn = clipped_grad(loss, l2_clip_norm=CLIP, grid_scale=2**16)
         total = slow(loss)
-        assert_alone(lambda x, padding: fn(W, x, is_padding_example=padding) / 2**16, total)
+        assert_alone(lambda x, padding: CLIP / 2**16 * fn(W, x, is_padding_example=padding), total)
 
 
 MESHES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}

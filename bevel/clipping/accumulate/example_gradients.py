@@ -89,15 +89,20 @@ class ExampleGradients:
         return tap is not None and goes_by_slice(tap, self.tapped[leaf], self.plan.layout)
 
     def in_one_pass(self, leaf: int) -> bool:
-        """Whether the norm of a leaf is first computed without scaling, to read its values once.
-
-        Not that of a vector: its gradient may be the cotangent that is held for a matrix. If both
-        were repaired in place, one would be a copy.
-        """
+        """Whether the norm of a leaf is first computed without scaling, to read its values once."""
         arrays = jax.tree.leaves(self.values(leaf))
-        vector = leaf in self.materialised and self.materialised[leaf].ndim < 3
         large = sum(x.size for x in arrays) >= one_pass_threshold()
-        return large and not vector and not self.recomputes(leaf)
+        return large and not self.recomputes(leaf)
+
+    def is_vector(self, leaf: int) -> bool:
+        """Whether a leaf is a vector, whose gradients are not repaired in place.
+
+        They may be the cotangents that are held for a matrix. If both were repaired in place, one
+        would be a copy. A GPU sums what is not masked on matrix units, which is worth the copy.
+        """
+        if jax.default_backend() == "gpu":
+            return False
+        return leaf in self.materialised and self.materialised[leaf].ndim < 3
 
     def unfinished_norms(self, leaf: int) -> list[UnfinishedNorm]:
         """Norms without scaling, and whether each is valid: no square over- or underflowed."""

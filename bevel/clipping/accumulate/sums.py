@@ -12,7 +12,7 @@ from bevel import precision
 from bevel.clipping.accumulate.coefficients import coefficients, tree_norm, usable
 from bevel.clipping.accumulate.example_gradients import ExampleGradients
 from bevel.clipping.accumulate.integer_grid import tightened
-from bevel.clipping.accumulate.rescaling import in_range
+from bevel.clipping.accumulate.rescaling import InRange, in_range
 from bevel.clipping.norms import Norm
 from bevel.clipping.norms.weighting import mask_examples
 from bevel.clipping.options import Clip, Task
@@ -41,17 +41,23 @@ def clip_and_sum(
     others = [leaf for leaf in gradients.leaves if leaf not in large]
     other_norms = gradients.norms(others)
     norms = [((leaf,), norm) for leaf, norm in other_norms.items()]
-    measured = in_range(gradients, large, padding, task.clip.nan_safe, plan.layout.batch_axes)
-    total, factors = _clip_factors(task.clip, plan, [*norms, *measured.norms], outputs)
-    keep = usable(total, padding, task.clip.nan_safe)
-    own = measured.factors(factors, keep, plan.groups.of_leaf)
-    sums = measured.gradients.sums_of_finite(own)
+
+    def weighted(measured: InRange) -> tuple[dict[int, Any], list[Any], Any, Any]:
+        total, factors = _clip_factors(task.clip, plan, [*norms, *measured.norms], outputs)
+        keep = usable(total, padding, task.clip.nan_safe)
+        own = measured.factors(factors, keep, plan.groups.of_leaf)
+        return measured.gradients.sums_of_finite(own), factors, keep, total.estimate
+
+    sums, factors, keep, estimate = in_range(
+        gradients, large, padding, task.clip.nan_safe, plan.layout.batch_axes, weighted
+    )
     again = [leaf for leaf in others if gradients.recomputes(leaf)]
-    sums |= gradients.sums([leaf for leaf in others if leaf not in again], factors, keep)
+    masked = [leaf for leaf in gradients.leaves if leaf not in (*again, *sums)]
+    sums |= gradients.sums(masked, factors, keep)
     sums |= recomputed(factors, keep, {leaf: other_norms[leaf] for leaf in again})
 
     rows = [outputs.value] if task.return_values else []
-    rows += [total.estimate] if task.return_norms else []
+    rows += [estimate] if task.return_norms else []
     rows += outputs.aux if task.has_aux else []
     return [sums[leaf] for leaf in sorted(sums)], [
         row if padding is None else mask_examples(~padding, row) for row in rows

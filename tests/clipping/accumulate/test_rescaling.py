@@ -110,3 +110,14 @@ def test_a_clipped_sum_with_a_repair_can_be_differentiated():
     expected = jax.grad(length)(1.1, bevel.clipped_grad(loss, l2_clip_norm=0.5, engine="vmap"))
     found = jax.grad(length)(1.1, private("outer"))
     np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("norms", ["outer", "gram", "keep"])
+@pytest.mark.parametrize("value", [1.0, 1e30, np.nan])
+def test_a_branch_gives_the_bits_of_the_loop(norms, value, monkeypatch):
+    batch = a_batch(1.0, value, rows=(1, 5))
+    in_a_loop = jax.jit(private(norms))(W, batch)
+    monkeypatch.setattr(rescaling, "takes_a_branch", lambda leaves: True)
+    lowered = jax.jit(private(norms)).lower(W, batch)
+    assert "stablehlo.case" in lowered.as_text() or "stablehlo.if" in lowered.as_text()
+    np.testing.assert_array_equal(lowered.compile()(W, batch), in_a_loop)
