@@ -99,8 +99,13 @@ class ClipPlan:
 
     @property
     def bytes_of_sums(self) -> int:
-        """Bytes of the sum over a microbatch, in float32."""
-        return sum(4 * math.prod(param.shape) for param in self.arguments.params)
+        """Bytes of the sum over a microbatch that exist at a time, in float32.
+
+        On one device the leaves are summed one after the other, and each is added to the sums of
+        the earlier microbatches at once.
+        """
+        sizes = [4 * math.prod(param.shape) for param in self.arguments.params]
+        return max(sizes, default=0) if jax.device_count() == 1 else sum(sizes)
 
     @property
     def bytes_of_gathered(self) -> int:

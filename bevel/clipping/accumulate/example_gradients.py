@@ -159,8 +159,10 @@ class ExampleGradients:
         """The sums of gradients with finite values, weighted by coefficients (B,) for each leaf."""
         result = dict[int, Any]()
         for leaf, factor in factors.items():
-            # On one CPU, the compiler does not gain from an order where nothing is masked.
-            together = jax.default_backend() == "cpu" and on_one_device()
+            # On one CPU, the compiler does not gain from an order where nothing is masked, except
+            # in microbatches: there each sum is added to those of the earlier ones at once.
+            whole = self.plan.memory.microbatch_size is None
+            together = whole and jax.default_backend() == "cpu" and on_one_device()
             earlier = [] if together else list(result.values())[-1:]
             result[leaf] = self._sum(leaf, self._values_after(leaf, earlier), factor, None)
         return result

@@ -26,8 +26,9 @@ from bevel.sharding.types import as_varying, varying_axes
 
 Result = TypeVar("Result")
 # A GPU waits longer after a loop than after a branch: 0.2 ms, which is a fifth of the step of an
-# MLP. With so few leaves, compiling the sums in both branches takes little time.
-FEW_LEAVES = 8
+# MLP. With values of at most so many elements, in so few leaves, a branch takes little memory, and
+# compiling the sums in both branches takes little time.
+FEW_LEAVES, FEW_ELEMENTS = 8, 2**27
 LeafNorms = tuple[tuple[int, ...], Norm]  # leaves, and one row of norms (N, B) for each
 
 
@@ -115,14 +116,15 @@ def in_range(
             )
         )
 
-    if takes_a_branch(len(leaves)):
+    if takes_a_branch(len(leaves), sum(x.size for x in factored.arrays)):
         return jax.lax.cond(wanted, lambda: rest_of(repair(state, *more)), lambda: rest_of(state))
     return rest_of(once_if(wanted, repair, state, *more))
 
 
-def takes_a_branch(leaves: int) -> bool:
+def takes_a_branch(leaves: int, elements: int) -> bool:
     """Whether so many leaves are repaired in a branch, which also has their sums."""
-    return jax.default_backend() == "gpu" and leaves <= FEW_LEAVES
+    small = leaves <= FEW_LEAVES and elements <= FEW_ELEMENTS
+    return jax.default_backend() == "gpu" and small
 
 
 def _quick_norms(
