@@ -25,8 +25,11 @@ def with_sharding_like(
     if known is not None:
         spec = known.spec if mesh is not None else known
         return jax.lax.with_sharding_constraint(x, spec)
+    always = jax.lax.optimization_barrier(jnp.array(True))
     typed = explicit_sharding(like)
-    if typed is not None:
-        return jax.sharding.reshard(x, typed)
-    always = jax.lax.broadcast(jax.lax.optimization_barrier(jnp.array(True)), x.shape)
+    if typed is None:
+        always = jax.lax.broadcast(always, x.shape)
+    else:
+        # The selection stays: it makes `like` an input of the program, which then runs on its mesh.
+        x = jax.sharding.reshard(x, typed)
     return jax.lax.select(always, x, like.astype(x.dtype))
