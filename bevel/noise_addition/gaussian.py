@@ -113,9 +113,8 @@ def _make_privatizer(
     noise = GaussianNoise(
         key, _checked_stddev(stddev), correlation, checked_dtype(dtype), layout, specs, buffers_in
     )
-    keys.claim(key, key.key)
     record = NoiseRecord("gaussian", noise.stddev, key.generator, key.secret)
-    return Privatizer(noise.init, noise.update, record)
+    return Privatizer(noise.init, noise.update, record, lambda: keys.claim(key, key.key))
 
 
 def _checked_stddev(stddev: Any) -> float:
