@@ -38,6 +38,8 @@ def minsep_sensitivity_squared(
     theta, omega = blt.as_floats()
     times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
     xp = namespace(theta, omega)
+    if times == 0:
+        return xp.zeros(())
     if xp is np and omega.sum() > 1 + 1e-9:
         raise FixArgumentsError(
             f"output_scale sums to {omega.sum()}, above 1, so the coefficients of C grow after the "
