@@ -99,11 +99,13 @@ def limit_max_error(inv_blt: BufferedToeplitz) -> Any:
     return (1 + namespace(theta, omega).sum(geometric_sum(omega, theta))) ** 2
 
 
+@require_buf_decay_less_eq_one
 def max_loss(blt: BufferedToeplitz, n: Any) -> Any:
     """Largest squared error times squared sensitivity if every example takes part once."""
     return max_error(blt.inverse(), n) * sensitivity_squared(blt, n)
 
 
+@require_buf_decay_less_eq_one
 def limit_max_loss(blt: BufferedToeplitz) -> Any:
     """The limit of max_loss / n for large n. Infinite or NaN if a decay is 1."""
     return limit_max_error(blt.inverse()) * _column_norm_squared(blt, np.inf)
