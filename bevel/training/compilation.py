@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from typing import Any
 
 from bevel.batch_selection import PaddedSizes
 from bevel.checks import whole_number
+from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan
 
 
@@ -29,11 +31,38 @@ class PadToMultiple:
         return _Multiples((math.ceil(expected / multiple) * multiple,), multiple)
 
 
+@dataclasses.dataclass(frozen=True)
+class AutotuneMicrobatch(PadToMultiple):
+    """Pads to multiples, and takes each batch in the largest microbatches that fit into `memory`.
+
+    The size is chosen from shapes while a step is compiled, by `clipped_grad(memory=...)`; no step
+    is run for it. Leave out `PerformanceFlags.microbatch_size`.
+
+    Attributes:
+      memory: an int is a limit on temporary bytes per device, a float one in multiples of the
+        temporaries of `jax.grad` for the whole batch.
+    """
+
+    memory: int | float = 1.0
+
+
 class _Multiples(PaddedSizes):
     """All multiples; `sizes` holds the one to compile ahead."""
 
     def size_for(self, batch_size: int) -> int:
         return max(1, -(-batch_size // self.multiple)) * self.multiple
+
+
+def memory_option(strategy: Any, plan: DPExecutionPlan) -> dict[str, Any]:
+    """The options of `clipped_grad` that a strategy sets."""
+    if not isinstance(strategy, AutotuneMicrobatch):
+        return {}
+    if plan.flags.microbatch_size is not None:
+        raise FixArgumentsError(
+            f"AutotuneMicrobatch chooses the microbatch size, but the flags have microbatch_size="
+            f"{plan.flags.microbatch_size}: leave it out, or use PadToMultiple."
+        )
+    return {"memory": strategy.memory}
 
 
 def padded_sizes_of(

@@ -21,7 +21,7 @@ from bevel.optimizers import AugmentedGradientTransformation, as_augmented_optim
 from bevel.sharding.placement import place
 from bevel.sharding.rules import Rules
 from bevel.training.batches import Batches, BatchLayout, batch_layout
-from bevel.training.compilation import PadToMultiple, padded_sizes_of
+from bevel.training.compilation import PadToMultiple, memory_option, padded_sizes_of
 from bevel.training.contribution import Augmentation, LossFn
 from bevel.training.data import DataSource, check_length, source_of
 from bevel.training.folder_run import FolderRun
@@ -66,8 +66,8 @@ class Trainer:
       mesh, rules: as in `bevel.sharding.place`. Without a mesh, one device.
       batch_axes: mesh axes that carry examples; by default those named data, fsdp, replica, batch.
       performance_flags: the flags of the plan.
-      compilation_strategy: the sizes that batches are padded to, or `PadToMultiple(...)`; by
-        default the plan chooses.
+      compilation_strategy: the sizes that batches are padded to, `PadToMultiple(...)` or
+        `AutotuneMicrobatch(...)`; by default the plan chooses a few sizes.
 
     Only the config affects epsilon.
     """
@@ -160,6 +160,7 @@ class Trainer:
             trainable=self.trainable,
             augmentation=self.augmentation,
             ema_decay=self.ema_decay,
+            clip_options=memory_option(self.compilation_strategy, self.plan),
         )
 
     def train_step(

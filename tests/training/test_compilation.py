@@ -2,15 +2,18 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from plans import CONFIGS
 
 from bevel.batch_selection import PaddedSizes
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import PerformanceFlags
-from bevel.training import PadToMultiple
-from bevel.training.compilation import padded_sizes_of
+from bevel.training import AutotuneMicrobatch, PadToMultiple, Trainer
+from bevel.training.compilation import memory_option, padded_sizes_of
 
 
 @pytest.mark.parametrize("microbatch, parts, multiple", [(None, 1, 6), (4, 1, 12), (4, 8, 24)])
@@ -44,3 +47,32 @@ def test_an_unknown_batch_size_is_padded_to_multiples():
 def test_the_multiple_is_a_positive_integer(multiple):
     with pytest.raises(FixArgumentsError, match="multiple="):
         PadToMultiple(multiple)
+
+
+def test_a_limit_on_memory_is_passed_to_clipping():
+    plan = CONFIGS["dpsgd"].make()
+    assert memory_option(AutotuneMicrobatch(8, memory=2**20), plan) == {"memory": 2**20}
+    assert memory_option(PadToMultiple(8), plan) == memory_option(None, plan) == {}
+    with pytest.raises(FixArgumentsError, match="microbatch_size=4: leave it out"):
+        flags = PerformanceFlags(microbatch_size=4)
+        memory_option(AutotuneMicrobatch(), CONFIGS["dpsgd"].make(flags))
+
+
+def test_a_limit_on_memory_lowers_the_memory_of_a_step():
+    def loss(w, data, prng):
+        return jnp.sum(jnp.tanh(jnp.tanh(data @ w) @ w) ** 2), {}
+
+    params, batch = jnp.ones((64, 64)), (jnp.ones((128, 64)), None)
+    used = []
+    for memory in (1e6, 2**18):
+        trainer = Trainer(
+            config=CONFIGS["dpsgd"].make(),
+            loss_fn=loss,
+            optimizer=optax.sgd(0.1),
+            compilation_strategy=AutotuneMicrobatch(memory=memory),
+        )
+        clip = jax.jit(trainer.step.clip)
+        state, padding = trainer.init(params), jnp.zeros(128, bool)
+        compiled = clip.lower(state, batch, padding, jax.random.key(0)).compile()
+        used.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert used[1] < used[0]
