@@ -28,6 +28,7 @@ from bevel import accounting as accounting
 from bevel import training as training
 from bevel import report as report
 from bevel import sharding as sharding
+from bevel import sharding_utils as sharding_utils
 from bevel import inspection as inspection
 from bevel import processes as processes
 from bevel import precision as precision

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import bevel
 from bevel.sharding import PlacedStep, scale
 
-noise = bevel.noise_addition.gaussian_privatizer(stddev=1.0, prng_key=jax.random.key(0))
+noise = bevel.noise_addition.gaussian_privatizer(stddev=1.0, prng_key=0)
 adam = optax.adam(1e-3)
 
 

@@ -94,7 +94,7 @@ def main() -> None:
     # The key is fixed so that the example always prints the same. Leave it out in real training.
     # Only shard_map needs the specs, because a shard does not know its position in the array.
     privatizer = bevel.noise_addition.gaussian_privatizer(
-        stddev=NOISE * CLIP / BATCH, prng_key=jax.random.key(1), specs=plan.specs
+        stddev=NOISE * CLIP / BATCH, prng_key=1, specs=plan.specs
     )
     state = place(privatizer.init(placed), mesh)
     results = {}

@@ -9,8 +9,6 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bevel.noise_addition import keys
-
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 # Rows that fill blocks, rows that do not, one cut across them, a vector, a scalar.
@@ -78,9 +76,7 @@ WITHOUT_COMMUNICATION = [layout for layout in LAYOUTS if layout.name != "mixed-4
 
 def threefry_key(seed):
     """A typed key that tests may give to one privatizer after another."""
-    key = jax.random.key(seed)
-    keys.release(key)
-    return key
+    return jax.random.key(seed)
 
 
 # In tests whose noise shows its bits, so that they share no program with those of real noise.

@@ -38,9 +38,7 @@ def train():
 
     sampler = CyclicPoissonSampling(sampling_prob=0.15, iterations=STEPS)
     gradient = bevel.clipped_grad(loss, l2_clip_norm=1.0)
-    privatizer = bevel.noise_addition.gaussian_privatizer(
-        stddev=gradient.sensitivity(), prng_key=jax.random.key(5)
-    )
+    privatizer = bevel.noise_addition.gaussian_privatizer(stddev=gradient.sensitivity(), prng_key=5)
     optimizer = optax.sgd(0.1)
 
     @jax.jit

@@ -20,7 +20,7 @@ LAYERS = [
     {"sharding"},
     {"matrix_factorization", "processes"},
     {"batch_selection", "clipping", "noise_addition", "optimizers", "accounting"},
-    {"execution_plan", "experimental"},
+    {"execution_plan", "experimental", "sharding_utils"},
     {"inspection"},
     {"training"},
     {"report"},

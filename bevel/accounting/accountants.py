@@ -42,6 +42,7 @@ def composed_accountant(
     Uses `accountant_fn` if it is given, and otherwise the tightest accountant that supports the
     event. Recent results are cached, so several queries about one event compose it once.
     """
+    event = _without_idle_sampling(event, relation)
     if isinstance(event, MixtureDpEvent):
         raise FixArgumentsError(
             f"no accountant supports {type(event).__name__}, because it has no closed form. bevel "
@@ -86,6 +87,32 @@ def _converted_for(event: DpEvent, accountant: PrivacyAccountant) -> DpEvent:
     return event
 
 
+def _without_idle_sampling(event: DpEvent, relation: NeighboringRelation) -> DpEvent:
+    """Removes sampling that no accountant uses: of zCDP, and of a mechanism that is not private.
+
+    A step that uses a batch in place of all records costs at most as much, if sampling does not
+    depend on the number of records, or the relation keeps that number.
+    """
+    match event:
+        case dp_accounting.SelfComposedDpEvent(event=inner, count=count):
+            return dp_accounting.SelfComposedDpEvent(_without_idle_sampling(inner, relation), count)
+        case dp_accounting.ComposedDpEvent(events=inners):
+            return dp_accounting.ComposedDpEvent(
+                [_without_idle_sampling(e, relation) for e in inners]
+            )
+        case dp_accounting.PoissonSampledDpEvent(event=inner, sampling_probability=prob):
+            idle = isinstance(inner, dp_accounting.ZCDpEvent | dp_accounting.NonPrivateDpEvent)
+            if idle:
+                return inner if prob > 0 else dp_accounting.NoOpDpEvent()
+        case dp_accounting.SampledWithoutReplacementDpEvent(event=inner):
+            if isinstance(inner, dp_accounting.NonPrivateDpEvent):
+                return inner
+            keeps_number = relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
+            if isinstance(inner, dp_accounting.ZCDpEvent) and keeps_number:
+                return inner
+    return event
+
+
 def with_half_the_noise(event: DpEvent) -> DpEvent:
     """Divides the noise by 2: replacing one record doubles the sensitivity it is relative to."""
     match event:
@@ -118,6 +145,7 @@ def with_half_the_noise(event: DpEvent) -> DpEvent:
 
 def default_accountant(event: DpEvent, relation: NeighboringRelation) -> PrivacyAccountant:
     """Returns a PLD accountant if it supports the event, because PLD is tighter; otherwise RDP."""
+    event = _without_idle_sampling(event, relation)
     pld = PLDAccountant(relation, interval_for(event, relation))
     if pld.supports(event):
         return pld
@@ -163,6 +191,7 @@ def rdp_approximation(event: DpEvent, relation: NeighboringRelation) -> DpEvent:
 
     Use it for initial guesses only. It is not a bound.
     """
+    event = _without_idle_sampling(event, relation)
     match event:
         case dp_accounting.SelfComposedDpEvent(event=inner, count=count):
             return dp_accounting.SelfComposedDpEvent(rdp_approximation(inner, relation), count)

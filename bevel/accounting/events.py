@@ -52,16 +52,26 @@ def dpsgd_event(
 ) -> DpEvent:
     """DP-SGD: a Poisson-sampled Gaussian mechanism at every step.
 
-    `use_zcdp=True` gives the zCDP of the same run, without amplification by sampling.
+    `use_zcdp=True` states the zCDP of the mechanism, which holds for discrete Gaussian noise, too.
+    No theorem amplifies it by sampling, so `bevel.accounting` ignores the sampling around it.
+    Without noise, the event of a step is non-private.
     """
     count = whole_number("iterations", iterations)
     prob = probability("sampling_prob", sampling_prob)
-    if use_zcdp:
-        return zcdp_event(noise_multiplier, count)
+    event = _mechanism_event(noise_multiplier, use_zcdp)
     if prob == 1:
-        return gaussian_event(noise_multiplier, count)
-    event = dp_accounting.GaussianDpEvent(checked_noise(noise_multiplier))
+        return composed(event, count)
     return composed(dp_accounting.PoissonSampledDpEvent(prob, event), count)
+
+
+def _mechanism_event(noise_multiplier: float, use_zcdp: bool) -> DpEvent:
+    """One step without sampling."""
+    noise = checked_noise(noise_multiplier)
+    if noise == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    if use_zcdp:
+        return dp_accounting.ZCDpEvent(rho=1 / (2 * noise**2))
+    return dp_accounting.GaussianDpEvent(noise)
 
 
 def fixed_dpsgd_event(
@@ -75,8 +85,8 @@ def fixed_dpsgd_event(
 ) -> DpEvent:
     """DP-SGD with batches of a fixed size. Without replacement, RDP bounds it under replace-one.
 
-    With `replace=True` you get an event, but no accountant supports it. It has no zCDP either,
-    because a record that is in a batch several times exceeds the bound for one record.
+    With `replace=True` you get an event, but no accountant supports it, because a record that is in
+    a batch several times exceeds the bound for one record. `use_zcdp` as in `dpsgd_event`.
     """
     size = whole_number("dataset_size", dataset_size)
     count = whole_number("iterations", iterations)
@@ -84,19 +94,12 @@ def fixed_dpsgd_event(
         raise FixArgumentsError(
             f"batch_size={batch_size} of {size} examples: pass a batch_size of at most {size}."
         )
-    if use_zcdp:
-        if replace:
-            raise FixArgumentsError(
-                "use_zcdp with replace=True: a record may be in a batch several times, so the "
-                "bound for one record does not hold. Use replace=False."
-            )
-        return zcdp_event(noise_multiplier, count)
     kind = (
         dp_accounting.SampledWithReplacementDpEvent
         if replace
         else dp_accounting.SampledWithoutReplacementDpEvent
     )
-    event = dp_accounting.GaussianDpEvent(checked_noise(noise_multiplier))
+    event = _mechanism_event(noise_multiplier, use_zcdp)
     return composed(kind(size, int(batch_size), event), count)
 
 
@@ -194,7 +197,9 @@ def random_allocation_event(
 ) -> DpEvent:
     """Each example takes part in exactly `total_participations` steps: bounded by Monte Carlo."""
     count = whole_number("iterations", iterations)
-    uses = whole_number("total_participations", total_participations)
+    uses = whole_number("total_participations", total_participations, 0)
+    if uses == 0:
+        return dp_accounting.NoOpDpEvent()
     if uses > count:
         raise FixArgumentsError(
             f"total_participations={uses} of {count} iterations: an example can join each step at "

@@ -67,16 +67,23 @@ class BMinSepSampling(StatefulSampler):
         slots = self.min_sep - 1
         if not (self.warm_start and slots):
             return MinSepState(0, ())
-        # In the stationary state an example is used at any given step with probability `rate`, so
-        # it has been resting since each of the last `slots` steps with that probability.
-        rate = self.sampling_prob / (1 + self.sampling_prob * slots)
         warm = stream(seed, SamplingPurpose.WARM_START)
-        count = int(warm.binomial(size, min(1.0, rate * slots)))
+        count = int(warm.binomial(size, 1 - self.first_free_steps()[0]))
         members = subset_rows(
             size, count, 0, count, lambda part: stream(seed, SamplingPurpose.WARM_START, part)
         )
         slot = warm.integers(slots, size=count)
         return MinSepState(0, tuple(members[slot == k] for k in range(slots)))
+
+    def first_free_steps(self) -> np.ndarray:
+        """The probabilities that an example does not rest from step 0, 1, 2, ... on."""
+        slots = self.min_sep - 1
+        if not (self.warm_start and slots):
+            return np.ones(1)
+        # In the stationary state an example is used at any given step with probability `rate`, so
+        # it has been resting since each of the last `slots` steps with that probability.
+        rate = self.sampling_prob / (1 + self.sampling_prob * slots)
+        return np.array([max(0.0, 1 - rate * slots), *[rate] * slots])
 
     def next_batch(
         self, state: MinSepState, num_examples: int, rng: int

@@ -20,13 +20,13 @@ def pad_to_multiple_of(
 ) -> np.ndarray:
     """Appends rows of -1 to `indices` until their number is a multiple of `multiple`.
 
-    An empty batch becomes `multiple` rows of padding, because its step still adds noise. Batches of
+    An empty batch stays empty; its step still adds noise. `PaddedSizes.pad` always pads. Batches of
     users, of shape (users, examples), get rows of -1. With `microbatch_size`, the rows are ordered
     so that padding fills the last microbatches of `bevel.clipped_grad(..., microbatch_size=...)`,
     which skips microbatches that are all padding. A row is padding if its (first) index is -1.
     """
     indices = _checked_indices(indices)
-    size = max(1, -(-len(indices) // whole_number("multiple", multiple, 1))) * multiple
+    size = -(-len(indices) // whole_number("multiple", multiple, 1)) * multiple
     return pad_to_size(indices, size, microbatch_size)
 
 

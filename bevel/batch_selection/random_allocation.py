@@ -17,6 +17,8 @@ from bevel.errors import FixArgumentsError
 class RandomAllocationSampling(RandomAccessSampler):
     """Each example joins `total_participations` different steps, all such sets equally likely.
 
+    With 0 participations, all batches are empty.
+
     Cost: the allocation is drawn once and takes `total_participations` indices per example; a batch
     is a slice of that array. Drawing it takes num_examples * total_participations**2 comparisons.
 
@@ -29,7 +31,7 @@ class RandomAllocationSampling(RandomAccessSampler):
 
     def __post_init__(self) -> None:
         whole_number("iterations", self.iterations, 1)
-        if whole_number("total_participations", self.total_participations, 1) > self.iterations:
+        if whole_number("total_participations", self.total_participations, 0) > self.iterations:
             raise FixArgumentsError(
                 f"total_participations={self.total_participations}: an example joins each step at "
                 f"most once, so pass at most iterations={self.iterations}."
@@ -67,7 +69,7 @@ def _allocation(
         num_examples, participations, iterations, stream(seed, SamplingPurpose.ALLOCATION)
     )
     pairs = grouped(steps.ravel(), iterations)  # numbered example * participations + use
-    members = (pairs.members // participations).astype(index_dtype(num_examples))
+    members = (pairs.members // max(1, participations)).astype(index_dtype(num_examples))
     return ExampleGroups(members, pairs.bounds)
 
 

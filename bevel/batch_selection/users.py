@@ -47,9 +47,11 @@ class UserSelectionStrategy:
     """Runs a base sampler over users. A batch has shape (users, examples per user).
 
     A row holds `examples_per_user_per_batch` different examples of one user, padded with -1 if the
-    user has fewer. They are redrawn for each step and user: a random subset in random order with
-    `shuffle_per_user=True`, otherwise consecutive examples in data set order from a random start,
-    wrapping around. Clip with `keep_batch_dim=False`, so that a row is one contribution.
+    user has fewer. With `shuffle_per_user=True` they are a random subset in random order, redrawn
+    for each step and user. Otherwise they follow the order of the data set, wrapping around: the
+    first ones in the first round, the next ones in the next. A round is a cycle of the base
+    sampler, or one step if it has none. Clip with `keep_batch_dim=False`, so that a row is one
+    contribution.
 
     The event is that of the base sampler with the user as the unit of privacy: its `num_examples`
     is the number of users.
@@ -88,11 +90,12 @@ class UserSelectionStrategy:
         for row, user in zip(rows, selected.tolist(), strict=True):
             owned = users.examples.of(user)
             if len(owned) > count:
-                rng = stream(seed, SamplingPurpose.WITHIN_USER, step, user)
                 if self.shuffle_per_user:
+                    rng = stream(seed, SamplingPurpose.WITHIN_USER, step, user)
                     owned = rng.choice(owned, count, replace=False)
                 else:
-                    start = rng.integers(len(owned))
+                    # Not the number of earlier uses: step k would depend on all steps before it.
+                    start = step // self.participation().min_separation * count
                     owned = np.take(owned, start + np.arange(count), mode="wrap")
             row[: len(owned)] = owned
         return rows

@@ -10,7 +10,7 @@ from bevel import precision
 from bevel.clipping.accumulate.clip_groups import group_by_clip_norm
 from bevel.clipping.accumulate.coefficients import coefficients, tree_norm
 from bevel.clipping.accumulate.integer_grid import on_grid, tightened
-from bevel.clipping.norms import materialised_norm
+from bevel.clipping.norms import Norm, materialised_norm
 from bevel.clipping.norms.weighting import mask_examples
 from bevel.clipping.options import Clip
 from bevel.errors import FixArgumentsError
@@ -34,7 +34,8 @@ def clip_pytree(
       pytree: arrays of real floating-point numbers.
       clip_norm: one number, or a tree of numbers that is a prefix of `pytree`: each subtree is then
         clipped by itself.
-      rescale_to_unit_norm: divide by the clip norm too, so that norms are at most 1.
+      rescale_to_unit_norm: divide by the clip norm too, so that norms are at most 1. With a clip
+        norm of 0, every tree that is not zero gets norm 1, up to the slack for rounding.
 
     Returns:
       `(clipped, norm)`. Leaves keep their dtype; the norm never exceeds the bound, rounding to that
@@ -55,7 +56,11 @@ def clip_pytree(
         factor = coefficients(tree_norm(members), groups.clip_norms[group], clip)[0]
         wide = mask_examples(keep, x)[0].astype(precision.accumulation_dtype(x.dtype))
         clipped.append(_rounded_down(wide * factor.astype(wide.dtype), x.dtype))
-    return ClippedTreeAndNorm(jax.tree.unflatten(tree, clipped), whole.estimate[0])
+    return ClippedTreeAndNorm(jax.tree.unflatten(tree, clipped), _reported(whole))
+
+
+def _reported(norm: Norm) -> jax.Array:
+    return norm.estimate[0].astype(np.float32)
 
 
 def _stacked(pytree: PyTree) -> tuple[list[jax.Array], Any]:
@@ -89,7 +94,8 @@ def clip_and_round_to_grid(
     """Clips a tree and rounds it to multiples of `l2_clip_norm / grid_scale`, as int64 (needs x64).
 
     The clip norm is tightened by the most that rounding can add, so the integers have L2 norm at
-    most `grid_scale`. Returns `(integers, norm before clipping)`.
+    most `grid_scale`. Returns `(integers, float32 norm before clipping)`. A tree of clip norms is
+    an error.
     """
     clip = Clip.checked(l2_clip_norm, grid_scale=grid_scale)
     stacks, tree = _stacked(gradient)
@@ -104,4 +110,4 @@ def clip_and_round_to_grid(
         on_grid(mask_examples(keep, x)[0].astype(factor.dtype) * factor, clip.norms[0], grid_scale)
         for x in stacks
     ]
-    return jax.tree.unflatten(tree, integers), norm.estimate[0]
+    return jax.tree.unflatten(tree, integers), _reported(norm)

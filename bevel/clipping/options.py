@@ -74,8 +74,10 @@ class Clip:
                 "grid_scale sums integers: use it without normalize_by, rescale_to_unit_norm "
                 "and automatic_gamma, and divide after the noise."
             )
-        if len(self.norms) > 1:
-            raise FixArgumentsError("grid_scale takes one l2_clip_norm, not a tree of them.")
+        if not jax.tree_util.treedef_is_leaf(jax.tree.structure(self.l2_clip_norm)):
+            raise FixArgumentsError(
+                "grid_scale takes one l2_clip_norm, not a tree of them: pass a number."
+            )
         if self.traced or not 0 < self.norms[0] < math.inf:
             raise FixArgumentsError(
                 f"l2_clip_norm={self.norms[0]}: a step of the grid is l2_clip_norm / grid_scale: "

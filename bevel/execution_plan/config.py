@@ -149,7 +149,7 @@ class PrivateConfig(abc.ABC):
                 "pass noise_multiplier."
             )
         mechanism = self.mechanism(float(self.noise_multiplier))
-        size = self.batch_size()
+        size, flags = self.batch_size(), performance_flags or PerformanceFlags()
         return DPExecutionPlan(
             mechanism,
             ClipOptions(
@@ -161,8 +161,8 @@ class PrivateConfig(abc.ABC):
             self.privacy_unit(),
             None if size is None else float(size),
             budget=self.checked_budget(mechanism),
-            flags=performance_flags or PerformanceFlags(),
-            secrets=secrets or PlanSecrets.new(),
+            flags=flags,
+            secrets=flags.secrets(secrets),
         )
 
     def checked_budget(self, mechanism: Mechanism) -> Budget | None:

@@ -38,11 +38,12 @@ class NonPrivateConfig:
         """Makes a plan with the same interface as those of private mechanisms."""
         divisor = self.batch_size if self.normalize_by is None else self.normalize_by
         sampler = FixedBatchSampling(self.batch_size, self.iterations)
+        flags = performance_flags or PerformanceFlags()
         return DPExecutionPlan(
             Mechanism(sampler, None, "REPLACE_ONE", None),
             ClipOptions(math.inf, False, float(divisor)),
             Unit(),
             float(self.batch_size),
-            flags=performance_flags or PerformanceFlags(),
-            secrets=secrets or PlanSecrets.new(),
+            flags=flags,
+            secrets=flags.secrets(secrets),
         )

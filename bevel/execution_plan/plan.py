@@ -295,6 +295,7 @@ class DPExecutionPlan:
             noise = noise_addition.matrix_factorization_privatizer(
                 matrix, buffers_in=self.flags.buffers_in, **options
             )
+        noise.reserve_key()
         return noise if counting is None else counting.transform(noise, self.flags.dtype)
 
     # Privacy accounting.

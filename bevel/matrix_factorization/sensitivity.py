@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bevel.checks import whole_number
+from bevel.checks import is_real, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.checks import checked_finite, checked_square
 
@@ -30,11 +30,20 @@ def single_participation_sensitivity(C: np.typing.ArrayLike) -> float:
 def minsep_true_max_participations(
     n: int, min_sep: int, max_participations: int | None = None
 ) -> int:
-    """The largest number of participations in n steps that are at least `min_sep` apart."""
-    fit = -(-whole_number("n", n) // whole_number("min_sep", min_sep))
+    """The largest number of participations in n steps that are at least `min_sep` apart.
+
+    `max_participations` may be 0: an example that takes no part moves nothing.
+    """
+    fit = -(-_positive("n", n) // _positive("min_sep", min_sep))
     if max_participations is None:
         return fit
-    return min(fit, whole_number("max_participations", max_participations))
+    return min(fit, whole_number("max_participations", max_participations, 0))
+
+
+def _positive(name: str, value: Any) -> int:
+    if is_real(value) and value <= 0:
+        raise FixArgumentsError(f"{name}={value} must be positive: pass an integer of at least 1.")
+    return whole_number(name, value)
 
 
 def max_participation_for_linear_fn(
@@ -67,8 +76,8 @@ def max_participation_for_linear_fn(
 
 def banded_lower_triangular_mask(n: int, num_bands: int) -> np.ndarray:
     """1.0 on the diagonal and the `num_bands` - 1 diagonals below it, 0.0 elsewhere."""
-    ones = np.ones((whole_number("n", n),) * 2)
-    return np.tril(np.triu(ones, 1 - whole_number("num_bands", num_bands)))
+    ones = np.ones((_positive("n", n),) * 2)
+    return np.tril(np.triu(ones, 1 - _positive("num_bands", num_bands)))
 
 
 def banded_symmetric_mask(n: int, num_bands: int) -> np.ndarray:
@@ -102,7 +111,7 @@ def get_sensitivity_banded_for_X(
 ) -> float:
     """The exact min-sep sensitivity if columns `min_sep` or more apart are orthogonal."""
     X = _checked_gram(X)
-    overlaps = np.argwhere(np.triu(X, whole_number("min_sep", min_sep)) != 0)
+    overlaps = np.argwhere(np.triu(X, _positive("min_sep", min_sep)) != 0)
     if overlaps.size:
         i, j = overlaps[0]
         raise FixArgumentsError(
@@ -137,11 +146,9 @@ def fixed_epoch_sensitivity(C: Any, epochs: int) -> float:
 
 
 def epoch_length(n: int, epochs: int) -> int:
-    n, epochs = whole_number("n", n), whole_number("epochs", epochs)
+    n, epochs = _positive("n", n), _positive("epochs", epochs)
     if n % epochs:
-        raise FixArgumentsError(
-            f"epochs={epochs} does not divide n={n}: use epochs of equal length."
-        )
+        raise FixArgumentsError(f"epochs={epochs} must divide n={n}: use epochs of equal length.")
     return n // epochs
 
 

@@ -101,6 +101,12 @@ class StreamingMatrix(Generic[State]):
         state = self.init_multiply(jnp.zeros(n))
         return scan_fn(step, state, columns)[1]
 
+    def scale_rows_and_columns(
+        self, row_scale: jax.Array | None = None, col_scale: jax.Array | None = None
+    ) -> "StreamingMatrix[Any]":
+        """diag(row_scale) A diag(col_scale): see the function of this name."""
+        return scale_rows_and_columns(self, row_scale, col_scale)
+
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, StreamingMatrix):
             return multiply_streaming_matrices(self, other)
@@ -155,12 +161,14 @@ def scale_rows_and_columns(
 ) -> StreamingMatrix[Any]:
     """diag(row_scale) A diag(col_scale): entry (i, j) is multiplied by both scales.
 
-    Steps past the end of a scale give NaN.
+    Scales have shape (n,). Later steps are multiplied by the last entry, as for a learning rate
+    that stays where its schedule ends. If steps from n on must not happen, because privacy was
+    computed for n steps, multiply by `diagonal(scale)`, which gives NaN for them.
     """
     if row_scale is not None:
-        matrix = diagonal(row_scale) @ matrix
+        matrix = _scaled_steps(checked_coefs(row_scale, "row_scale"), mode="clip") @ matrix
     if col_scale is not None:
-        matrix = matrix @ diagonal(col_scale)
+        matrix = matrix @ _scaled_steps(checked_coefs(col_scale, "col_scale"), mode="clip")
     return matrix
 
 
@@ -211,12 +219,16 @@ def prefix_sum() -> StreamingMatrix[Any]:
 
 def diagonal(diag: jax.Array) -> StreamingMatrix[Any]:
     """diag(d) for d of shape (n,). Steps from n on give NaN."""
-    diag = checked_coefs(diag, "diag")
+    return _scaled_steps(checked_coefs(diag, "diag"), mode="fill", fill_value=math.nan)
+
+
+def _scaled_steps(diag: jax.Array, **past_the_end: Any) -> StreamingMatrix[Any]:
+    """diag(d), where the arguments of `jnp.ndarray.at[].get` say what d is past its end."""
 
     def multiply_next(tree: PyTree, i: jax.Array) -> tuple[PyTree, jax.Array]:
         def scaled(x: jax.Array) -> jax.Array:
             x = widened(jnp.asarray(x))
-            return x * jnp.asarray(diag, x.dtype).at[i].get(mode="fill", fill_value=math.nan)
+            return x * jnp.asarray(diag, x.dtype).at[i].get(**past_the_end)
 
         return jax.tree.map(scaled, tree), i + 1
 
@@ -239,4 +251,6 @@ def momentum_sgd_matrix(
         return velocity, velocity
 
     velocity = StreamingMatrix.from_array_implementation(buffers_like, next_velocity)
-    return prefix_sum() @ scale_rows_and_columns(velocity, row_scale=learning_rates)
+    if learning_rates is not None:
+        velocity = diagonal(learning_rates) @ velocity
+    return prefix_sum() @ velocity

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -48,15 +49,24 @@ class NoCorrelation:
 
 
 class DenseMatrix:
-    """Noise of a dense matrix: the draws of earlier steps are generated again. No buffers.
+    """Noise of a dense matrix B: row k holds the coefficients of the draws in the noise of step k.
 
-    Step k generates one draw for each column from the first non-zero entry of its row to the
-    diagonal. Steps after the last row give NaN, because no privacy was computed for them.
+    The draws of other steps are generated again, so there are no buffers. Step k generates one draw
+    for each column from the first to the last non-zero entry of its row. Steps after the last row
+    give NaN, because no privacy was computed for them.
+
+    Entries above the diagonal use the draws of later steps. The noise B z then has the distribution
+    of L z for the lower triangular L with L L' = B B', and L^-1 and B^-1 have the same column norms
+    and products, because L = B Q for a rotation Q. So B protects sums that depend on earlier
+    outputs as well as L does.
     """
 
     def __init__(self, matrix: np.ndarray):
         self.matrix = matrix
-        self.firsts = np.argmax(matrix != 0, axis=1).astype(np.uint32)
+        used = matrix != 0
+        self.firsts = np.argmax(used, axis=1).astype(np.uint32)
+        ends = np.where(used.any(axis=1), len(matrix) - np.argmax(used[:, ::-1], axis=1), 0)
+        self.ends = ends.astype(np.uint32)
 
     def init(self, likes: list[jax.Array]) -> tuple[Any, ...]:
         return ()
@@ -75,6 +85,7 @@ class DenseMatrix:
         row = jnp.asarray(self.matrix).at[step].get(mode="fill", fill_value=math.nan)
         # After the last row nothing is drawn, and the sums start from NaN.
         first = jnp.asarray(self.firsts).at[step].get(mode="fill", fill_value=2**32 - 1)
+        end = jnp.asarray(self.ends).at[step].get(mode="fill", fill_value=0)
         start = jnp.where(step < np.uint32(len(self.matrix)), np.float32(0), np.float32(math.nan))
 
         def add(s: jax.Array, sums: list[jax.Array]) -> list[jax.Array]:
@@ -82,7 +93,7 @@ class DenseMatrix:
 
         zeros = [types.zeros_of_type(z) for z in jax.eval_shape(draw, step)]
         sums = [x + start.astype(x.dtype) for x in zeros]
-        return jax.lax.fori_loop(first, step + np.uint32(1), add, sums), buffers
+        return jax.lax.fori_loop(first, end, add, sums), buffers
 
 
 class Streamed:
@@ -138,19 +149,16 @@ def correlation_of(noising_matrix: Any) -> DenseMatrix | Streamed:
         ) from error
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise FixArgumentsError(
-            f"noising_matrix has shape {matrix.shape}: pass a square C^-1, with a row per step."
+            f"noising_matrix has shape {matrix.shape}. Expected 2D and square: pass C^-1, with a "
+            "row per step."
         )
     if not np.all(np.isfinite(matrix)):
         raise FixArgumentsError("noising_matrix contains NaN or infinity: pass finite numbers.")
-    if np.any(np.triu(matrix, 1)):
-        raise FixArgumentsError(
-            "noising_matrix is not lower triangular, but the noise of a step cannot depend on "
-            "later steps. Pass C^-1, not its transpose."
-        )
-    zeros = np.flatnonzero(np.diagonal(matrix) == 0)
-    if zeros.size:
-        raise FixArgumentsError(
-            f"noising_matrix has a zero on its diagonal, in row {zeros[0]}, so that step would add "
-            "no new noise. Pass an invertible C^-1."
+    silent = np.flatnonzero(~matrix.any(axis=1))
+    if silent.size:
+        warnings.warn(
+            f"row {silent[0]} of noising_matrix is zero, so this step is released without noise. "
+            "Pass an invertible C^-1, unless this step needs no privacy.",
+            stacklevel=3,
         )
     return DenseMatrix(matrix.astype(np.float64 if jax.config.jax_enable_x64 else np.float32))

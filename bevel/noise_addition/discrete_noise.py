@@ -78,9 +78,8 @@ def discrete_gaussian_privatizer(
             "bevel.noise_addition.keys.new_key(), or leave it out."
         )
     noise = _DiscreteNoise(key, sigma, grid_step, checked_dtype(dtype), specs)
-    keys.claim(key, key.key)
     record = NoiseRecord("discrete gaussian", float(sigma), key.generator, key.secret)
-    return Privatizer(noise.init, noise.update, record)
+    return Privatizer(noise.init, noise.update, record, lambda: keys.claim(key, key.key))
 
 
 def zcdp_rho(stddev: float, sensitivity: float) -> float:
@@ -140,7 +139,9 @@ class _DiscreteNoise:
         state = checked_state(noise_state)
         NoCorrelation().check(sums, *state)
         key = key_of_update(self.key, prng_key)
-        noised = _noised_step(self, tuple(leaf.spec for leaf in leaves), key, sums, state.step)
+        program = dataclasses.replace(self, key=self.key.without_owner())
+        specs = tuple(leaf.spec for leaf in leaves)
+        noised = _noised_step(program, specs, key, sums, state.step)
         tree = jax.tree.structure(sum_of_clipped_grads)
         return jax.tree.unflatten(tree, noised), state._replace(step=state.step + np.uint32(1))
 

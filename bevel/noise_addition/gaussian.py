@@ -52,9 +52,11 @@ def matrix_factorization_privatizer(
     """Adds Gaussian noise that is correlated over steps: `stddev * (C^-1 z)[step]`.
 
     Changes the privacy guarantee:
-      noising_matrix: C^-1 for the strategy matrix C: a dense lower triangular array, which needs
-        no memory but generates up to k + 1 draws at step k, or a `StreamingMatrix`, which keeps
-        buffers of the gradient's size. A matrix made for n steps gives NaN from step n on.
+      noising_matrix: C^-1 for the strategy matrix C: a dense square array, which needs no memory
+        but generates a draw for each non-zero entry of a row, or a `StreamingMatrix`, which keeps
+        buffers of the gradient's size. A matrix made for n steps gives NaN from step n on. Entries
+        above the diagonal are coefficients of the draws of later steps. The guarantee is that of
+        Gaussian noise with covariance `C^-1 (C^-1)'`; a row of zeros adds no noise, and warns.
       stddev: the standard deviation of the uncorrelated noise z: the noise multiplier, times the
         sensitivity of C, times `sensitivity()` of the clipped sum.
       prng_key: a typed key that nothing else uses. None draws one from the operating system. An
@@ -111,9 +113,8 @@ def _make_privatizer(
     noise = GaussianNoise(
         key, _checked_stddev(stddev), correlation, checked_dtype(dtype), layout, specs, buffers_in
     )
-    keys.claim(key, key.key)
     record = NoiseRecord("gaussian", noise.stddev, key.generator, key.secret)
-    return Privatizer(noise.init, noise.update, record)
+    return Privatizer(noise.init, noise.update, record, lambda: keys.claim(key, key.key))
 
 
 def _checked_stddev(stddev: Any) -> float:

@@ -60,7 +60,9 @@ class GaussianNoise:
         state = checked_state(noise_state)
         self.correlation.check([self.like(g) for g in grads], *state)
         key = key_of_update(self.key, prng_key)
-        noised, state = noised_step(self, tuple(leaf.spec for leaf in leaves), key, grads, state)
+        program = dataclasses.replace(self, key=self.key.without_owner())
+        specs = tuple(leaf.spec for leaf in leaves)
+        noised, state = noised_step(program, specs, key, grads, state)
         return jax.tree.unflatten(jax.tree.structure(sum_of_clipped_grads), noised), state
 
     def like(self, leaf: jax.Array) -> jax.Array:

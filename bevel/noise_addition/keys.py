@@ -7,7 +7,10 @@
 
 A key is a secret: anyone who knows it can remove the noise. Keep it out of checkpoints, logs and
 compiled programs that others can read. Use a key for one privatizer of one run only: if two
-mechanisms add the same noise, the difference of their outputs has none.
+mechanisms add the same noise, the difference of their outputs has none. A process refuses a key
+from which another privatizer has drawn noise, and warns if that privatizer no longer exists, as
+when a cell of a notebook runs again. Keys of small seeds are not secret: they warn, and may be used
+again.
 
 Each leaf gets its own key at each step. With 64 bits, some two of n such keys are equal with
 probability n**2 / 2**65: 1e-5 for 100,000 steps of 200 leaves. Moreover, the child keys of a
@@ -19,6 +22,8 @@ import dataclasses
 import hashlib
 import os
 import threading
+import warnings
+import weakref
 from typing import Any
 
 import jax
@@ -40,8 +45,18 @@ class NoiseKey:
     key: jax.Array = dataclasses.field(repr=False, compare=False)
     secret: bool
     generator: str
-    # Identifies the privatizer. None for a seed for tests, which may be used more than once.
-    owner: object | None = dataclasses.field(repr=False, compare=False)
+    # Identifies the privatizer, as long as it exists. None for a key that may be used again.
+    owner: "_KeyOwner | None" = dataclasses.field(repr=False, compare=False)
+
+    def without_owner(self) -> "NoiseKey":
+        """For compiled programs, which may outlive the privatizer."""
+        return dataclasses.replace(self, owner=None)
+
+
+class _KeyOwner:
+    """What a privatizer holds while it exists."""
+
+    has_drawn = False  # from its own key, which is then checked no more
 
 
 def new_key(generator: str = "chacha20") -> jax.Array:
@@ -73,16 +88,28 @@ def noise_key(prng_key: jax.Array | int | None) -> NoiseKey:
     """Checks the `prng_key` argument of a privatizer.
 
     None draws a new ChaCha20 key. An integer is a seed for tests. Anyone can guess it, so the key
-    is recorded as not secret; the same holds for `jax.random.key(5)`. A typed key is used with its
-    own generator.
+    is recorded as not secret; the same holds for `jax.random.key(5)`, which warns, because it does
+    not look like a seed for tests. A typed key is used with its own generator.
     """
     if prng_key is None:
-        return NoiseKey(new_key(), secret=True, generator="chacha20", owner=object())
+        return NoiseKey(new_key(), secret=True, generator="chacha20", owner=_KeyOwner())
     if isinstance(prng_key, int | np.integer) and type(prng_key) is not bool:
         return NoiseKey(seed_key(int(prng_key)), secret=False, generator="chacha20", owner=None)
     key: Any = prng_key
     generator = checked_generator(key)
-    return NoiseKey(key, not _is_a_seed(key, generator), generator, owner=object())
+    if _is_a_seed(key, generator):
+        _warn_of_seed()
+        return NoiseKey(key, secret=False, generator=generator, owner=None)
+    return NoiseKey(key, secret=True, generator=generator, owner=_KeyOwner())
+
+
+def _warn_of_seed() -> None:
+    warnings.warn(
+        "For real data, leave prng_key out or pass bevel.noise_addition.keys.new_key(): this key "
+        "is that of a small seed, which anyone can guess, and is recorded as not secret. For "
+        "tests, pass the seed itself, prng_key=5.",
+        stacklevel=5,
+    )
 
 
 def seed_key(seed: int) -> jax.Array:
@@ -97,11 +124,18 @@ def seed_key(seed: int) -> jax.Array:
 def _is_a_seed(key: jax.Array, generator: str) -> bool:
     """Returns whether a key looks like the key of a small integer.
 
-    The threefry key `jax.random.key(n)` is (0, n). One in 2**32 keys from entropy looks like this.
+    The threefry key `jax.random.key(n)` is (0, n), and `seed_key(n)` is zero from the third word
+    on. One in 2**32 threefry keys from entropy looks like this.
     """
-    if generator != "threefry2x32" or isinstance(key, jax.core.Tracer):
+    if isinstance(key, jax.core.Tracer):
         return False
-    return not np.asarray(jax.random.key_data(key))[0]
+    words = _words(key)
+    return not (words[:1] if generator == "threefry2x32" else words[2:]).any()
+
+
+def _words(key: jax.Array) -> np.ndarray:
+    with jax.ensure_compile_time_eval():  # while a function is traced, too
+        return np.asarray(jax.random.key_data(key))
 
 
 def checked_generator(key: Any) -> str:
@@ -129,34 +163,53 @@ def checked_generator(key: Any) -> str:
     return name
 
 
-# The privatizer that uses each key, in this process. Only salted hashes of keys are stored.
+# The privatizer that draws from each key, in this process. Only salted hashes of keys are stored.
 
 _salt = os.urandom(32)
-_claimed: dict[bytes, object] = {}
+_claimed: dict[bytes, "weakref.ref[_KeyOwner]"] = {}
 _lock = threading.Lock()
 
 
 def _digest(key: jax.Array) -> bytes:
-    key_data = np.asarray(jax.random.key_data(key))
-    return hashlib.blake2b(key_data.tobytes(), key=_salt).digest()
+    return hashlib.blake2b(_words(key).tobytes(), key=_salt).digest()
 
 
 def claim(noise: NoiseKey, key: jax.Array) -> None:
-    """Reserves a key for one privatizer; raises if another one uses it.
+    """Reserves a key for the privatizer that draws from it; raises if another one does.
 
-    Traced keys cannot be checked. The keys of a privatizer with a seed for tests are not checked.
+    Warns if another one did, but is gone. Traced keys cannot be checked. The keys of small seeds,
+    and those of a privatizer made from one, are not checked.
     """
     if noise.owner is None or isinstance(key, jax.core.Tracer):
         return
+    own = key is noise.key
+    if own and noise.owner.has_drawn:
+        return
+    if not own and _is_a_seed(key, noise.generator):
+        _warn_of_seed()
+        return
     digest = _digest(key)
     with _lock:
-        if _claimed.setdefault(digest, noise.owner) is not noise.owner:
-            raise FixArgumentsError(
-                "another privatizer of this process already uses this prng_key. If both add the "
-                "same noise, the difference of their outputs reveals the data. Pass prng_key="
-                "bevel.noise_addition.keys.new_key(). If this privatizer resumes the run of the "
-                "other one, first call bevel.noise_addition.keys.release(prng_key)."
-            )
+        known = _claimed.get(digest)
+        owner = noise.owner if known is None else known()
+        if known is None or owner is None:
+            _claimed[digest] = weakref.ref(noise.owner)
+    if owner in (None, noise.owner):
+        noise.owner.has_drawn |= own
+    if owner is None:
+        warnings.warn(
+            "Pass a new key, prng_key=bevel.noise_addition.keys.new_key(), unless this repeats a "
+            "computation on the same data: a privatizer that no longer exists has drawn noise from "
+            "this prng_key. The difference of two outputs with the same noise reveals the data.",
+            stacklevel=4,
+        )
+    elif owner is not noise.owner:
+        raise FixArgumentsError(
+            "pass prng_key=bevel.noise_addition.keys.new_key(), or leave it out: another "
+            "privatizer of this process already uses this prng_key. If both add the same noise, "
+            "the difference of their outputs reveals the data. If this privatizer resumes the run "
+            "of the other one, first call bevel.noise_addition.keys.release(prng_key)."
+        )
 
 
 def release(prng_key: jax.Array) -> None:

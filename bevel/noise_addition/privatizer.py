@@ -23,13 +23,22 @@ class Privatizer(optax.GradientTransformationExtraArgs):
     `update(sum_of_clipped_grads, noise_state)` returns `(noised, noise_state)`. It also accepts
     `prng_key=`, a key of the same generator that replaces the privatizer's own. Pass the key this
     way to a compiled function to keep it out of the compiled program.
+
+    `reserve_key()` counts the privatizer's own key as used before it draws noise. A compiled
+    function that takes the key as an argument cannot do so.
     """
 
     record: NoiseRecord
+    reserve_key: Callable[[], None]
 
     def __new__(
-        cls, init: Callable[..., Any], update: Callable[..., Any], record: NoiseRecord
+        cls,
+        init: Callable[..., Any],
+        update: Callable[..., Any],
+        record: NoiseRecord,
+        reserve_key: Callable[[], None] = lambda: None,
     ) -> "Privatizer":
         privatizer = super().__new__(cls, init, update)
         privatizer.record = record
+        privatizer.reserve_key = reserve_key
         return privatizer

@@ -40,6 +40,7 @@ def checked_state(state: Any) -> NoiseState:
 def key_of_update(own: keys.NoiseKey, prng_key: jax.Array | None) -> jax.Array:
     """Returns the key of one update: `prng_key` if there is one, else the privatizer's own."""
     if prng_key is None:
+        keys.claim(own, own.key)
         return own.key
     generator = keys.checked_generator(prng_key)
     if generator != own.generator:

@@ -1,3 +1,5 @@
+from bevel.training.compilation import AutotuneMicrobatch as AutotuneMicrobatch
+from bevel.training.compilation import PadToMultiple as PadToMultiple
 from bevel.training.contribution import Augmentation as Augmentation
 from bevel.training.contribution import LossFn as LossFn
 from bevel.training.interrupts import RunInterrupted as RunInterrupted

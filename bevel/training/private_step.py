@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -37,6 +37,7 @@ class PrivateStep:
     trainable: Trainable
     augmentation: Augmentation | None
     ema_decay: float | None
+    clip_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # speed and memory
 
     def __call__(
         self,
@@ -62,7 +63,7 @@ class PrivateStep:
         self, state: TrainingState, batch: tuple[PyTree, Any], is_padding: jax.Array, key: jax.Array
     ) -> tuple[PyTree, Any]:
         """The clipped sum, and the per-example values, norms and aux."""
-        options: dict[str, Any] = {"batch_argnums": 2, "prng_argnum": 3}
+        options: dict[str, Any] = {"batch_argnums": 2, "prng_argnum": 3, **self.clip_options}
         options |= {"return_values": True, "return_grad_norms": True}
         if self.transforms_gradients:
             transform = self.optimizer.pre_clipping_transform(state.opt_state)

@@ -21,6 +21,7 @@ from bevel.optimizers import AugmentedGradientTransformation, as_augmented_optim
 from bevel.sharding.placement import place
 from bevel.sharding.rules import Rules
 from bevel.training.batches import Batches, BatchLayout, batch_layout
+from bevel.training.compilation import PadToMultiple, memory_option, padded_sizes_of
 from bevel.training.contribution import Augmentation, LossFn
 from bevel.training.data import DataSource, check_length, source_of
 from bevel.training.folder_run import FolderRun
@@ -65,7 +66,8 @@ class Trainer:
       mesh, rules: as in `bevel.sharding.place`. Without a mesh, one device.
       batch_axes: mesh axes that carry examples; by default those named data, fsdp, replica, batch.
       performance_flags: the flags of the plan.
-      compilation_strategy: the sizes that batches are padded to; by default the plan chooses.
+      compilation_strategy: the sizes that batches are padded to, `PadToMultiple(...)` or
+        `AutotuneMicrobatch(...)`; by default the plan chooses a few sizes.
 
     Only the config affects epsilon.
     """
@@ -74,7 +76,7 @@ class Trainer:
     loss_fn: LossFn
     optimizer: Optimizer | Callable[[DPExecutionPlan], Optimizer]
     performance_flags: PerformanceFlags | None = None
-    compilation_strategy: PaddedSizes | None = None
+    compilation_strategy: PaddedSizes | PadToMultiple | None = None
     mesh: Mesh | None = None
     rules: Rules = "replicated"
     batch_axes: tuple[str, ...] | str | None = None
@@ -158,6 +160,7 @@ class Trainer:
             trainable=self.trainable,
             augmentation=self.augmentation,
             ema_decay=self.ema_decay,
+            clip_options=memory_option(self.compilation_strategy, self.plan),
         )
 
     def train_step(
@@ -297,9 +300,8 @@ class Trainer:
 
     def sizes(self, count: int = 3) -> PaddedSizes:
         """The sizes that batches are padded to."""
-        sizes = self.compilation_strategy or self.plan.padded_sizes(
-            multiple=self.layout.parts, count=count
-        )
+        parts = self.layout.parts
+        sizes = padded_sizes_of(self.plan, self.compilation_strategy, parts, count)
         wrong = [size for size in sizes.sizes if size % self.layout.parts]
         if wrong:
             raise FixArgumentsError(

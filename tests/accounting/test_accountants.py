@@ -53,6 +53,25 @@ def test_the_accountants_disagree_without_conversion():
     assert pld > 1.5 * rdp
 
 
+@pytest.mark.parametrize("relation", [ADD, SPECIAL, ONE])
+def test_sampling_does_not_amplify_zcdp(relation):
+    plain = epsilon(zcdp_event(2.0, 3), delta=DELTA, neighboring_relation=relation)
+    sampled = dpsgd_event(2.0, 3, sampling_prob=0.1, use_zcdp=True)
+    both = dp_accounting.ComposedDpEvent([sampled])
+    for event in (sampled, both):
+        found = epsilon(event, delta=DELTA, neighboring_relation=relation)
+        assert found == pytest.approx(plain)
+    nobody = dp_accounting.PoissonSampledDpEvent(0.0, dp_accounting.ZCDpEvent(1.0))
+    assert epsilon(nobody, delta=DELTA, neighboring_relation=relation) == 0
+    fixed = fixed_dpsgd_event(2.0, 3, dataset_size=9, batch_size=3, use_zcdp=True)
+    if relation is ADD:  # a record more moves the others into other batches
+        with pytest.raises(FixArgumentsError, match="no accountant has a bound"):
+            epsilon(fixed, delta=DELTA, neighboring_relation=relation)
+    else:
+        found = epsilon(fixed, delta=DELTA, neighboring_relation=relation)
+        assert found == pytest.approx(plain)
+
+
 @pytest.mark.parametrize("relation, factor", [(ADD, 1), (SPECIAL, 1), (ONE, 4)])
 def test_zcdp_grows_with_the_square_of_the_sensitivity(relation, factor):
     found = epsilon(zcdp_event(2.0, 3), delta=DELTA, neighboring_relation=relation)

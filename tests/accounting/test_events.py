@@ -4,7 +4,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from bevel.accounting import events
+from bevel.accounting import epsilon, events
 from bevel.accounting.mixture_events import BallsInBinsDpEvent, RandomAllocationDpEvent
 from bevel.errors import FixArgumentsError
 
@@ -24,13 +24,27 @@ def test_poisson_sampling():
 
 
 def test_zcdp():
-    zcdp = dp_accounting.ZCDpEvent(rho=10 / (2 * 1.5**2))
-    assert events.dpsgd_event(1.5, 10, sampling_prob=0.1, use_zcdp=True) == zcdp
+    zcdp = dp_accounting.ZCDpEvent(rho=1 / (2 * 1.5**2))
+    sampled = dp_accounting.PoissonSampledDpEvent(0.1, zcdp)
+    assert events.dpsgd_event(1.5, 10, sampling_prob=0.1, use_zcdp=True) == repeated(sampled, 10)
     fixed = {"dataset_size": 50, "batch_size": 5}
-    assert events.fixed_dpsgd_event(1.5, 10, use_zcdp=True, **fixed) == zcdp
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(50, 5, zcdp)
+    assert events.fixed_dpsgd_event(1.5, 10, use_zcdp=True, **fixed) == repeated(sampled, 10)
+    sampled = dp_accounting.SampledWithReplacementDpEvent(50, 5, zcdp)
+    made = events.fixed_dpsgd_event(1.5, 10, use_zcdp=True, replace=True, **fixed)
+    assert made == repeated(sampled, 10)
     assert events.zcdp_event(0.0, 1) == dp_accounting.NonPrivateDpEvent()
-    with pytest.raises(FixArgumentsError, match="several times"):
-        events.fixed_dpsgd_event(1.5, 10, use_zcdp=True, replace=True, **fixed)
+
+
+@pytest.mark.parametrize("use_zcdp", [False, True])
+def test_without_noise_a_step_is_not_private(use_zcdp):
+    nothing = dp_accounting.NonPrivateDpEvent()
+    made = events.dpsgd_event(0.0, 10, sampling_prob=0.1, use_zcdp=use_zcdp)
+    assert made == repeated(dp_accounting.PoissonSampledDpEvent(0.1, nothing), 10)
+    made = events.fixed_dpsgd_event(0, 2, dataset_size=50, batch_size=5, use_zcdp=use_zcdp)
+    assert made == repeated(dp_accounting.SampledWithoutReplacementDpEvent(50, 5, nothing), 2)
+    for relation in ("ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"):
+        assert epsilon(made, delta=1e-5, neighboring_relation=relation) == np.inf
 
 
 def test_fixed_size_batches():

@@ -23,7 +23,7 @@ from bevel.errors import FixArgumentsError
 def test_padding_to_a_multiple(size, multiple):
     indices = np.arange(size)
     padded = pad_to_multiple_of(indices, multiple)
-    assert len(padded) % multiple == 0 and 0 < len(padded) < max(size, 1) + multiple
+    assert len(padded) % multiple == 0 and size <= len(padded) < size + multiple
     assert padded[:size].tolist() == list(range(size)) and (padded[size:] == -1).all()
     assert padded.dtype == indices.dtype
 
@@ -70,8 +70,10 @@ def test_batches_of_users_are_padded_by_rows():
     assert [p.shape for p in split_and_pad_global_batch(users, 2)] == [(2, 2)] * 2
 
 
-def test_an_empty_batch_is_all_padding():
-    assert pad_to_multiple_of(np.array([]), 4).tolist() == [-1] * 4
+def test_an_empty_batch_stays_empty_or_is_all_padding():
+    assert pad_to_multiple_of(np.array([]), 4).shape == (0,)
+    assert pad_to_multiple_of(np.zeros((0, 3), int), 4, microbatch_size=2).shape == (0, 3)
+    assert PaddedSizes((4,)).pad(np.array([])).tolist() == [-1] * 4
     assert [p.tolist() for p in split_and_pad_global_batch(np.array([], int), 3)] == [[-1] * 3]
 
 

@@ -26,7 +26,7 @@ def test_sets_of_steps_are_uniform_and_independent_across_examples():
     assert_follows([tuple(steps_of(sampler, 2, seed)) for seed in range(700)], law)
 
 
-@pytest.mark.parametrize("k, t", [(1, 1), (1, 9), (3, 9), (9, 9), (8, 9)])
+@pytest.mark.parametrize("k, t", [(0, 3), (1, 1), (1, 9), (3, 9), (9, 9), (8, 9)])
 def test_every_example_takes_part_exactly_k_times(k, t):
     for steps in steps_of(RandomAllocationSampling(k, t), 30, 1):
         assert len(steps) == k == len(set(steps))
@@ -39,7 +39,7 @@ def test_subsets_of_every_row(count, size):
     assert_follows([tuple(sorted(row)) for row in rows.tolist()], law)
 
 
-@pytest.mark.parametrize("options", [(0, 5), (6, 5), (1, 0)])
+@pytest.mark.parametrize("options", [(-1, 5), (6, 5), (1, 0)])
 def test_wrong_options(options):
     with pytest.raises(FixArgumentsError, match=r"total_participations|iterations"):
         RandomAllocationSampling(*options)

@@ -8,6 +8,7 @@ from frequencies import assert_follows, uniform
 from samplers import ITERATIONS, SAMPLERS
 
 from bevel.batch_selection import (
+    BallsInBinsSampling,
     BMinSepSampling,
     CyclicPoissonSampling,
     ExamplesByUser,
@@ -63,14 +64,17 @@ def test_shuffled_rows_are_random_sequences():
     assert_follows(drawn, uniform(itertools.permutations([1, 3, 4, 6, 8], 2)))
 
 
-def test_rows_in_order_start_at_a_random_example():
-    sampler = UserSelectionStrategy(EVERYBODY, 2)
-    drawn = [tuple(next(sampler.batch_iterator(IDS, seed))[0].tolist()) for seed in range(500)]
-    assert_follows(drawn, uniform([(1, 3), (3, 4), (4, 6), (6, 8), (8, 1)]))
+@pytest.mark.parametrize("cycle", [1, 4])
+def test_rows_in_order_follow_the_data_set_round_by_round(cycle):
+    base = BallsInBinsSampling(6 * cycle, cycle)
+    sampler = UserSelectionStrategy(base, 2)
+    rows = np.concatenate([batch for batch in sampler.batch_iterator(IDS, 7)])
+    rows = rows[IDS[rows[:, 0]] == 10]
+    assert rows.tolist() == [[1, 3], [4, 6], [8, 1], [3, 4], [6, 8], [1, 3]]
 
 
 def test_each_step_redraws_the_examples_of_a_user():
-    sampler = UserSelectionStrategy(CyclicPoissonSampling(1.0, 1000), 1)
+    sampler = UserSelectionStrategy(CyclicPoissonSampling(1.0, 1000), 1, shuffle_per_user=True)
     first = [int(b[0, 0]) for b in sampler.batch_iterator(IDS, 2)]
     pairs = zip(first[0::2], first[1::2], strict=True)
     assert_follows(pairs, uniform(itertools.product([1, 3, 4, 6, 8], repeat=2)))

@@ -107,6 +107,22 @@ def test_zeros_stay_zeros():
         assert_close(clip_pytree(jnp.zeros(3), *options).clipped, np.zeros(3))
 
 
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("limit", [0.0, {"a": 0.0, "b": 0.0}, {"a": 0.5, "b": 1}])
+def test_clip_norms_near_zero_rescale_to_norm_one_in_every_dtype(dtype, limit, x64):
+    if dtype == "float64" and not x64:
+        return
+    with jax.enable_x64(x64):
+        tree = {"a": jnp.array([3.0, 4.0], dtype), "b": jnp.array([12.0], dtype)}
+        got, before = clip_pytree(tree, limit, rescale_to_unit_norm=True)
+    assert got["a"].dtype == got["b"].dtype == dtype
+    assert before.dtype == np.float32 and before == 13
+    slack = 4e-6 if dtype in ("float32", "float64") else 2 * float(jnp.finfo(dtype).eps)
+    for part in [got] if limit == 0.0 else [got["a"], got["b"]]:
+        assert 1 - slack <= norm(part) <= 1
+
+
 @pytest.mark.parametrize("scale", [1e30, 1e-30])
 @pytest.mark.parametrize("rescale", [False, True])
 def test_squares_neither_overflow_nor_underflow(scale, rescale):
@@ -151,6 +167,13 @@ def test_the_grid_takes_numpy_integers():
 def test_a_grid_that_is_too_coarse_is_refused(limit):
     with jax.enable_x64(True), pytest.raises(FixArgumentsError, match="too coarse"):
         clip_and_round_to_grid(jnp.ones(200), limit, 7)  # rounding may add sqrt(200) / 2 = 7.07
+
+
+@pytest.mark.parametrize("limit", [{"a": 1.0}, {"a": 1.0, "b": 1.0}, [1.0]])
+def test_the_grid_has_one_clip_norm(limit):
+    tree = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    with jax.enable_x64(True), pytest.raises(FixArgumentsError, match="one l2_clip_norm, not a"):
+        clip_and_round_to_grid(tree, limit, 1000)
 
 
 def test_the_grid_of_an_empty_tree_is_empty():

@@ -96,3 +96,40 @@ def test_spmd_axis_name_is_accepted():
     fn = bevel.clipped_grad(case.loss, l2_clip_norm=1.0, spmd_axis_name="data")
     expected = oracle.clipped_sum(case.loss, case.params, case.batch, clip_norm=1.0)
     assert_close(fn(case.params, case.batch), expected.grad, 2e-5)
+
+
+@pytest.mark.parametrize("has_aux", [False, True])
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("keep_batch_dim", [False, True])
+def test_outputs_beside_the_gradient_are_those_that_were_asked_for(
+    has_aux, values, norms, keep_batch_dim
+):
+    """The gradient alone if nothing is asked, else `(grad, Aux)`, with a leading batch axis."""
+
+    def loss(w, x):
+        value = jnp.sum(jnp.reshape(x, -1) * w)
+        return (value, {"x": x, "square": value**2}) if has_aux else value
+
+    asked = {"return_values": values, "return_grad_norms": norms}
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    options = {"l2_clip_norm": 1e6, "keep_batch_dim": keep_batch_dim, **asked}
+    f = bevel.clipped_grad(loss, has_aux=has_aux, **options)
+    result = f(jnp.ones(3), x)
+    assert f.has_aux == (has_aux or values or norms)
+    if not f.has_aux:
+        np.testing.assert_allclose(result, x.sum(0), rtol=1e-5)
+        return
+    grad, aux = result
+    np.testing.assert_allclose(grad, x.sum(0), rtol=1e-5)
+    assert aux._fields == ("values", "grad_norms", "aux") and type(aux).__name__ == "Aux"
+    assert (aux.values is not None, aux.grad_norms is not None) == (values, norms)
+    if values:
+        np.testing.assert_allclose(aux.values, x.sum(1), rtol=1e-5)
+    if norms:
+        np.testing.assert_allclose(aux.grad_norms, np.linalg.norm(x, axis=1), rtol=1e-5)
+    assert (aux.aux is not None) == has_aux
+    if has_aux:
+        rows = x[:, None] if keep_batch_dim else x
+        np.testing.assert_array_equal(aux.aux["x"], rows)
+        np.testing.assert_allclose(aux.aux["square"], x.sum(1) ** 2, rtol=1e-5)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization import sensitivity, toeplitz
+from bevel.matrix_factorization import buffered_toeplitz, sensitivity, toeplitz
 
 N = 7
 PATTERNS = [(1, None), (1, 2), (2, None), (2, 2), (3, None), (3, 1), (7, None), (9, 4)]
@@ -179,7 +179,7 @@ def test_bad_participations():
     for call in [
         lambda: sensitivity.minsep_true_max_participations(0, 1),
         lambda: sensitivity.minsep_true_max_participations(3, 0),
-        lambda: sensitivity.minsep_true_max_participations(3, 1, 0),
+        lambda: sensitivity.minsep_true_max_participations(3, 1, -1),
         lambda: sensitivity.max_participation_for_linear_fn(np.ones(0)),
         lambda: sensitivity.max_participation_for_linear_fn(np.ones(3), 1.5),
         lambda: sensitivity.fixed_epoch_sensitivity(np.eye(4), 3),
@@ -188,3 +188,28 @@ def test_bad_participations():
     ]:
         with pytest.raises(FixArgumentsError):
             call()
+
+
+def test_messages_say_what_must_hold():
+    with pytest.raises(FixArgumentsError, match="epochs=2 must divide n=3"):
+        sensitivity.fixed_epoch_sensitivity(np.eye(3), 2)
+    for call in (
+        lambda: sensitivity.fixed_epoch_sensitivity(np.eye(3), 0),
+        lambda: sensitivity.get_sensitivity_banded(np.eye(3), min_sep=0),
+        lambda: sensitivity.get_min_sep_sensitivity_upper_bound(np.eye(3), min_sep=-1),
+        lambda: sensitivity.banded_symmetric_mask(3, 0),
+    ):
+        with pytest.raises(FixArgumentsError, match="must be positive"):
+            call()
+
+
+def test_without_participations_nothing_moves():
+    assert sensitivity.minsep_true_max_participations(7, 2, 0) == 0
+    assert sensitivity.max_participation_for_linear_fn(np.arange(5.0), 2, 0) == 0
+    assert sensitivity.get_sensitivity_banded(np.eye(4), 1, 0) == 0
+    assert toeplitz.minsep_sensitivity_squared(np.ones(2), 2, n=4, max_participations=0) == 0
+    blt = buffered_toeplitz.BufferedToeplitz.build([0.5], [0.5])
+    assert buffered_toeplitz.minsep_sensitivity_squared(blt, 4, 2, 0) == 0
+    with pytest.raises(FixArgumentsError, match="max_participations=0"):
+        buffered_toeplitz.LossFn.build_min_sep(4, max_participations=0)
+    assert sensitivity.get_min_sep_sensitivity_upper_bound(np.tril(np.ones((4, 4))), 1, 0) == 0

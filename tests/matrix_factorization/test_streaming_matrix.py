@@ -36,6 +36,10 @@ def cases():
         "columns": (scaled(A, col_scale=RATES), prefix @ np.diag(RATES)),
         "both": (scaled(A, RATES, RATES), np.diag(RATES) @ prefix @ np.diag(RATES)),
         "neither": (scaled(A), prefix),
+        "method": (
+            A.scale_rows_and_columns(RATES, RATES),
+            np.diag(RATES) @ prefix @ np.diag(RATES),
+        ),
         "sgd": (momentum(), prefix),
         "momentum": (momentum(BETA), momentum_matrix(BETA, np.ones(N))),
         "rates": (momentum(BETA, RATES), momentum_matrix(BETA, RATES)),
@@ -91,11 +95,30 @@ def test_a_product_is_applied_from_the_right():
     np.testing.assert_array_equal(product.materialize(N), np.tril(np.ones((N, N))) @ np.diag(RATES))
 
 
-@pytest.mark.parametrize("name", ["diagonal", "rows", "columns", "rates"])
+@pytest.mark.parametrize("name", ["diagonal", "rates"])
 def test_steps_past_the_end_are_nan(name):
     matrix, _ = cases()[name]
     y = matrix @ np.ones(N + 2, np.float32)
     assert np.isfinite(y[:N]).all() and np.isnan(y[N:]).all()
+
+
+@pytest.mark.parametrize("sides", [("row_scale",), ("col_scale",), ("row_scale", "col_scale")])
+@pytest.mark.parametrize("length", [1, 3, N + 2])
+def test_the_last_entry_of_a_scale_is_repeated(sides, length):
+    scale = np.arange(2.0, 2 + length, dtype=np.float32)
+    extended = np.concatenate([scale, np.full(N, scale[-1])])[:N]
+    left, right = (
+        np.diag(extended) if s in sides else np.eye(N) for s in ("row_scale", "col_scale")
+    )
+    matrix = streaming_matrix.prefix_sum().scale_rows_and_columns(**dict.fromkeys(sides, scale))
+    np.testing.assert_array_equal(matrix.materialize(N), left @ np.tril(np.ones((N, N))) @ right)
+
+
+@pytest.mark.parametrize("side", ["row_scale", "col_scale"])
+@pytest.mark.parametrize("scale", [np.ones((2, 2)), np.ones(0), 1.0, [1.0, np.nan]])
+def test_a_scale_is_a_vector_of_finite_numbers(side, scale):
+    with pytest.raises(FixArgumentsError, match=side):
+        streaming_matrix.prefix_sum().scale_rows_and_columns(**{side: scale})
 
 
 @pytest.mark.parametrize("name", ["prefix_sum", "momentum", "diagonal"])

@@ -32,6 +32,10 @@ def lower_triangular(n, bands=None):
     return matrix if bands is None else np.triu(matrix, 1 - bands)
 
 
+def square(n):
+    return np.random.default_rng(2).normal(size=(n, n))
+
+
 @pytest.mark.parametrize(
     "correlation, matrix",
     [
@@ -40,8 +44,22 @@ def lower_triangular(n, bands=None):
         (correlation_of(lower_triangular(6, 2)), lower_triangular(6, 2)),
         (correlation_of(decaying(6).tolist()), decaying(6)),
         (correlation_of(Decaying), decaying(6)),
+        (correlation_of(square(6)), square(6)),
+        (correlation_of(np.triu(square(6))), np.triu(square(6))),
+        (correlation_of(np.eye(6)[::-1]), np.eye(6)[::-1]),
+        (correlation_of(np.eye(6, k=1) + np.eye(6, k=-5)), np.eye(6, k=1) + np.eye(6, k=-5)),
     ],
-    ids=["independent", "dense", "banded", "list", "streaming"],
+    ids=[
+        "independent",
+        "dense",
+        "banded",
+        "list",
+        "streaming",
+        "square",
+        "upper",
+        "reversed",
+        "cycle",
+    ],
 )
 def test_noise_is_the_matrix_times_the_draws(correlation, matrix):
     for got, z in zip(noise_of(correlation, 6), DRAWS, strict=True):
@@ -73,12 +91,12 @@ def test_past_the_last_row_everything_is_nan():
 @pytest.mark.parametrize(
     "matrix, message",
     [
-        (np.ones((2, 3)), r"shape \(2, 3\): pass a square C\^-1"),
-        (np.ones(3), r"shape \(3,\): pass a square C\^-1"),
+        (np.ones((2, 3)), r"shape \(2, 3\). Expected 2D and square: pass C\^-1"),
+        (np.ones(3), r"shape \(3,\). Expected 2D and square: pass C\^-1"),
+        (np.ones((2, 2, 2)), r"shape \(2, 2, 2\). Expected 2D"),
+        (1.0, r"shape \(\). Expected 2D"),
         (np.ones((0, 0)), r"shape \(0, 0\)"),
-        (np.triu(np.ones((3, 3))), "not lower triangular.*transpose"),
         (np.tril(np.ones((3, 3))) * [[1], [np.nan], [1]], "NaN or infinity"),
-        (np.diag([1.0, 0.0, 1.0]), "zero on its diagonal, in row 1"),
         ("toeplitz", "is a str: pass C"),
         (np.eye(2) * 1j, "is a ndarray: pass C"),
     ],
@@ -86,6 +104,26 @@ def test_past_the_last_row_everything_is_nan():
 def test_invalid_noising_matrices_are_refused(matrix, message):
     with pytest.raises(FixArgumentsError, match=message):
         correlation_of(matrix)
+
+
+def test_a_row_of_zeros_adds_no_noise_and_warns():
+    with pytest.warns(UserWarning, match="row 1 of noising_matrix is zero.*without noise"):
+        dense = correlation_of(np.diag([1.0, 0.0, 1.0]))
+    for got, z in zip(noise_of(dense, 3), DRAWS, strict=True):
+        np.testing.assert_array_equal(got[1], 0)
+        np.testing.assert_allclose(got[2], z[2], rtol=1e-6)
+
+
+def test_an_upper_triangular_matrix_has_the_covariance_and_sensitivity_of_a_lower_one():
+    """Why later draws are allowed: a rotation of the draws makes any matrix lower triangular."""
+    matrix = square(6)
+    rotated, lower = np.linalg.qr(matrix.T)
+    lower = lower.T
+    assert not np.triu(lower, 1).any() and rotated.shape == (6, 6)
+    np.testing.assert_allclose(lower @ lower.T, matrix @ matrix.T, atol=1e-9)
+    strategies = [np.linalg.inv(m) for m in (lower, matrix)]
+    grams = [C.T @ C for C in strategies]
+    np.testing.assert_allclose(*grams, rtol=1e-6)
 
 
 def test_a_traced_matrix_is_refused():

@@ -139,9 +139,11 @@ def test_only_chacha20_keys():
 
 def test_a_key_is_used_by_one_mechanism_of_any_kind():
     key = keys.new_key()
-    privatizer(prng_key=key)
+    discrete = privatizer(prng_key=key)
+    discrete.update(SUMS, discrete.init(SUMS))
+    gaussian = bevel.noise_addition.gaussian_privatizer(stddev=1.0, prng_key=key)
     with pytest.raises(FixArgumentsError, match="already uses this prng_key"):
-        bevel.noise_addition.gaussian_privatizer(stddev=1.0, prng_key=key)
+        gaussian.reserve_key()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint32, np.bool_])

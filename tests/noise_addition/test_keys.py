@@ -1,5 +1,6 @@
 """Keys come from the operating system, have full width, and are never shared or shown."""
 
+import gc
 import os
 
 import jax
@@ -57,7 +58,7 @@ def test_seeds_have_64_bits(seed):
 
 def test_typed_keys_keep_their_generator():
     assert keys.noise_key(keys.new_key("threefry2x32")).generator == "threefry2x32"
-    assert keys.noise_key(jax.random.key(3, impl=keys.CHACHA20)).generator == "chacha20"
+    assert keys.noise_key(keys.new_key()).generator == "chacha20"
 
 
 @pytest.mark.parametrize(
@@ -82,26 +83,74 @@ def test_unknown_generators_are_refused():
         keys.new_key("rc4")
 
 
+G = np.zeros(3, np.float32)
+
+
+def made_and_used(key):
+    privatizer = gaussian_privatizer(stddev=1.0, prng_key=key)
+    return privatizer, privatizer.update(G, privatizer.init(G))[0]
+
+
 def test_a_key_is_used_by_one_privatizer():
     key = keys.new_key()
-    first = gaussian_privatizer(stddev=1.0, prng_key=key)
-    with pytest.raises(FixArgumentsError, match=r"already uses this prng_key.*keys.release"):
-        gaussian_privatizer(stddev=1.0, prng_key=key)
-    gaussian_privatizer(stddev=1.0, prng_key=jax.random.fold_in(key, 1))
+    first, _ = made_and_used(key)
+    with pytest.raises(FixArgumentsError, match=r"^pass prng_key=.*keys.new_key.*keys.release"):
+        made_and_used(key)
+    made_and_used(jax.random.fold_in(key, 1))
+    first.update(G, first.init(G))
     assert first.record.key_is_secret
 
 
-def test_a_threefry_key_of_an_integer_is_not_secret_and_still_used_once():
-    key = jax.random.key(5001)
-    assert not gaussian_privatizer(stddev=1.0, prng_key=key).record.key_is_secret
-    with pytest.raises(FixArgumentsError, match=r"already uses this prng_key.*keys\.new_key\(\)"):
-        gaussian_privatizer(stddev=1.0, prng_key=key)
+def test_a_privatizer_that_drew_no_noise_does_not_use_its_key():
+    key = keys.new_key()
+    unused, second = (gaussian_privatizer(stddev=1.0, prng_key=key) for _ in range(2))
+    second.update(G, second.init(G))
+    with pytest.raises(FixArgumentsError, match="already uses this prng_key"):
+        unused.update(G, unused.init(G))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_key_of_a_privatizer_that_is_gone_may_be_used_again_with_a_warning(compiled):
+    key, results = keys.new_key(), []
+
+    def cell():
+        privatizer = gaussian_privatizer(stddev=1.0, prng_key=key)
+        update = jax.jit(privatizer.update) if compiled else privatizer.update
+        results.append(update(G, privatizer.init(G))[0])
+
+    cell()
+    gc.collect()
+    with pytest.warns(UserWarning, match=r"^Pass a new key.*no longer exists has drawn noise"):
+        cell()
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_compiled_update_uses_its_key():
+    key = keys.new_key()
+    first, second = (gaussian_privatizer(stddev=1.0, prng_key=key) for _ in range(2))
+    jax.jit(first.update)(G, first.init(G))
+    with pytest.raises(FixArgumentsError, match="already uses this prng_key"):
+        jax.jit(second.update)(G, second.init(G))
+
+
+@pytest.mark.parametrize("generator", keys.WORDS)
+def test_the_key_of_a_small_seed_warns_is_not_secret_and_may_be_used_again(generator):
+    key = keys.seed_key(5001) if generator == "chacha20" else jax.random.key(5001)
+    kept = []
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"^For real data, leave prng_key out.*small seed"):
+            kept.append(made_and_used(key))
+        assert not kept[-1][0].record.key_is_secret
+    np.testing.assert_array_equal(kept[0][1], kept[1][1])
+    with pytest.warns(UserWarning, match="small seed"):
+        secret, _ = made_and_used(keys.new_key(generator))
+        secret.update(G, secret.init(G), prng_key=key)
     assert keys.noise_key(keys.wrapped(np.uint32([1, 0]), "threefry2x32")).secret
     assert jax.eval_shape(lambda key: np.bool_(keys.noise_key(key).secret), key).shape == ()
 
 
 def test_a_key_that_is_passed_to_update_is_checked_too():
-    key, g = keys.new_key("threefry2x32"), np.zeros(3, np.float32)
+    key, g = keys.new_key("threefry2x32"), G
     first, second = (
         gaussian_privatizer(stddev=1.0, prng_key=keys.new_key("threefry2x32")) for _ in range(2)
     )
@@ -110,30 +159,31 @@ def test_a_key_that_is_passed_to_update_is_checked_too():
     with pytest.raises(FixArgumentsError, match="already uses this prng_key"):
         second.update(g, second.init(g), prng_key=key)
     with pytest.raises(FixArgumentsError, match="already uses this prng_key"):
-        gaussian_privatizer(stddev=1.0, prng_key=key)
+        made_and_used(key)
 
 
 def test_the_same_words_are_the_same_key():
     key = keys.new_key()
-    gaussian_privatizer(stddev=1.0, prng_key=key)
+    first = made_and_used(key)
     with pytest.raises(FixArgumentsError, match="already uses this prng_key"):
-        gaussian_privatizer(stddev=1.0, prng_key=keys.wrapped(data(key), "chacha20"))
+        made_and_used(keys.wrapped(data(key), "chacha20"))
+    assert first
 
 
 def test_a_refused_privatizer_does_not_use_up_its_key():
     key = keys.new_key()
     with pytest.raises(FixArgumentsError, match="stddev"):
         gaussian_privatizer(stddev=-1.0, prng_key=key)
-    gaussian_privatizer(stddev=1.0, prng_key=key)
+    made_and_used(key)
 
 
 def test_a_released_key_can_be_used_once_more():
     key = keys.new_key()
-    gaussian_privatizer(stddev=1.0, prng_key=key)
+    kept = [made_and_used(key)]
     keys.release(key)
-    gaussian_privatizer(stddev=1.0, prng_key=key)
+    kept.append(made_and_used(key))
     with pytest.raises(FixArgumentsError, match="already uses this prng_key"):
-        gaussian_privatizer(stddev=1.0, prng_key=key)
+        made_and_used(key)
     with pytest.raises(FixArgumentsError, match="not a typed key"):
         keys.release(3)
 
@@ -149,7 +199,7 @@ def test_traced_keys_are_not_checked():
         privatizer = gaussian_privatizer(stddev=1.0, prng_key=key)
         return privatizer.update(g, privatizer.init(g))[0]
 
-    key, g = jax.random.key(1), np.zeros(3, np.float32)
+    key, g = jax.random.key(1), G
     np.testing.assert_array_equal(noised(key, g), noised(key, g))
 
 

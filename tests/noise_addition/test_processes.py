@@ -26,7 +26,7 @@ grads = {
     )
     for name, spec in (("split", P("data")), ("whole", P()))
 }
-privatizer = gaussian_privatizer(stddev=2.0, prng_key=jax.random.key(5))
+privatizer = gaussian_privatizer(stddev=2.0, prng_key=5)
 update = jax.jit(privatizer.update)
 noised, state = update(grads, privatizer.init(grads))
 noised, state = update(grads, state)

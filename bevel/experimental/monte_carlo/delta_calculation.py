@@ -24,7 +24,7 @@ from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 DpEventOrAccountant: TypeAlias = DpEvent | PrivacyAccountant
-MOST_SAMPLES = 10**15
+MOST_SAMPLES = 10**20
 
 
 def get_overall_delta(num_samples: int, base_delta: float) -> float:
@@ -125,19 +125,22 @@ def perform_calibration_from_samples(
     negative_counts: Sequence[Sequence[float]] | None = None,
     other_event: DpEventOrAccountant | Sequence[DpEventOrAccountant] | None = None,
 ) -> tuple[bool, int | float]:
-    """Finds the first parameter whose estimated deltas are within the budget.
+    """Finds the parameter whose estimated deltas come closest to the budget from below.
 
-    Parameters are tried in the given order, so put the best one (the least noise) first.
+    Their order does not matter, except that the first of several equal ones is taken.
 
     Args:
-      epsilon, delta: the budget; `delta` is that of the check, `get_base_delta(...)`.
+      epsilon, delta: the budget; `delta` is that of the check. To report `target_delta` for one of
+        k parameters, pass `get_base_delta(num_samples, target_delta / k)`: each of them may pass by
+        chance.
       positive_samples: for each parameter, privacy losses drawn with the record.
       negative_samples: the same without the record. Omit them only if the positive direction is
         known to be the worse one.
       other_event: an event to compose with all parameters, or a list with one for each.
 
     Returns:
-      `(True, index)` of that parameter, or `(False, delta)` with the smallest estimated delta.
+      `(True, index)` of that parameter, or `(False, delta)` with the smallest estimated delta if
+      none is within the budget.
     """
     check_budget(epsilon, delta)
     directions: list[tuple[Any, Any]] = [(positive_samples, positive_counts)]
@@ -145,22 +148,21 @@ def perform_calibration_from_samples(
         directions.append((negative_samples, negative_counts))
     number = len(positive_samples)
     others: Any = other_event
-    if not isinstance(other_event, list | tuple):
+    if not isinstance(other_event, Sequence):
         others = [other_event] * number
     lists = [part for pair in directions for part in pair if part is not None]
     if not number or any(len(part) != number for part in [*lists, others]):
         raise FixArgumentsError(
             "pass samples, counts and events for the same number of parameters, at least one."
         )
-    smallest = math.inf
-    for index in range(number):
-        estimate = max(
+    estimates = [
+        max(
             delta_from_epsilon_and_samples(
                 epsilon, losses[index], None if counts is None else counts[index], others[index]
             )
             for losses, counts in directions
         )
-        if estimate <= delta:
-            return True, index
-        smallest = min(smallest, estimate)
-    return False, smallest
+        for index in range(number)
+    ]
+    within = [estimate for estimate in estimates if estimate <= delta]
+    return (True, estimates.index(max(within))) if within else (False, min(estimates))

@@ -4,7 +4,8 @@ The diagonal of C is 1, and entry (i, j) below it is the sum over buffers of
 `output_scale * buf_decay**(i - j - 1)`. Noise `C^-1 z` then needs one buffer per decay, for any
 number of steps (Dvijotham, McMahan, Pillutla, Steinke and Thakurta, 2024).
 
-Concrete values are computed by NumPy in float64, traced values by JAX.
+Concrete values are computed by NumPy in float64, traced values by JAX. Matrices and inverses have
+the dtype of the BLT; sensitivities and errors are float64, so that no rounding makes them lower.
 """
 
 import dataclasses
@@ -46,7 +47,10 @@ class BufferedToeplitz:
     def build(
         cls, buf_decay: Any, output_scale: Any, dtype: jax.typing.DTypeLike = jnp.float64
     ) -> "BufferedToeplitz":
-        """Builds a BLT from lists of numbers, checked and in canonical order."""
+        """Builds a BLT from lists of numbers, checked and in canonical order.
+
+        The arrays are NumPy's, so float64 does not need JAX's x64.
+        """
         blt = cls(np.asarray(buf_decay, dtype), np.asarray(output_scale, dtype))
         blt.validate()
         return blt.canonicalize()
@@ -112,19 +116,19 @@ class BufferedToeplitz:
         return (self.output_scale / self.buf_decay).sum()
 
     def toeplitz_coefs(self, n: int) -> Any:
-        """The first n entries of the first column."""
+        """The first n entries of the first column, in the dtype of the BLT."""
         theta, omega = self.as_floats()
         xp = namespace(theta, omega)
         steps = xp.arange(whole_number("n", n) - 1, dtype=float)
         below = xp.sum(omega[None, :] * theta[None, :] ** steps[:, None], axis=1)
-        return xp.concatenate([xp.ones(1), below])
+        return xp.concatenate([xp.ones(1), below]).astype(self.dtype)
 
     def materialize(self, n: int) -> jax.Array:
         """The n x n matrix."""
-        return materialize_lower_triangular(self.toeplitz_coefs(n))
+        return materialize_lower_triangular(self.toeplitz_coefs(n)).astype(self.dtype)
 
     def inverse(self, skip_checks: bool = False) -> "BufferedToeplitz":
-        """C^-1, a BLT with the same number of buffers.
+        """C^-1, a BLT with the same number of buffers and the same dtype.
 
         All scales must have the same sign. The decays of the inverse are then real and interlace
         those of C. `skip_checks=True` skips this check.
@@ -146,7 +150,8 @@ class BufferedToeplitz:
         root = xp.sqrt(sign * omega)
         decays, vectors = xp.linalg.eigh(xp.diag(theta) - sign * xp.outer(root, root))
         weights = xp.sum(vectors * root[:, None], axis=0)
-        return BufferedToeplitz(decays[::-1], (-sign * weights * weights)[::-1])
+        scales = -sign * weights * weights
+        return BufferedToeplitz(*(x[::-1].astype(self.dtype) for x in (decays, scales)))
 
     def as_floats(self) -> tuple[Any, Any]:
         """Decays and scales in float64, or in JAX's default float if traced."""

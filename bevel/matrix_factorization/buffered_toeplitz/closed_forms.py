@@ -38,6 +38,8 @@ def minsep_sensitivity_squared(
     theta, omega = blt.as_floats()
     times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
     xp = namespace(theta, omega)
+    if times == 0:
+        return xp.zeros(())
     if xp is np and omega.sum() > 1 + 1e-9:
         raise FixArgumentsError(
             f"output_scale sums to {omega.sum()}, above 1, so the coefficients of C grow after the "
@@ -97,11 +99,13 @@ def limit_max_error(inv_blt: BufferedToeplitz) -> Any:
     return (1 + namespace(theta, omega).sum(geometric_sum(omega, theta))) ** 2
 
 
+@require_buf_decay_less_eq_one
 def max_loss(blt: BufferedToeplitz, n: Any) -> Any:
     """Largest squared error times squared sensitivity if every example takes part once."""
     return max_error(blt.inverse(), n) * sensitivity_squared(blt, n)
 
 
+@require_buf_decay_less_eq_one
 def limit_max_loss(blt: BufferedToeplitz) -> Any:
     """The limit of max_loss / n for large n. Infinite or NaN if a decay is 1."""
     return limit_max_error(blt.inverse()) * _column_norm_squared(blt, np.inf)

@@ -61,6 +61,7 @@ class LossFn:
         if error not in errors:
             raise FixArgumentsError(f"error={error!r}: pass 'max' or 'mean'.")
         times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
+        whole_number("max_participations", times)  # without any, every matrix is optimal
 
         def sensitivity_squared(blt: BufferedToeplitz) -> Any:
             if times == 1:

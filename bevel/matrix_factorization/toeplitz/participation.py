@@ -47,6 +47,8 @@ def minsep_sensitivity_squared(
     coef = series.pad_coefs_to_n(strategy_coef, whole_number("n", n))
     times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
     xp = namespace(coef)
+    if times == 0:
+        return xp.zeros(())
     if np.shape(strategy_coef)[0] > min_sep:
         largest_so_far = np.maximum.accumulate if xp is np else jax.lax.cummax
         coef = largest_so_far(xp.abs(coef)[::-1])[::-1]

@@ -9,7 +9,7 @@ import numpy as np
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import ring
 from bevel.matrix_factorization.checks import checked_coefs
-from bevel.matrix_factorization.streaming_matrix import StreamingMatrix, scale_rows_and_columns
+from bevel.matrix_factorization.streaming_matrix import StreamingMatrix, diagonal
 from bevel.matrix_factorization.toeplitz.participation import column_norms
 
 
@@ -42,4 +42,4 @@ def inverse_as_streaming_matrix(
     if column_normalize_for_n is None:
         return inverse
     # (C D)^-1 = D^-1 C^-1, where D divides each column of C by its norm.
-    return scale_rows_and_columns(inverse, row_scale=column_norms(coef, column_normalize_for_n))
+    return diagonal(column_norms(coef, column_normalize_for_n)) @ inverse

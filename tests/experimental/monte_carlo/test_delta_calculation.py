@@ -21,6 +21,7 @@ from bevel.experimental.monte_carlo.delta_calculation import (
 )
 
 ADD = "ADD_OR_REMOVE_ONE"
+NO_EVENT = dp_accounting.NoOpDpEvent()
 
 
 @pytest.mark.parametrize("base", [0.02, 0.1])
@@ -77,11 +78,23 @@ def test_another_event_is_composed(as_accountant):
     assert estimate == pytest.approx(exact, rel=0.02)
 
 
-def test_the_first_parameter_within_the_budget_is_found():
+@pytest.mark.parametrize("base", [1e-15, 1e-12, 1e-6])
+def test_small_deltas_have_a_number_of_samples(base):
+    count = minimum_samples_to_calibrate(base, 2 * base)
+    assert 0.1 / base < count < 100 / base
+    assert get_overall_delta(count, base) <= 2 * base < get_overall_delta(count // 2, base)
+    assert get_base_delta(count, 2 * base) == pytest.approx(base, rel=1e-3)
+
+
+def test_the_parameter_closest_to_the_budget_is_found():
     rng = np.random.default_rng(0)
     samples = [losses_of_a_gaussian(noise, 20_000, rng) for noise in (0.5, 1.0, 2.0, 4.0)]
     both = {"positive_samples": samples, "negative_samples": samples}
     assert perform_calibration_from_samples(1.0, 0.05, **both) == (True, 2)
+    assert perform_calibration_from_samples(1.0, 0.05, positive_samples=samples[::-1]) == (True, 1)
+    assert perform_calibration_from_samples(
+        1.0, 0.1, positive_samples=[[0.0], [0.0]], other_event=[NO_EVENT, NO_EVENT]
+    ) == (True, 0)
     worse = {"positive_samples": samples, "negative_samples": [samples[0]] * 4}
     fits, smallest = perform_calibration_from_samples(1.0, 0.05, **worse)
     assert not fits and smallest > 0.05

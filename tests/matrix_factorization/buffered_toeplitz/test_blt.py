@@ -142,3 +142,18 @@ def test_bad_starts():
             RATIONAL(2, **kwargs)
     with pytest.raises(FixArgumentsError, match="n=0"):
         BLT.toeplitz_coefs(0)
+
+
+def test_matrices_and_inverses_have_the_dtype_of_the_blt():
+    narrow = BufferedToeplitz.build([0.5, 0.2], [0.25, 0.125], dtype=jnp.float32)
+    wide = BufferedToeplitz.build([0.5, np.float32(0.2)], [0.25, 0.125])
+    for blt, dtype in ((narrow, "float32"), (wide, "float64")):
+        inverse = blt.inverse()
+        assert blt.dtype == inverse.dtype == inverse.output_scale.dtype == dtype
+        assert blt.toeplitz_coefs(4).dtype == blt.materialize(4).dtype == dtype
+        assert buffered_toeplitz.sensitivity_squared(blt, 9).dtype == np.float64
+    np.testing.assert_allclose(narrow.inverse().buf_decay, wide.inverse().buf_decay, rtol=1e-6)
+    traced = jax.jit(lambda blt: blt.inverse())(narrow)
+    assert traced.dtype == np.float32
+    with pytest.raises(FixArgumentsError, match="use float64"):
+        buffered_toeplitz.check_float64_dtype(narrow)

@@ -142,3 +142,15 @@ def test_coefficients_that_grow_or_are_negative_have_no_closed_form():
         bt.minsep_sensitivity_squared(BufferedToeplitz.build([0.5], [-0.7]), 9, 3)
     with pytest.raises(FixArgumentsError, match="min_sep"):
         bt.minsep_sensitivity_squared(BLTS["one"], 9, 0)
+
+
+@pytest.mark.parametrize("name", ["max_error", "mean_error", "iteration_error", "max_loss"])
+def test_decays_above_one_are_refused_where_a_loss_is_computed(name):
+    growing = BufferedToeplitz.build([1.0 + 1e-6, 0.2], [0.9, 0.2])
+    with pytest.raises(FixArgumentsError, match=f"in {name}: all must be at most 1"):
+        getattr(bt, name)(growing, 10)
+    for limit in ("limit_max_error", "limit_max_loss"):
+        with pytest.raises(FixArgumentsError, match=f"in {limit}: all must be at most 1"):
+            getattr(bt, limit)(growing)
+    with pytest.raises(FixArgumentsError, match="all must be at most 1"):
+        bt.LossFn.build_closed_form_single_participation(10).loss(growing)
