@@ -25,11 +25,15 @@ def with_sharding_like(
     if known is not None:
         spec = known.spec if mesh is not None else known
         return jax.lax.with_sharding_constraint(x, spec)
-    always = jax.lax.optimization_barrier(jnp.array(True))
     typed = explicit_sharding(like)
     if typed is None:
-        always = jax.lax.broadcast(always, x.shape)
-    else:
-        # The selection stays: it makes `like` an input of the program, which then runs on its mesh.
-        x = jax.sharding.reshard(x, typed)
+        return _selected(x, like)
+    # The selection stays: it makes `like` an input of the program, which then runs on its mesh.
+    always = jax.lax.optimization_barrier(jnp.array(True))
+    return jax.lax.select(always, jax.sharding.reshard(x, typed), like.astype(x.dtype))
+
+
+@jax.jit  # traced once for all arrays of one shape
+def _selected(x: jax.Array, like: jax.Array) -> jax.Array:
+    always = jax.lax.broadcast(jax.lax.optimization_barrier(jnp.array(True)), x.shape)
     return jax.lax.select(always, x, like.astype(x.dtype))

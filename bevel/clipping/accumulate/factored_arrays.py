@@ -98,15 +98,11 @@ class FactoredArrays(NamedTuple):
                 added |= {term[-1]: most - total for term, total in own}
         result = list[jax.Array]()
         for i, (x, top) in enumerate(zip(arrays, largest, strict=True)):
-            keep = jnp.isfinite(top) if nan_safe else None
-            if padding is not None:
-                keep = ~padding if keep is None else keep & ~padding
             axis = int(i in self.layered)
-            divided = _divided(x if axis else after(x, result[-1:]), tops[i], axis)
+            x = x if axis else after(x, result[-1:])
+            divided = _divided_or_zero(x, tops[i], top, padding, nan_safe, axis)
             if i in added:
                 divided = _divided(divided, added[i], axis, steps=2)
-            if keep is not None:
-                divided = jnp.where(_along(keep, x, axis), divided, jnp.zeros_like(divided))
             result.append(divided)
         return result
 
@@ -200,6 +196,21 @@ def _terms(gradients: Any) -> list[list[int]]:
 def _largest_entries(x: jax.Array, axis: int) -> jax.Array:
     top = jnp.max(jnp.abs(x), axis=tuple(i for i in range(x.ndim) if i != axis))
     return jax.lax.optimization_barrier(top.astype(precision.accumulation_dtype(x.dtype)))
+
+
+# With `jit`, this is traced once for all arrays of one shape.
+@functools.partial(jax.jit, static_argnames=("nan_safe", "axis"))
+def _divided_or_zero(
+    x: jax.Array, e: jax.Array, largest: jax.Array, padding: Any, nan_safe: bool, axis: int
+) -> jax.Array:
+    """`x` divided by 2**e, or zero for padding and, if `nan_safe`, what is not finite."""
+    divided = _divided(x, e, axis)
+    keep = jnp.isfinite(largest) if nan_safe else jnp.ones_like(largest, bool)
+    if padding is not None:
+        keep = keep & ~padding
+    elif not nan_safe:
+        return divided
+    return jnp.where(_along(keep, x, axis), divided, jnp.zeros_like(divided))
 
 
 @functools.partial(jax.jit, static_argnames=("axis", "steps"))

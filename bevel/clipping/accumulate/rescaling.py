@@ -44,12 +44,13 @@ class InRange(NamedTuple):
     ) -> dict[int, jax.Array]:
         """The coefficients (B,) of each leaf: those of its group, times the powers of two."""
         factors = [mask_examples(keep, factor) for factor in factors]
+        own = {leaf: scale_back(factors[of_leaf[leaf]], e) for leaf, e in self.exponents.items()}
         # Behind a barrier: else a GPU's compiler sums materialised gradients in the kernel that
         # scales the values of all taps, and that kernel reaches a third of its bandwidth.
-        return {
-            leaf: jax.lax.optimization_barrier(scale_back(factors[of_leaf[leaf]], e))
-            for leaf, e in self.exponents.items()
-        }
+        if any(map(varying_axes, own.values())):
+            # A joint barrier would give all leaves the manual axes of each.
+            return jax.tree.map(jax.lax.optimization_barrier, own)
+        return jax.lax.optimization_barrier(own)
 
 
 class _Held(NamedTuple):
