@@ -3,11 +3,11 @@
 import dataclasses
 import enum
 import functools
-import warnings
 
 import numpy as np
 
 from bevel.batch_selection.randomness import SamplingPurpose, stream
+from bevel.errors import FixArgumentsError
 
 
 class PartitionType(enum.Enum):
@@ -50,16 +50,12 @@ def grouped(labels: np.ndarray, count: int) -> ExampleGroups:
 
 @functools.lru_cache(maxsize=2)
 def equal_groups(num_examples: int, count: int, seed: int) -> ExampleGroups:
-    """Draws `count` groups of `num_examples // count` examples, all partitions equally likely.
-
-    The rest is dropped. With more groups than examples, that is all of them, which warns.
-    """
+    """Draws `count` groups of `num_examples // count` examples, all partitions equally likely."""
     size = num_examples // count
     if size == 0 and num_examples > 0:
-        warnings.warn(
+        raise FixArgumentsError(
             f"cycle_length={count} with {num_examples} examples: an equal split leaves every group "
-            "empty. Use a smaller cycle_length, or PartitionType.INDEPENDENT.",
-            stacklevel=2,
+            "empty. Use a smaller cycle_length, or PartitionType.INDEPENDENT."
         )
     order = np.arange(num_examples, dtype=index_dtype(num_examples))
     stream(seed, SamplingPurpose.GROUPS).shuffle(order)

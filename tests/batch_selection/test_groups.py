@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bevel.batch_selection.groups import equal_groups, grouped, independent_groups, index_dtype
+from bevel.errors import FixArgumentsError
 
 
 @pytest.mark.parametrize("count", [1, 3, 40, 2**15, 2**17])
@@ -26,10 +27,9 @@ def test_no_example_is_in_two_groups(make, size, count):
         assert {len(groups.of(g)) for g in range(count)} == {size // count}
 
 
-def test_an_equal_split_into_more_groups_than_examples_drops_all_and_warns():
-    with pytest.warns(UserWarning, match="cycle_length=4 with 3 examples.*every group empty"):
-        groups = equal_groups(3, 4, 0)
-    assert [len(groups.of(g)) for g in range(4)] == [0] * 4
+def test_an_equal_split_into_more_groups_than_examples_is_an_error():
+    with pytest.raises(FixArgumentsError, match="cycle_length=4 with 3 examples"):
+        equal_groups(3, 4, 0)
     assert len(independent_groups(3, 4, 0).members) == 3
 
 

@@ -260,6 +260,9 @@ def hostile(kind, name="same"):
     pairs = [make(rng, *shapes) for make in HOSTILE.values()]
     x, g = (np.stack(side).astype(dtype_of(kind)) for side in zip(*pairs, strict=True))
     made = gradient_of(eqn, (), kind, jnp.asarray(x), jnp.asarray(g))
+    if kind == "bfloat16":  # as on an accelerator, where the scaled operand is rounded to 8 bits
+        narrow = {"scaled": jnp.dtype(kind), "roundoff": 2.0**-8}
+        made = dataclasses.replace(made, multiplier=dataclasses.replace(made.multiplier, **narrow))
     roundoff = made.multiplier.roundoff
     steps = np.array([*(0.5 * (1 + roundoff * np.arange(0, 3, 0.25))), 0.9, 1.0, 1.5])
 
@@ -275,8 +278,7 @@ def hostile(kind, name="same"):
 
             # As in `weighted_sum`, up to the sum itself.
             def operands(factor):
-                both = weighted(made.multiplier, made.x, made.g, factor, None)
-                return [made.multiplier.operand(a) for a in both]
+                return list(weighted(made.multiplier, made.x, made.g, factor, None))
 
             summed[key] = limits, jax.vmap(operands)(factors)
         return norms, summed
