@@ -169,7 +169,7 @@ def scanned_steps(spec, layers, norms="auto", remat=False):
 def test_layers_of_a_scan_are_split_one_by_one(layers):
     steps = scanned_steps(PartitionSpec(None, "data"), layers)
     plain, private = temporary(steps)
-    assert private <= 1.4 * plain  # 4.2 times for 8 layers if they were split afterwards
+    assert private <= 1.6 * plain  # 4.2 times for 8 layers if they were split afterwards
     plain, private = (sum(moved(step).values()) for step in steps)
     assert private <= 1.01 * plain
 
