@@ -201,14 +201,17 @@ _read_cotangent.defvjp(lambda y, sink: (y, None), lambda _, g: (_row_major(g),) 
 
 
 def _row_major(g: jax.Array) -> jax.Array:
-    """On one GPU, a cotangent with its last dimension in consecutive memory, as kernels read it.
+    """A cotangent with its last dimension in consecutive memory, as kernels read it.
 
     Otherwise the compiler may lay out a loop's values for the sums over rows that biases need, and
     transpose the values of all layers before and after the loop.
     """
-    if jax.default_backend() != "gpu" or not on_one_device():
-        return g
-    return with_layout_constraint(g, Layout(tuple(range(g.ndim))))
+    return with_layout_constraint(g, Layout(tuple(range(g.ndim)))) if sets_layouts() else g
+
+
+def sets_layouts() -> bool:
+    """On one GPU, where transposing all layers takes several percent of a step."""
+    return jax.default_backend() == "gpu" and on_one_device()
 
 
 class HoldValues:

@@ -14,11 +14,13 @@ import pytest
 from compare import assert_close
 from jax import lax
 
+import bevel
 from bevel.clipping.accumulate.coefficients import norm_of_parts
 from bevel.clipping.choose import choose_one
 from bevel.clipping.norms import materialised_norm
 from bevel.clipping.plan import tapped_parameter
 from bevel.clipping.program.equations import inline_calls
+from bevel.clipping.uses import taps
 from bevel.clipping.uses.find import find_uses
 from bevel.clipping.uses.taps import HoldValues, differentiate
 
@@ -339,3 +341,24 @@ def test_a_joined_use_needs_known_dimensions():
     made = tap.gradients(jax.tree.map(lambda x: x[None], readings))
     with pytest.raises(ValueError, match="overlapping uses must have known dimensions"):
         tap.aligned(made)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_where_layouts_are_set_the_sum_is_the_same(remat, monkeypatch):
+    def loss(params, x):
+        layer = lambda x, p: (jnp.tanh(x @ p["w"] + p["b"][None, None]), None)  # noqa: E731
+        return jnp.sum(lax.scan(jax.checkpoint(layer) if remat else layer, x, params)[0] ** 2)
+
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.asarray(rng.normal(size=(3, 8, 8)), jnp.float32), "b": jnp.zeros((3, 8))}
+    x = jnp.asarray(rng.normal(size=(4, 5, 8)), jnp.float32)
+
+    def lowered():
+        function = bevel.clipped_grad(loss, l2_clip_norm=1.0, norms="gram")
+        return jax.jit(function, compiler_options=QUICK).lower(params, x)
+
+    plain = lowered().compile()(params, x)
+    monkeypatch.setattr(taps, "sets_layouts", lambda: True)
+    with_layouts = lowered()
+    assert "LayoutConstraint" in with_layouts.as_text()
+    assert_close(with_layouts.compile()(params, x), plain, 1e-6)
