@@ -142,7 +142,7 @@ def test_bad_input():
         (lambda: dense.strategy_from_X(-np.eye(2)), "positive definite"),
         (lambda: dense.strategy_from_X(np.ones((2, 3))), "square"),
         (lambda: dense.optimize(0), "n=0"),
-        (lambda: dense.optimize(4, epochs=3), "does not divide"),
+        (lambda: dense.optimize(4, epochs=3), "must divide n"),
         (lambda: dense.optimize(4, bands=5), "bands=5"),
         (lambda: dense.optimize(4, A=np.ones((4, 3))), "4 columns"),
         (lambda: dense.get_orthogonal_mask(4, 0), "epochs"),

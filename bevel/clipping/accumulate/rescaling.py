@@ -50,7 +50,7 @@ class InRange(NamedTuple):
         if any(map(varying_axes, own.values())):
             # A joint barrier would give all leaves the manual axes of each.
             return jax.tree.map(jax.lax.optimization_barrier, own)
-        return jax.lax.optimization_barrier(own)
+        return jax.lax.optimization_barrier(own) if own else own
 
 
 class _Held(NamedTuple):

@@ -113,7 +113,7 @@ def test_bad_participations():
         ({"min_sep": 0, "n": 3}, "min_sep"),
         ({"min_sep": 1.5, "n": 3}, "min_sep"),
         ({"min_sep": 1, "n": 0}, "n="),
-        ({"min_sep": 1, "n": 3, "max_participations": 0}, "max_participations"),
+        ({"min_sep": 1, "n": 3, "max_participations": -1}, "max_participations"),
     ]:
         with pytest.raises(FixArgumentsError, match=message):
             toeplitz.minsep_sensitivity_squared([1.0], **kwargs)
@@ -122,3 +122,9 @@ def test_bad_participations():
             toeplitz.compute_banded_inverse_sensitivity_squared(n, [1.0], **kwargs)
     with pytest.raises(FixArgumentsError, match="nan"):
         toeplitz.minsep_sensitivity_squared([1.0, np.nan], 1, n=3)
+
+
+def test_what_never_takes_part_has_no_sensitivity():
+    options = {"min_sep": 1, "max_participations": 0}
+    assert toeplitz.minsep_sensitivity_squared([1.0, 0.5], n=3, **options) == 0
+    assert toeplitz.compute_banded_inverse_sensitivity_squared(3, [1.0], **options) == 0
