@@ -100,6 +100,8 @@ def test_a_repair_that_is_not_needed_copies_nothing(norms, monkeypatch):
     monkeypatch.setattr(rescaling, "once_if", lambda wanted, step, state, *args: state)
     # An argument cannot be changed in place: the batch itself is copied, if it is held.
     copied = x.nbytes if norms == "outer" else 0
+    if jax.__version_info__ < (0, 12):  # whose compiler copies one more of the values
+        copied += x.nbytes if norms == "outer" else big * params[0].nbytes
     assert with_repair <= temporaries() + copied + 64 * big
 
 
