@@ -133,6 +133,7 @@ def clipped_sum(
     ) -> tuple[list[Any], list[Any]]:
         def microbatch(batch: Any, keys: Any, padding: Any) -> tuple[list[Any], list[Any]]:
             if task.keep_batch_dim:
+                # A reshape: through a broadcast, the compiler would propagate shardings last.
                 batch = [x.reshape(x.shape[0], 1, *x.shape[1:]) for x in batch]
             # 4. Batch.
             with explained_batching():

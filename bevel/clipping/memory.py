@@ -8,10 +8,10 @@
 | low          | nothing is held: a second backward pass recomputes everything      | 7           |
 
 Work is in units of one forward pass, beside the norms, which the last two modes compute twice;
-`jax.grad` takes 3, or 4 with remat. Where
-values are held, a remat saves its products with parameters and recomputes the rest. The clipped sum
-is additive over microbatches, so all modes give the same result. Estimates come from shapes alone:
-the choice never depends on how much memory happens to be free.
+`jax.grad` takes 3, or 4 with remat. Where values are held, a remat saves its products with
+parameters and recomputes the rest. The clipped sum is additive over microbatches, so all modes give
+the same result. Estimates come from shapes alone: the choice never depends on how much memory
+happens to be free.
 """
 
 import dataclasses

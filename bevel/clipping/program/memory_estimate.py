@@ -38,7 +38,6 @@ VIEWS = {
     "stop_gradient",
     "name",
 }
-VIEWS |= {"name"}
 VIEWS |= {"optimization_barrier", "sharding_constraint", "reshard", "mesh_cast", "pvary", "pcast"}
 # Views if the number of elements stays the same: a new axis of length 1, or the sum over one.
 PERHAPS_VIEWS = {"broadcast_in_dim", "reduce_sum", "reduce_max", "reduce_min"}
