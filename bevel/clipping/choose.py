@@ -14,7 +14,7 @@ from bevel.clipping.norms.costs import NormCost, costs_of
 from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.uses.find import Use, UsesByParameter
 from bevel.clipping.uses.shared_terms import SharedTerm
-from bevel.clipping.uses.views import covers, dimensions, disjoint
+from bevel.clipping.uses.views import covers, dimensions, disjoint, itemsize_in_loop
 from bevel.errors import FixArgumentsError
 from bevel.sharding.types import on_one_device
 
@@ -123,8 +123,11 @@ def _costs(
         costs.pop("form", None)
     keep = costs["keep"]
     if any(kind == SEPARATE for use in uses for kind, _ in use.loops):
-        # A loop stacks its gradients layer by layer: they are copied to lie example by example.
-        costs["keep"] = keep._replace(bytes=keep.bytes + 2 * keep.memory)
+        # A loop stacks its gradients in the dtype of what it reads, layer by layer: they are copied
+        # to lie example by example.
+        wider = max(itemsize, *(itemsize_in_loop(use.view) for use in uses)) / itemsize
+        moved = keep.bytes + (3 * wider - 1) * keep.memory
+        costs["keep"] = keep = keep._replace(bytes=moved, memory=wider * keep.memory)
     if shared_terms:  # each needs an inner product with every example's gradient
         costs.pop("form", None)
         more = shared_terms * keep.flops

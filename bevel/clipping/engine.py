@@ -131,7 +131,9 @@ def clipped_sum(
     def compute(
         params: Any, constants: Any, consts: Any, batch: Any, keys: Any, padding: Any
     ) -> tuple[list[Any], list[Any]]:
-        def microbatch(batch: Any, keys: Any, padding: Any) -> tuple[list[Any], list[Any]]:
+        def microbatch(
+            batch: Any, keys: Any, padding: Any, earlier: list[Any] | None
+        ) -> tuple[list[Any], list[Any]]:
             if task.keep_batch_dim:
                 # A reshape: through a broadcast, the compiler would propagate shardings last.
                 batch = [x.reshape(x.shape[0], 1, *x.shape[1:]) for x in batch]
@@ -141,7 +143,7 @@ def clipped_sum(
             # 5. Norms, and 6. accumulate.
             values = Leaves(params, batch, keys, constants)
             second_pass = _recomputed(plan, values, outputs)
-            return clip_and_sum(task, plan, outputs, params, padding, second_pass)
+            return clip_and_sum(task, plan, outputs, params, padding, second_pass, earlier)
 
         def sharded(sums: list[Any]) -> list[Any]:
             return sharded_like_params(plan, sums, params)

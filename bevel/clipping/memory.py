@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bevel.clipping.plan import ClipPlan
 
 # By default, the peak may be this many times that of `jax.grad`, as estimated.
-PEAK_BY_DEFAULT = 1.05
+PEAK_BY_DEFAULT = 1.07
 # By default, where microbatches would gather parameters again, all values or boundaries are held if
 # they take at most this many times its temporaries, as estimated. On meshes, estimates for all
 # values are 10 to 50% above what the compiler reports, so this is about twice in both cases.

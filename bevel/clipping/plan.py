@@ -18,6 +18,7 @@ from bevel.clipping.accumulate.low_memory import ReadNorm, can_recompute
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.choose import NormChoice, choose
 from bevel.clipping.memory import Footprint, MemoryPlan
+from bevel.clipping.norms import gram
 from bevel.clipping.norms.registry import SEPARATE
 from bevel.clipping.options import HOLDING, Task
 from bevel.clipping.program.example_loops import ExampleLoop, example_loops
@@ -35,6 +36,7 @@ from bevel.clipping.uses.taps import (
     differentiate,
 )
 from bevel.clipping.uses.views import is_one_slice_per_step
+from bevel.precision import matmul_precision
 from bevel.sharding.axes import MeshLayout, constraints
 
 
@@ -102,10 +104,16 @@ class ClipPlan:
         """Bytes of the sum over a microbatch that exist at a time, in float32.
 
         On one device the leaves are summed one after the other, and each is added to the sums of
-        the earlier microbatches at once.
+        the earlier microbatches at once. A GPU's products add to their result in place.
         """
         sizes = [4 * math.prod(param.shape) for param in self.arguments.params]
-        return max(sizes, default=0) if jax.device_count() == 1 else sum(sizes)
+        if jax.device_count() > 1:
+            return sum(sizes)
+        products = set[int]()
+        if jax.default_backend() == "gpu":
+            single = [tap for tap in self.taps if len(tap.uses) == 1 and not tap.recompute]
+            products = {tap.param for tap in single if not tap.uses[0].sizes.looked_up}
+        return max((n for i, n in enumerate(sizes) if i not in products), default=0)
 
     @property
     def bytes_of_gathered(self) -> int:
@@ -133,9 +141,13 @@ class ClipPlan:
             separate, rows, left, right, *_ = use.sizes
             if self.layout.spread and is_one_slice_per_step(use.view):
                 separate //= use.loops[0][1]  # layer by layer (`slices.py`)
-            copied = rows * (left + right)
-            formed = {"gram": 2 * rows**2 * self.layout.pieces, "product": left * right}
-            total += 4 * separate * (copied + formed.get(tap.way, 0))
+            copied = 4 * rows * (left + right)
+            formed = {"gram": 4 * 2 * rows**2 * self.layout.pieces, "product": 4 * left * right}
+            aval: Any = use.eqn.outvars[0].aval
+            if tap.way == "gram" and gram.kernel_takes(rows, matmul_precision(aval.dtype)):
+                # Nothing is formed, and only the scaled side is copied.
+                copied, formed = aval.dtype.itemsize * rows * min(left, right), {}
+            total += separate * (copied + formed.get(tap.way, 0))
         return total
 
     def footprint(self, grad: Footprint) -> Footprint:

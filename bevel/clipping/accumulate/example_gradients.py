@@ -155,16 +155,20 @@ class ExampleGradients:
             result[leaf] = self._sum(leaf, values, own[self.plan.groups.of_leaf[leaf]], keep)
         return result
 
-    def sums_of_finite(self, factors: dict[int, jax.Array]) -> dict[int, Any]:
-        """The sums of gradients with finite values, weighted by coefficients (B,) for each leaf."""
+    def sums_of_finite(
+        self, factors: dict[int, jax.Array], earlier: Sequence[Any] | None = None
+    ) -> dict[int, Any]:
+        """The sums of gradients with finite values, weighted by coefficients (B,) for each leaf.
+
+        Each is added to that of `earlier` microbatches before the next one is computed.
+        """
         result = dict[int, Any]()
+        # On one CPU, the compiler does not gain from an order where nothing is masked or added.
+        together = earlier is None and jax.default_backend() == "cpu" and on_one_device()
         for leaf, factor in factors.items():
-            # On one CPU, the compiler does not gain from an order where nothing is masked, except
-            # in microbatches: there each sum is added to those of the earlier ones at once.
-            whole = self.plan.memory.microbatch_size is None
-            together = whole and jax.default_backend() == "cpu" and on_one_device()
-            earlier = [] if together else list(result.values())[-1:]
-            result[leaf] = self._sum(leaf, self._values_after(leaf, earlier), factor, None)
+            before = [] if together else list(result.values())[-1:]
+            total = self._sum(leaf, self._values_after(leaf, before), factor, None)
+            result[leaf] = total if earlier is None else earlier[leaf] + total
         return result
 
     def _sum(self, leaf: int, values: Any, factor: jax.Array, keep: Any) -> jax.Array:

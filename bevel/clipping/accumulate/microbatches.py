@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from bevel.sharding.types import zeros_of_type
 
-Chunk = Callable[[Any, Any, Any], tuple[list[Any], list[Any]]]
+# (batch, keys, padding, sums so far or None) -> (sums, rows)
+Chunk = Callable[..., tuple[list[Any], list[Any]]]
 
 
 def in_microbatches(
@@ -23,33 +24,34 @@ def in_microbatches(
     padding: Any,
     sharded: Callable[[list[Any]], list[Any]] = list,
 ) -> tuple[list[Any], list[Any]]:
-    """Applies `chunk(batch, keys, padding) -> (sums, rows)` to microbatches.
+    """Applies `chunk(batch, keys, padding, sums) -> (sums, rows)` to microbatches.
 
-    `sharded` gives the accumulated sums the shardings of their parameters.
+    Each chunk adds to the sums of the earlier ones. `sharded` gives the accumulated sums the
+    shardings of their parameters.
 
     Of n microbatches, number k holds examples k, k + n, k + 2n, ... Neighbouring rows, which are on
     one device, go to different microbatches, so every microbatch is sharded like the batch. A
     microbatch that is all padding is skipped, so put padding at rows p with p % n close to n.
     """
     if microbatch_size is None or microbatch_size >= size:
-        return chunk(batch, keys, padding)
+        return chunk(batch, keys, padding, None)
     count = size // microbatch_size
     split = jax.tree.map(
         lambda x: jnp.swapaxes(x.reshape(microbatch_size, count, *x.shape[1:]), 0, 1),
         (batch, keys, padding),
     )
     first = jax.tree.map(lambda x: x[0], split)
-    sum_types, row_types = jax.eval_shape(chunk, *first)
+    sum_types, row_types = jax.eval_shape(chunk, *first, None)
 
-    def skipped(*_: Any) -> tuple[list[Any], list[Any]]:
-        return jax.tree.map(zeros_of_type, (sum_types, row_types))
+    def skipped(*args: Any) -> tuple[list[Any], list[Any]]:
+        return args[-1], jax.tree.map(zeros_of_type, row_types)
 
     def step(sums: list[Any], microbatch: Any) -> tuple[list[Any], list[Any]]:
         if padding is None:
-            more, rows = chunk(*microbatch)
+            sums, rows = chunk(*microbatch, sums)
         else:
-            more, rows = jax.lax.cond(jnp.all(microbatch[2]), skipped, chunk, *microbatch)
-        return sharded([a + b for a, b in zip(sums, more, strict=True)]), rows
+            sums, rows = jax.lax.cond(jnp.all(microbatch[2]), skipped, chunk, *microbatch, sums)
+        return sharded(sums), rows
 
     sums, rows = jax.lax.scan(step, [zeros_of_type(t) for t in sum_types], split)
     rows = [jnp.swapaxes(row, 0, 1).reshape(size, *row.shape[2:]) for row in rows]

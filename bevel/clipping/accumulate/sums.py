@@ -31,10 +31,12 @@ def clip_and_sum(
     params: Sequence[Any],
     padding: Any,
     recomputed: RecomputedSums,
+    earlier: Sequence[Any] | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """The clipped sum of each leaf, and the per-example outputs that were requested.
 
-    `recomputed` gives the sums of the leaves that a second backward pass computes.
+    `recomputed` gives the sums of the leaves that a second backward pass computes. All sums are
+    added to those of `earlier` microbatches.
     """
     gradients = ExampleGradients.read(task, plan, outputs, params)
     large = [leaf for leaf in gradients.leaves if gradients.in_one_pass(leaf)]
@@ -46,15 +48,19 @@ def clip_and_sum(
         total, factors = _clip_factors(task.clip, plan, [*norms, *measured.norms], outputs)
         keep = usable(total, padding, task.clip.nan_safe)
         own = measured.factors(factors, keep, plan.groups.of_leaf)
-        return measured.gradients.sums_of_finite(own), factors, keep, total.estimate
+        sums = measured.gradients.sums_of_finite(own, earlier)
+        return sums, factors, keep, total.estimate
 
     sums, factors, keep, estimate = in_range(
         gradients, large, padding, task.clip.nan_safe, plan.layout.batch_axes, weighted
     )
     again = [leaf for leaf in others if gradients.recomputes(leaf)]
     masked = [leaf for leaf in gradients.leaves if leaf not in (*again, *sums)]
-    sums |= gradients.sums(masked, factors, keep)
-    sums |= recomputed(factors, keep, {leaf: other_norms[leaf] for leaf in again})
+    more = gradients.sums(masked, factors, keep)
+    more |= recomputed(factors, keep, {leaf: other_norms[leaf] for leaf in again})
+    if earlier is not None:
+        more = {leaf: earlier[leaf] + total for leaf, total in more.items()}
+    sums |= more
 
     rows = [outputs.value] if task.return_values else []
     rows += [estimate] if task.return_norms else []

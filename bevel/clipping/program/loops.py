@@ -1,17 +1,29 @@
-"""Runs the loops of a batched program without filling the memory of their outputs first.
+"""Runs the loops of a batched program with less memory for what they stack.
 
 A `scan` fills its stacked outputs with zeros and then overwrites them step by step. Where a loop
 stacks the values of every layer, this costs a GPU several percent of its time. Here, the outputs
 begin uninitialised.
+
+The backward pass of a loop over layers reads what the forward pass stacked, and stacks cotangents.
+An output of a product and its cotangent have the same shape. So each step reads its slice of a
+stack that nothing else needs, and then writes its own result there.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from bevel.clipping.program.equations import bind, body_of_call, evaluate, scan_counts
+from bevel.clipping.program.equations import (
+    bind,
+    body_of_call,
+    evaluate,
+    needed_inputs,
+    scan_counts,
+)
 from bevel.sharding.axes import subprograms
 from bevel.sharding.types import as_varying, on_one_device, varying_axes
 
@@ -45,13 +57,15 @@ def _has_scan(jaxpr: Jaxpr) -> bool:
 
 
 def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    free = stacks_for_one_loop(jaxpr)
+
     def handle(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         body = body_of_call(eqn)
         if body is not None and _has_scan(body.jaxpr):
             return _run(body.jaxpr, body.consts, inputs)
         if not _is_plain(eqn):
             return bind(eqn, inputs)
-        return run_loop(eqn, inputs)
+        return run_loop(eqn, inputs, overwritten(eqn, free))
 
     return evaluate(jaxpr, consts, args, handle)
 
@@ -65,8 +79,43 @@ def _is_plain(eqn: JaxprEqn) -> bool:
     return bool(stacked) and not any(extended)
 
 
-def run_loop(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
-    """A scan, whose stacked outputs begin uninitialised. Every step writes its slice of them."""
+def stacks_for_one_loop(jaxpr: Jaxpr) -> set[Any]:
+    """The variables that a loop stacks and one equation reads."""
+    loops = [eqn for eqn in jaxpr.eqns if _is_plain(eqn)]
+    stacked = {v for eqn in loops for v in eqn.outvars[scan_counts(eqn)[1] :]}
+    read = [v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)]
+    times = Counter([*read, *(v for v in jaxpr.outvars if not isinstance(v, Literal))])
+    return {v for v in stacked if times[v] == 1}
+
+
+def overwritten(eqn: JaxprEqn, free: Collection[Any]) -> dict[int, int]:
+    """The stacked input, by number, in whose place each stacked output of a loop is written.
+
+    Only inputs in `free` are overwritten, and only by results that are computed from the slice that
+    they replace. Any other result might be written before the slice is read, so the compiler would
+    copy the stack.
+    """
+    consts, carry = scan_counts(eqn)
+    body = eqn.params["jaxpr"]
+    body = body.jaxpr if isinstance(body, ClosedJaxpr) else body
+    first, found = consts + carry, dict[int, int]()
+    for j, result in enumerate(body.outvars[carry:]):
+        needed = needed_inputs(body, [result])
+        for i, own in enumerate(body.invars[first:]):
+            same = own.aval == result.aval and own in needed and eqn.invars[first + i] in free
+            if same and i not in found.values():
+                found[j] = i
+                break
+    return found
+
+
+def run_loop(
+    eqn: JaxprEqn, inputs: Sequence[Any], overwritten: Mapping[int, int] = MappingProxyType({})
+) -> list[Any]:
+    """A scan, each step of which writes its slice of the stacked outputs.
+
+    These begin uninitialised, or as the inputs that they overwrite.
+    """
     consts, carry = scan_counts(eqn)
     shared, first, stacked = (
         inputs[:consts],
@@ -79,12 +128,17 @@ def run_loop(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     def uninitialised(aval: Any) -> jax.Array:
         return as_varying(jax.lax.empty((length, *aval.shape), aval.dtype), varying_axes(aval))
 
-    outputs = [uninitialised(v.aval) for v in body.jaxpr.outvars[carry:]]
+    outputs = [
+        stacked[overwritten[j]] if j in overwritten else uninitialised(v.aval)
+        for j, v in enumerate(body.jaxpr.outvars[carry:])
+    ]
+    place = {i: j for j, i in overwritten.items()}
 
     def step(count: jax.Array, state: Any) -> Any:
         values, outputs = state
         at = length - 1 - count if eqn.params["reverse"] else count
-        slices = [jax.lax.dynamic_index_in_dim(x, at, keepdims=False) for x in stacked]
+        read = [outputs[place[i]] if i in place else x for i, x in enumerate(stacked)]
+        slices = [jax.lax.dynamic_index_in_dim(x, at, keepdims=False) for x in read]
         results = _run(body.jaxpr, body.consts, [*shared, *values, *slices])
         written = [
             jax.lax.dynamic_update_index_in_dim(stack, x, at, 0)

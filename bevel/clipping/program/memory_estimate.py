@@ -8,12 +8,13 @@ values exist and when:
   products and elementwise operations read any layout.
 - Elementwise operations are fused into the steps that read them. Their result exists only if more
   than one step reads it, or a step that reads from memory: a product, a loop or a scatter. Each
-  reader recomputes a broadcast.
+  reader recomputes a broadcast or a cast.
 - Elementwise operations run in place, in the buffer of an operand that is read for the last time.
 - A step runs as soon as its operands exist. A value that needs only the forward pass is therefore
   held through the backward pass, wherever the program computes it.
-- A loop holds its stacked inputs and outputs in full, and the values of one iteration. The backward
-  pass of a `jax.checkpoint` is such an iteration: what it recomputes exists only within it.
+- A loop holds its stacked inputs and outputs in full, and the values of one iteration. Outputs may
+  overwrite inputs (`loops.py`). The backward pass of a `jax.checkpoint` is such an iteration: what
+  it recomputes exists only within it.
 
 The estimate leaves out padding, copies that change a layout, and scratch memory of kernels.
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from bevel.clipping.program import loops
 from bevel.clipping.program.equations import REMATS, scan_counts
 from bevel.sharding.axes import subprograms
 
@@ -42,6 +44,7 @@ VIEWS |= {"optimization_barrier", "sharding_constraint", "reshard", "mesh_cast",
 # Views if the number of elements stays the same: a new axis of length 1, or the sum over one.
 PERHAPS_VIEWS = {"broadcast_in_dim", "reduce_sum", "reduce_max", "reduce_min"}
 BROADCASTS = {"broadcast_in_dim", "iota"}
+RECOMPUTED = BROADCASTS | {"convert_element_type"}
 # Fused like elementwise operations, although operands and result differ in shape.
 FUSED = BROADCASTS | {"slice", "dynamic_slice", "pad", "rev", "select_n", "clamp"}
 # Not elementwise, although operands and result may have the same shape.
@@ -77,6 +80,7 @@ class _ProgramStep:
     writes: tuple[int, ...]
     elementwise: bool
     bodies: tuple["ProgramSteps", ...] = ()  # of a loop, a branch or a recomputed backward pass
+    overwrites: tuple[tuple[int, int], ...] = ()  # outputs of a loop, and the inputs they replace
 
     @property
     def reads_memory(self) -> bool:
@@ -117,6 +121,7 @@ class ProgramSteps:
         def number(atom: Any) -> int | None:
             return None if isinstance(atom, Literal) else numbers[atom]
 
+        free = loops.stacks_for_one_loop(jaxpr) if loops.pays() else set()
         for eqn in jaxpr.eqns:
             name, inner = eqn.primitive.name, subprograms(eqn.params)
             reads = [number(x) for x in eqn.invars]
@@ -133,8 +138,12 @@ class ProgramSteps:
                     ProgramSteps(body, _flags_of_body(eqn, body, flags)) for body in opened
                 )
                 operands = tuple(r for r in reads if r is not None)
+                replaced = loops.overwritten(eqn, free) if free and name == "scan" else {}
+                first, carry = (sum(scan_counts(eqn)), scan_counts(eqn)[1]) if replaced else (0, 0)
+                pairs = [(outputs[carry + j], reads[first + i]) for j, i in replaced.items()]
+                overwrites = tuple((out, read) for out, read in pairs if read is not None)
                 self.steps.append(
-                    _ProgramStep(name, operands, outputs, _is_elementwise(eqn), bodies)
+                    _ProgramStep(name, operands, outputs, _is_elementwise(eqn), bodies, overwrites)
                 )
                 writes = [*outputs]
             numbers.update(zip(eqn.outvars, writes, strict=True))
@@ -187,7 +196,7 @@ class ProgramSteps:
             by = [reader for value in step.writes for reader in readers.get(value, [])]
             exists = not step.elementwise or not self.results.isdisjoint(step.writes)
             exists |= any(reader.reads_memory for reader in by)
-            exists |= len(by) > 1 and bool(read) and step.name not in BROADCASTS
+            exists |= len(by) > 1 and bool(read) and step.name not in RECOMPUTED
             if exists:
                 run.append((step, read))
             for value in step.writes:
@@ -200,6 +209,9 @@ class ProgramSteps:
         """The buffer of each value: its own, or that of a later value computed in place."""
         buffer_of = {value: value for step, _ in run for value in step.writes}
         for at, (step, read) in reversed([*enumerate(run)]):
+            for output, value in step.overwrites:
+                if value in buffer_of and value not in self.results and last[value] == at:
+                    buffer_of[value] = buffer_of[output]
             if not step.in_place:
                 continue
             (output,) = step.writes

@@ -55,6 +55,14 @@ def rearranges(eqn: JaxprEqn) -> bool:
     return name in IDENTITIES or name in SQUEEZES or name in ("transpose", "rev", "slice")
 
 
+def itemsize_in_loop(view: View) -> int:
+    """The most bytes per number of what a view casts or rearranges inside loops; 0 for nothing."""
+    entries = [i for i, step in enumerate(view) if isinstance(step, LoopEntry)]
+    inside = view[entries[0] :] if entries else ()
+    read: list[Any] = [step.invars[0].aval for step in inside if isinstance(step, JaxprEqn)]
+    return max((aval.dtype.itemsize for aval in read), default=0)
+
+
 def loops_of(view: View) -> Loops:
     """The loops that a view enters, outermost first."""
     return tuple((step.kind, step.length) for step in view if isinstance(step, LoopEntry))

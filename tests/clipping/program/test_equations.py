@@ -7,7 +7,13 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bevel.clipping.program.equations import bind, body_of_call, evaluate, inline_calls
+from bevel.clipping.program.equations import (
+    bind,
+    body_of_call,
+    evaluate,
+    inline_calls,
+    needed_inputs,
+)
 from bevel.sharding.axes import constraints
 
 X = np.arange(8, dtype=np.float32).reshape(4, 2) / 8
@@ -120,3 +126,17 @@ def test_only_calls_have_a_body_to_open(wrap, opens):
     program = jax.make_jaxpr(lambda x: wrap(layer)(x))(X)
     bodies = [body_of_call(eqn) for eqn in program.jaxpr.eqns]
     assert any(body is not None for body in bodies) == opens
+
+
+@pytest.mark.parametrize(
+    "call", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "remat"]
+)
+def test_an_output_needs_only_what_it_is_computed_from(call):
+    """Also through a call, all of whose inputs would otherwise seem to be needed."""
+    program = jax.make_jaxpr(call(lambda a, b, c: (jnp.sin(a) + b, c * 2, 1.0)))(X, X, X).jaxpr
+    needed = [needed_inputs(program, [result]) for result in program.outvars]
+    assert [[v in own for v in program.invars] for own in needed] == [
+        [True, True, False],
+        [False, False, True],
+        [False, False, False],
+    ]

@@ -29,6 +29,7 @@ from bevel.clipping.uses.views import (
     covers,
     dimensions,
     disjoint,
+    itemsize_in_loop,
     loops_of,
     pull_back,
     rearranges,
@@ -247,3 +248,18 @@ def test_norms_where_shards_see_parts_of_one_example(norms):
     got = jax.jit(jax.shard_map(step, mesh=mesh, **specs))(W, sequences)
     true = [np.linalg.norm(jax.grad(unsplit)(W, x[None])) for x in sequences]
     np.testing.assert_allclose(got, true, rtol=2e-5)
+
+
+@pytest.mark.parametrize("inside, itemsize", [(True, 4), (False, 0)])
+def test_the_itemsize_in_a_loop_is_that_of_what_the_loop_reads(inside, itemsize):
+    """A loop that casts its slice of a parameter stacks gradients in the dtype before the cast."""
+
+    def loss(w, x):
+        w = w if inside else w.astype(jnp.bfloat16)
+        step = lambda x, w: (jnp.tanh(x @ w.astype(jnp.bfloat16)), None)  # noqa: E731
+        return squared(lax.scan(step, x.astype(jnp.bfloat16), w)[0].astype(jnp.float32))
+
+    program = jax.make_jaxpr(loss)(draw(3, 6, 6), draw(1, 4, 6))
+    ((use,),) = find_uses(program, 1, 0).values()
+    assert itemsize_in_loop(use.view) == itemsize
+    assert itemsize_in_loop(()) == 0
