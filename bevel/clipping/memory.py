@@ -201,8 +201,9 @@ def _fit(
     elif given is None:
         most = _largest_microbatch(footprint, local, limit, plan.bytes_of_sums)
     else:
-        own = max(1, given // shards)
-        most = own if footprint.bytes(own) <= limit else None
+        own = min(local, max(1, given // shards))
+        sums = plan.bytes_of_sums if own < local else 0
+        most = own if footprint.bytes(own) + sums <= limit else None
     examples = most or (local if mode == "bookkeeping" else 1)
     needed = footprint.bytes(examples) + (plan.bytes_of_sums if examples < local else 0)
     size = given if most == local or given is not None else examples * shards

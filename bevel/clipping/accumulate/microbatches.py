@@ -26,8 +26,8 @@ def in_microbatches(
 ) -> tuple[list[Any], list[Any]]:
     """Applies `chunk(batch, keys, padding, sums) -> (sums, rows)` to microbatches.
 
-    Each chunk adds to the sums of the earlier ones. `sharded` gives the accumulated sums the
-    shardings of their parameters.
+    Each chunk adds to the sums of the earlier ones. `sharded` gives the zeros that they begin with,
+    and with them all later sums, the shardings of their parameters.
 
     Of n microbatches, number k holds examples k, k + n, k + 2n, ... Neighbouring rows, which are on
     one device, go to different microbatches, so every microbatch is sharded like the batch. A
@@ -51,8 +51,8 @@ def in_microbatches(
             sums, rows = chunk(*microbatch, sums)
         else:
             sums, rows = jax.lax.cond(jnp.all(microbatch[2]), skipped, chunk, *microbatch, sums)
-        return sharded(sums), rows
+        return sums, rows
 
-    sums, rows = jax.lax.scan(step, [zeros_of_type(t) for t in sum_types], split)
+    sums, rows = jax.lax.scan(step, sharded([zeros_of_type(t) for t in sum_types]), split)
     rows = [jnp.swapaxes(row, 0, 1).reshape(size, *row.shape[2:]) for row in rows]
     return sums, rows
