@@ -27,7 +27,7 @@ from bevel.sharding.types import as_varying, varying_axes, zeros_of_type
 LARGEST_SQUARE, SMALLEST_ENTRY = 56, -24
 
 
-class Tops(NamedTuple):
+class _Tops(NamedTuple):
     """The largest entries of the examples of an array, (B,)."""
 
     largest: jax.Array  # NaN or inf where the array is not finite
@@ -83,7 +83,7 @@ class FactoredArrays(NamedTuple):
         }
 
     def scaled(
-        self, arrays: Sequence[jax.Array], tops: Sequence[Tops], padding: Any, nan_safe: bool
+        self, arrays: Sequence[jax.Array], tops: Sequence[_Tops], padding: Any, nan_safe: bool
     ) -> list[jax.Array]:
         """Divides arrays whose largest entries are very large or small, so that they are near 1.
 
@@ -108,15 +108,15 @@ class FactoredArrays(NamedTuple):
             result.append(divided)
         return result
 
-    def tops(self, arrays: Sequence[jax.Array]) -> list[Tops]:
+    def tops(self, arrays: Sequence[jax.Array]) -> list[_Tops]:
         """The largest entries in each array."""
         return [
-            _tops(x, _limit(x.size // x.shape[axis]), axis)
+            _tops_of(x, _limit(x.size // x.shape[axis]), axis)
             for i, x in enumerate(arrays)
             for axis in [int(i in self.layered)]
         ]
 
-    def exponents(self, tops: Sequence[Tops]) -> dict[int, jax.Array]:
+    def exponents(self, tops: Sequence[_Tops]) -> dict[int, jax.Array]:
         """By leaf: its gradients were divided by 2 to these, (B,)."""
         rows = [top.exponent for top in tops]
         pairs = zip(self.leaves, self.terms, strict=True)
@@ -127,7 +127,7 @@ class FactoredArrays(NamedTuple):
         types = jax.eval_shape(lambda arrays: self.exponents(self.tops(arrays)), self.arrays)
         return jax.tree.map(zeros_of_type, types)
 
-    def stacked(self, leaves: Sequence[int], tops: Sequence[Tops]) -> tuple[jax.Array, jax.Array]:
+    def stacked(self, leaves: Sequence[int], tops: Sequence[_Tops]) -> tuple[jax.Array, jax.Array]:
         """`exponents` of these leaves, and whether all their arrays were finite, both (N, B)."""
         terms = [self.terms[self.leaves.index(leaf)] for leaf in leaves]
         if len({tuple(map(len, own)) for own in terms}) > 1:
@@ -191,11 +191,11 @@ def _terms(gradients: Any) -> list[list[int]]:
 
 
 @functools.partial(jax.jit, static_argnames=("limit", "axis"))
-def _tops(x: jax.Array, limit: int, axis: int) -> Tops:
+def _tops_of(x: jax.Array, limit: int, axis: int) -> _Tops:
     top = jnp.max(jnp.abs(x), axis=tuple(i for i in range(x.ndim) if i != axis))
     top = jax.lax.optimization_barrier(top.astype(precision.accumulation_dtype(x.dtype)))
     # Behind a barrier: else the compiler computes the exponents once for each of their uses.
-    return Tops(top, jax.lax.optimization_barrier(_unless_in_range(top, limit)))
+    return _Tops(top, jax.lax.optimization_barrier(_unless_in_range(top, limit)))
 
 
 # With `jit`, this is traced once for all arrays of one shape.

@@ -4,7 +4,8 @@ Norms are first computed without scaling, which reads all values once. The resul
 examples a square may have left the range of a float. For these, a loop that runs once or not at all
 scales the values by powers of two and measures them again. It is a loop and not a branch, because
 the compiler runs a loop in place: through a branch it would copy all values, and with the sums in
-both branches it would compile them twice.
+both branches it would compile them twice. On a CPU, the same loop measures the first time too, so
+that norms are compiled once.
 """
 
 import functools
@@ -69,7 +70,7 @@ class _Held(NamedTuple):
     of_vectors: list[Norm]
 
 
-class _State(NamedTuple):
+class _MeasuredState(NamedTuple):
     held: _Held
     norms: list[Norm]
     sound: list[jax.Array]  # which norms are valid, measured without scaling
@@ -115,7 +116,7 @@ def in_range(
     def all_sound(sound: Sequence[jax.Array]) -> jax.Array:
         return _agreed([*(m.sound for m in of_vectors), *sound], batch_axes)
 
-    def rest_of(state: _State) -> Result:
+    def rest_of(state: _MeasuredState) -> Result:
         alone = [((leaf,), norm) for leaf, norm in zip(vectors, state.held.of_vectors, strict=True)]
         return rest(
             InRange(
@@ -125,13 +126,13 @@ def in_range(
             )
         )
 
-    def start(found: list[MeasuredNorm]) -> _State:
+    def start(found: list[MeasuredNorm]) -> _MeasuredState:
         lengths = [m.norm for m in of_vectors]
         stacks = [
             _Stacked(jnp.zeros_like(m.sound, np.int32), jnp.ones_like(m.sound)) for m in found
         ]
         held = _Held(factored.arrays, factored.unscaled(), stacks, lengths)
-        return _State(held, [m.norm for m in found], [m.sound for m in found])
+        return _MeasuredState(held, [m.norm for m in found], [m.sound for m in found])
 
     if takes_a_branch(len(leaves), sum(x.size for x in factored.arrays)):
         state = start(measure(factored.arrays, one_by_one=False))
@@ -191,7 +192,7 @@ def _agreed(sound: Sequence[jax.Array], batch_axes: Collection[str]) -> jax.Arra
     return jax.lax.pmin(everywhere.astype(np.int32), axes) > 0 if axes else everywhere
 
 
-def _with_norms(held: _Held, found: list[MeasuredNorm], state: _State) -> _State:
+def _with_norms(held: _Held, found: list[MeasuredNorm], state: _MeasuredState) -> _MeasuredState:
     """Replaces the norms that are not sound by those found for what is held now."""
     norms = []
     for (e, finite), ok, old, new in zip(
@@ -199,10 +200,12 @@ def _with_norms(held: _Held, found: list[MeasuredNorm], state: _State) -> _State
     ):
         upper = jnp.where(finite, scale_back(new.norm.upper, e), jnp.inf)
         norms.append(_chosen(ok, old, Norm(scale_back(new.norm.estimate, e), upper)))
-    return _State(held, norms, [m.sound for m in found])
+    return _MeasuredState(held, norms, [m.sound for m in found])
 
 
-def _again(measure: _Measure, rescale: Callable[..., _Held], state: _State, args: Any) -> _State:
+def _again(
+    measure: _Measure, rescale: Callable[..., _Held], state: _MeasuredState, args: Any
+) -> _MeasuredState:
     held = rescale(state.held, *args)
     return _with_norms(held, measure(held.arrays), state)
 
@@ -211,17 +214,17 @@ def _once_or_twice(
     measure: _Measure,
     rescale: Callable[..., _Held],
     all_sound: Callable[[list[jax.Array]], jax.Array],
-    start: Callable[[list[MeasuredNorm]], _State],
+    start: Callable[[list[MeasuredNorm]], _MeasuredState],
     arrays: list[jax.Array],
     args: tuple[Any, ...],
-) -> _State:
+) -> _MeasuredState:
     """The norms of what is held and, if some are not sound, those after `rescale`."""
     measure = jax.jit(measure)  # traced once, for its types and in the loop
     types = jax.eval_shape(measure, arrays)
 
     @jax.custom_jvp
-    def run(state: _State, args: Any) -> _State:
-        def turn(carry: tuple[Any, Any, _State]) -> tuple[Any, Any, _State]:
+    def run(state: _MeasuredState, args: Any) -> _MeasuredState:
+        def turn(carry: tuple[Any, Any, _MeasuredState]) -> tuple[Any, Any, _MeasuredState]:
             _, is_second, state = carry
             held = once_if(is_second, rescale, state.held, *args)
             state = _with_norms(held, measure(held.arrays), state)
@@ -235,7 +238,7 @@ def _once_or_twice(
     @run.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         # Reverse mode has no derivative of a loop whose number of steps is not known.
-        def branch(state: _State, args: Any) -> _State:
+        def branch(state: _MeasuredState, args: Any) -> _MeasuredState:
             state = _with_norms(state.held, measure(state.held.arrays), state)
             again = functools.partial(_again, measure, rescale)
             return jax.lax.cond(all_sound(state.sound), lambda: state, lambda: again(state, args))
