@@ -21,6 +21,12 @@ def equations(jaxpr, seen):
     return len(jaxpr.eqns) + sum(equations(body, seen) for body in inner)
 
 
+def inlined_equations(jaxpr):
+    """Equations of a program with all calls inlined, which is what is compiled."""
+    inner = [body for eqn in jaxpr.eqns for body in subprograms(eqn.params)]
+    return len(jaxpr.eqns) + sum(map(inlined_equations, inner))
+
+
 class NoNumbers(models.Random):
     """Arrays that cost nothing: a program is traced for their shapes alone."""
 
@@ -73,3 +79,25 @@ def test_a_scan_costs_the_same_at_any_depth():
 def test_a_layer_of_a_loop_adds_few_times_what_it_adds_to_jax_grad():
     (plain, private), (plain_deep, private_deep) = counts("loop", 2), counts("loop", 4)
     assert 0 < private_deep - private <= 2.5 * (plain_deep - plain)
+
+
+FLOAT32 = jnp.dtype("float32")
+SMALL = models.GPT_TINY._replace(depth=4)
+COMPILED = {
+    "gpt in a loop": (lambda: models.gpt(FLOAT32, batch_size=16, size=SMALL), 5.3),
+    "gpt in a scan": (lambda: models.gpt(FLOAT32, batch_size=16, size=SMALL, layers="scan"), 5.2),
+    "vit": (lambda: models.vit(FLOAT32, batch_size=16, **models.VIT_TINY | {"layers": 4}), 9.5),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_what_is_compiled_is_few_times_what_is_for_jax_grad(name):
+    """Norms stand once in the program. Their last steps are taken for all parameters together."""
+    make, most = COMPILED[name]
+    case = make()
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        plain, private = (
+            inlined_equations(jax.jit(function).trace(*case.arguments).jaxpr.jaxpr)
+            for function in (jax.grad(case.loss), bevel.clipped_grad(case.loss, l2_clip_norm=1.0))
+        )
+    assert plain < private <= most * plain

@@ -29,6 +29,8 @@ from bevel.sharding.types import explicit_sharding, on_one_device, varying_axes
 
 # Above this many elements, in the whole batch, norms are first computed in one pass.
 ONE_PASS = {"cpu": 2**12, "gpu": 2**22, "tpu": 2**22}
+# A vector is computed in one pass only if it has so many times more elements.
+VECTORS = 2**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,10 @@ class ExampleGradients:
     def in_one_pass(self, leaf: int) -> bool:
         """Whether the norm of a leaf is first computed without scaling, to read its values once."""
         arrays = jax.tree.leaves(self.values(leaf))
-        large = sum(x.size for x in arrays) >= one_pass_threshold()
+        # The values of a vector are few beside those that it was computed from. In one pass, it
+        # would be compiled twice: with scaling, for the repair, and without.
+        threshold = one_pass_threshold() * (VECTORS if self.is_vector(leaf) else 1)
+        large = sum(x.size for x in arrays) >= threshold
         return large and not self.recomputes(leaf)
 
     def is_vector(self, leaf: int) -> bool:

@@ -6,6 +6,7 @@ by the product of these powers, which must be the same for all terms, because th
 """
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Collection, Sequence
@@ -13,18 +14,24 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bevel import precision
 from bevel.clipping.accumulate.example_gradients import ExampleGradients
 from bevel.clipping.accumulate.slices import layers_first
 from bevel.clipping.norms.scaling import exponent, power_of_two
 from bevel.clipping.uses.shared_terms import SharedTermGradients
-from bevel.sharding.types import as_varying, varying_axes
+from bevel.sharding.types import as_varying, varying_axes, zeros_of_type
 
 # Sums of squares up to 2**LARGEST_SQUARE, with a largest entry of at least 2**SMALLEST_ENTRY, are
 # in the range in which every norm is valid without scaling.
 LARGEST_SQUARE, SMALLEST_ENTRY = 56, -24
+
+
+class _Tops(NamedTuple):
+    """The largest entries of the examples of an array, (B,)."""
+
+    largest: jax.Array  # NaN or inf where the array is not finite
+    exponent: jax.Array  # 0 where squares stay in range
 
 
 class FactoredArrays(NamedTuple):
@@ -76,11 +83,7 @@ class FactoredArrays(NamedTuple):
         }
 
     def scaled(
-        self,
-        arrays: Sequence[jax.Array],
-        largest: Sequence[jax.Array],
-        padding: Any,
-        nan_safe: bool,
+        self, arrays: Sequence[jax.Array], tops: Sequence[_Tops], padding: Any, nan_safe: bool
     ) -> list[jax.Array]:
         """Divides arrays whose largest entries are very large or small, so that they are near 1.
 
@@ -88,70 +91,65 @@ class FactoredArrays(NamedTuple):
         """
         # One array after the other, with the same operations: the compiler generates code once for
         # all arrays of one shape.
-        tops = [self._top(*pair) for pair in enumerate(largest)]
         added = dict[int, jax.Array]()
         for terms in self.terms:
             if len(terms) > 1:
-                sums = [_sum([tops[i] for i in term]) for term in terms]
+                sums = [_sum([tops[i].exponent for i in term]) for term in terms]
                 most = functools.reduce(jnp.maximum, sums)
                 own = zip(terms, sums, strict=True)
                 added |= {term[-1]: most - total for term, total in own}
         result = list[jax.Array]()
-        for i, (x, top) in enumerate(zip(arrays, largest, strict=True)):
+        for i, (x, top) in enumerate(zip(arrays, tops, strict=True)):
             axis = int(i in self.layered)
             x = x if axis else after(x, result[-1:])
-            divided = _divided_or_zero(x, tops[i], top, padding, nan_safe, axis)
+            divided = _divided_or_zero(x, top.exponent, top.largest, padding, nan_safe, axis)
             if i in added:
                 divided = _divided(divided, added[i], axis, steps=2)
             result.append(divided)
         return result
 
-    def largest(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The largest magnitudes (B,) in each array; NaN or inf where it is not finite."""
-        return [_largest_entries(x, int(i in self.layered)) for i, x in enumerate(arrays)]
+    def tops(self, arrays: Sequence[jax.Array]) -> list[_Tops]:
+        """The largest entries in each array."""
+        return [
+            _tops_of(x, _limit(x.size // x.shape[axis]), axis)
+            for i, x in enumerate(arrays)
+            for axis in [int(i in self.layered)]
+        ]
 
-    def exponents(self, largest: Sequence[jax.Array]) -> dict[int, jax.Array]:
-        """By leaf: its gradients were divided by 2 to these, (B,).
-
-        `largest` are the largest magnitudes (B,) in each array before the division.
-        """
-        tops = [self._top(*pair) for pair in enumerate(largest)]
+    def exponents(self, tops: Sequence[_Tops]) -> dict[int, jax.Array]:
+        """By leaf: its gradients were divided by 2 to these, (B,)."""
+        rows = [top.exponent for top in tops]
         pairs = zip(self.leaves, self.terms, strict=True)
-        return {leaf: _exponent(terms, tops.__getitem__) for leaf, terms in pairs}
+        return {leaf: _exponent(terms, rows.__getitem__) for leaf, terms in pairs}
 
-    def stacked(
-        self, leaves: Sequence[int], largest: Sequence[jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
+    def unscaled(self) -> dict[int, jax.Array]:
+        """The `exponents` of arrays that were not divided: zeros."""
+        types = jax.eval_shape(lambda arrays: self.exponents(self.tops(arrays)), self.arrays)
+        return jax.tree.map(zeros_of_type, types)
+
+    def stacked(self, leaves: Sequence[int], tops: Sequence[_Tops]) -> tuple[jax.Array, jax.Array]:
         """`exponents` of these leaves, and whether all their arrays were finite, both (N, B)."""
         terms = [self.terms[self.leaves.index(leaf)] for leaf in leaves]
         if len({tuple(map(len, own)) for own in terms}) > 1:
-            alone = [self.stacked([leaf], largest) for leaf in leaves]
+            alone = [self.stacked([leaf], tops) for leaf in leaves]
             exponents, finite = (jnp.concatenate(x) for x in zip(*alone, strict=True))
             return exponents, finite
         # Stacked before anything is computed: a few operations for all leaves.
-        places = [(t, k) for t, term in enumerate(terms[0]) for k in range(len(term))]
-        numbers = {place: [own[place[0]][place[1]] for own in terms] for place in places}
-        rows = {place: jnp.stack([largest[i] for i in own]) for place, own in numbers.items()}
-        finite = functools.reduce(operator.and_, [jnp.isfinite(x) for x in rows.values()])
-        tops = {place: self._top(numbers[place], x) for place, x in rows.items()}
         order = [[(t, k) for k in range(len(term))] for t, term in enumerate(terms[0])]
-        return _exponent(order, tops.__getitem__), finite
-
-    def _top(self, numbers: int | Sequence[int], largest: jax.Array) -> jax.Array:
-        """The exponents (B,) of an array's largest entries; 0 where its squares stay in range.
-
-        For several arrays, there is one row (B,) for each.
-        """
-        several = [numbers] if isinstance(numbers, int) else numbers
-        entries = [self.arrays[i].size // largest.shape[-1] for i in several]
-        high = np.array([(LARGEST_SQUARE - math.ceil(math.log2(n))) // 2 for n in entries])
-        if isinstance(numbers, int):
-            return _unless_in_range(largest, int(high[0]))
-        return _unless_in_range(largest, high.astype(np.int32)[:, None])
+        rows = dict[tuple[int, int], list[jax.Array]]()
+        for t, k in itertools.chain(*order):
+            own = [tops[term[t][k]] for term in terms]
+            rows[t, k] = [jnp.stack(x) for x in zip(*own, strict=True)]
+        finite = functools.reduce(operator.and_, [jnp.isfinite(x) for x, _ in rows.values()])
+        return _exponent(order, lambda place: rows[place][1]), finite
 
 
-@jax.jit  # traced once for all arrays of one shape
-def _unless_in_range(largest: jax.Array, high: Any) -> jax.Array:
+def _limit(entries: int) -> int:
+    """The exponent from which on the squares of so many entries may leave the range."""
+    return (LARGEST_SQUARE - math.ceil(math.log2(entries))) // 2
+
+
+def _unless_in_range(largest: jax.Array, high: int) -> jax.Array:
     """The exponents of the largest entries, or 0 from 2**SMALLEST_ENTRY to 2**high."""
     e = exponent(largest)
     return jnp.where((e >= SMALLEST_ENTRY) & (e < high), jnp.zeros_like(e), e)
@@ -192,10 +190,12 @@ def _terms(gradients: Any) -> list[list[int]]:
     return terms
 
 
-@functools.partial(jax.jit, static_argnames="axis")
-def _largest_entries(x: jax.Array, axis: int) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("limit", "axis"))
+def _tops_of(x: jax.Array, limit: int, axis: int) -> _Tops:
     top = jnp.max(jnp.abs(x), axis=tuple(i for i in range(x.ndim) if i != axis))
-    return jax.lax.optimization_barrier(top.astype(precision.accumulation_dtype(x.dtype)))
+    top = jax.lax.optimization_barrier(top.astype(precision.accumulation_dtype(x.dtype)))
+    # Behind a barrier: else the compiler computes the exponents once for each of their uses.
+    return _Tops(top, jax.lax.optimization_barrier(_unless_in_range(top, limit)))
 
 
 # With `jit`, this is traced once for all arrays of one shape.

@@ -116,7 +116,7 @@ class ConvolutionGradient:
         summed = precision.rounding_growth(2 * geometry.positions + 32, dtype)
         rounding = gram.Rounding(growth, summed, float(geometry.positions))
         roundoff = self.multiplier.roundoff
-        return gram.bound([pairs], jnp.zeros((), dtype), rounding, [roundoff], ("left",))
+        return gram.bound([pairs], [], rounding, [roundoff], ("left",))
 
     def product_sums(self, x: jax.Array, g: jax.Array) -> NormSums:
         geometry, full = self.geometry, self.multiplier.precision

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bevel import precision
 from bevel.clipping.norms.kernels import gram_kernel
@@ -43,7 +44,7 @@ class Sides(NamedTuple):
     right: Any
 
 
-class _PairSums(NamedTuple):
+class PairSums(NamedTuple):
     """Sums over the pairs of rows of one use, (B, separate...) or (B, separate..., pieces)."""
 
     square: jax.Array  # of Gl Gr
@@ -64,13 +65,13 @@ def sum_of_products(left: jax.Array, right: jax.Array, lead: int, rows: int) -> 
 
 
 @functools.partial(jax.jit, static_argnames=("lead", "rows"))  # traced once for many parameters
-def pair_sums(left: jax.Array, right: jax.Array, lead: int, rows: int) -> _PairSums:
+def pair_sums(left: jax.Array, right: jax.Array, lead: int, rows: int) -> PairSums:
     """From Gram matrices (B, separate..., pieces, rows..., rows...) of one use."""
     diagonals = [diagonal(gram, rows) for gram in (left, right)]
     # The length of a vector in pieces is at most the sum of the pieces' lengths.
     lengths = [jnp.sum(root(d), axis=lead) for d in diagonals]
     largest = [jnp.max(d, axis=tuple(range(lead + 1, d.ndim))) for d in diagonals]
-    return _PairSums(
+    return PairSums(
         sum_of_products(left, right, lead, 2 * rows),
         Sides(*(sum_last(gram * gram, 2 * rows) for gram in (left, right))),
         Sides(*(sum_from(d, lead) for d in diagonals)),
@@ -82,7 +83,7 @@ def pair_sums(left: jax.Array, right: jax.Array, lead: int, rows: int) -> _PairS
 
 def pair_sums_by_kernel(
     left: jax.Array, right: jax.Array, lead: int, rows: int, tf32: bool, loops: int = 0
-) -> _PairSums:
+) -> PairSums:
     """From vectors (B, loops..., separate..., rows..., entries...), without the matrices."""
     # A loop stacks its steps in front of the examples. In this order, no value is moved.
     left, right = (jnp.moveaxis(x, 0, loops) for x in (left, right))
@@ -93,7 +94,7 @@ def pair_sums_by_kernel(
     sums = [jnp.moveaxis(x.reshape(lead_shape), loops, 0) for x in found]
     square, left_square, right_square, left_trace, right_trace, lengths = sums
     squares = Sides(left_square[..., None], right_square[..., None])
-    return _PairSums(square, squares, Sides(left_trace, right_trace), lengths)
+    return PairSums(square, squares, Sides(left_trace, right_trace), lengths)
 
 
 class Rounding(NamedTuple):
@@ -106,8 +107,8 @@ class Rounding(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="sides")  # traced once for many parameters
 def bound(
-    uses: Sequence[_PairSums],
-    across: jax.Array,
+    uses: Sequence[PairSums],
+    across: Sequence[jax.Array],
     rounding: Rounding,
     roundoffs: Sequence[float],
     sides: tuple[str, ...],
@@ -145,7 +146,7 @@ def bound(
     absolute = sum((p.lengths for p in uses[1:]), uses[0].lengths)
     absolute = jnp.minimum(absolute, root(trace[0]) * root(trace[1]))
     return NormSums(
-        sum_from(sum((p.square for p in uses), across)),
+        sum_from(sum([*(p.square for p in uses[1:]), *across], uses[0].square)),
         sum_from(error) * (1 + summed),
         shift * (1 + summed),
         length(absolute) * (1 + summed),
@@ -235,9 +236,13 @@ def _split_entries(x: jax.Array, first: int, pieces: int) -> tuple[jax.Array, in
 def diagonal(gram: jax.Array, rows: int) -> jax.Array:
     """(..., rows..., rows...) to (..., rows...)."""
     lead = gram.ndim - 2 * rows
+    # Selected and summed: a gather takes a CPU's compiler several operations and a copy.
     for row in range(rows):
-        gram = jnp.diagonal(gram, axis1=lead, axis2=lead + rows - row)
-    return gram
+        one, two = (
+            jax.lax.broadcasted_iota(np.int32, gram.shape, lead + i * rows + row) for i in range(2)
+        )
+        gram = jnp.where(one == two, gram, jnp.zeros_like(gram))
+    return sum_last(gram, rows)
 
 
 def sum_last(x: jax.Array, count: int) -> jax.Array:

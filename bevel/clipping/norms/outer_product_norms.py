@@ -104,11 +104,11 @@ def row_norms(x: jax.Array) -> jax.Array:
     return scale_back(root(jnp.sum(scaled * scaled, axis=-1)), e) * (1 + slack)
 
 
-def gram_sums(uses: Sequence[Any]) -> NormSums:
-    """The sums of the Gram form, over pairs of rows of one use and of two."""
-    first = uses[0]
-    lead = 1 + first.separate
-    pair_sums, across = [], jnp.zeros((), first.dtype)
+def gram_sums(uses: Sequence[Any]) -> tuple[list[gram.PairSums], list[jax.Array]]:
+    """The sums of the Gram form, over pairs of rows of each use, and over those of two uses."""
+    lead = 1 + uses[0].separate
+    pair_sums: list[gram.PairSums] = []
+    across: list[jax.Array] = []
     for one, two in itertools.combinations_with_replacement(uses, 2):
         if one is two and one.goes_to_kernel:
             tf32 = one.multiplier.mantissa is not None
@@ -120,9 +120,13 @@ def gram_sums(uses: Sequence[Any]) -> NormSums:
         if one is two:
             pair_sums.append(gram.pair_sums(left, right, lead, one.rows))
         else:
-            across += 2 * gram.sum_of_products(left, right, lead, one.rows + two.rows)
-    rows = sum(use.row_count for use in uses)
-    growth = []
+            across.append(2 * gram.sum_of_products(left, right, lead, one.rows + two.rows))
+    return pair_sums, across
+
+
+def gram_rounding(uses: Sequence[Any]) -> tuple[gram.Rounding, list[float], tuple[str, ...]]:
+    """The last arguments of `gram.bound`."""
+    first, rows, growth = uses[0], sum(use.row_count for use in uses), []
     for name in gram.Sides._fields:
         sides = [getattr(use, name) for use in uses]
         entries = max(side.size for side in sides)
@@ -133,7 +137,7 @@ def gram_sums(uses: Sequence[Any]) -> NormSums:
     summed = precision.rounding_growth(2 * rows + first.pieces**2 + 32, first.dtype)
     scaled = tuple("left" if use.scales_left("gram") else "right" for use in uses)
     rounding = gram.Rounding(gram.Sides(*growth), summed, float(rows))
-    return gram.bound(pair_sums, across, rounding, [u.multiplier.roundoff for u in uses], scaled)
+    return rounding, [use.multiplier.roundoff for use in uses], scaled
 
 
 def _chunked(uses: Sequence[Any], name: str) -> bool:

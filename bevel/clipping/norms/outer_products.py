@@ -265,15 +265,34 @@ def unfinished_norm_of(uses: Sequence[OuterProducts], way: str) -> UnfinishedNor
     if way == "outer":
         (use,) = uses
         return outer_product_norms.unfinished_outer_norm(use)
-    return UnfinishedNorm(norm_from_sums, (_norm_sums(uses, way), *entry_counts(uses)))
-
-
-@functools.partial(jax.jit, static_argnames="way")
-def _norm_sums(uses: Sequence[OuterProducts], way: str) -> NormSums:
-    uses = [use.operands() for use in uses]
+    counts = entry_counts(uses)
     if way == "gram":
-        return outer_product_norms.gram_sums(uses)
-    return outer_product_norms.product_sums(uses)
+        *rounding, sides = outer_product_norms.gram_rounding(uses)
+        return UnfinishedNorm(_norm_from_pairs, (*_gram_sums(uses), *rounding, *counts), sides)
+    return UnfinishedNorm(norm_from_sums, (_product_sums(uses), *counts))
+
+
+@jax.jit
+def _gram_sums(uses: Sequence[OuterProducts]) -> tuple[list[gram.PairSums], list[jax.Array]]:
+    return outer_product_norms.gram_sums([use.operands() for use in uses])
+
+
+@jax.jit
+def _product_sums(uses: Sequence[OuterProducts]) -> NormSums:
+    return outer_product_norms.product_sums([use.operands() for use in uses])
+
+
+def _norm_from_pairs(
+    pairs: list[gram.PairSums],
+    across: list[jax.Array],
+    rounding: gram.Rounding,
+    roundoffs: Sequence[Any],
+    left_count: Any,
+    right_count: Any,
+    sides: tuple[str, ...],
+) -> MeasuredNorm:
+    sums = gram.bound(pairs, across, rounding, roundoffs, sides)
+    return norm_from_sums(sums, left_count, right_count)
 
 
 def norm_with_scaling(

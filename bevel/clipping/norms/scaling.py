@@ -39,15 +39,16 @@ def exponent(x: jax.Array) -> jax.Array:
     """e with |x| in [2^e, 2^(e+1)), clipped so that 2^e and 2^-e are normal numbers."""
     info = jnp.finfo(x.dtype)
     bits = jax.lax.bitcast_convert_type(jnp.abs(x), np.dtype(f"int{info.bits}"))
-    limit = -info.minexp
-    return jnp.clip((bits >> info.nmant) - info.maxexp + 1, -limit, limit).astype(np.int32)
+    limit = np.asarray(-info.minexp, bits.dtype)
+    # `clamp` and not `clip`: one operation, of which every norm has several.
+    return jax.lax.clamp(-limit, (bits >> info.nmant) - (info.maxexp - 1), limit).astype(np.int32)
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def power_of_two(e: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     """2^e, exactly, for an e in the range of `exponent`."""
     info = jnp.finfo(dtype)
-    bits = (e + info.maxexp - 1).astype(np.dtype(f"int{info.bits}")) << info.nmant
+    bits = (e.astype(np.dtype(f"int{info.bits}")) + (info.maxexp - 1)) << info.nmant
     return jax.lax.bitcast_convert_type(bits, np.dtype(dtype))
 
 

@@ -29,9 +29,9 @@ def product(value):
 
 
 def scaled(parts, padding=None, nan_safe=True):
-    largest = parts.largest(parts.arrays)
-    values = parts.values(parts.scaled(parts.arrays, largest, padding, nan_safe))
-    return values, parts.exponents(largest), largest
+    tops = parts.tops(parts.arrays)
+    values = parts.values(parts.scaled(parts.arrays, tops, padding, nan_safe))
+    return values, parts.exponents(tops), tops
 
 
 @pytest.mark.parametrize("powers", [(0, 0), (70, 0), (-70, 90), (100, -80), (-60, -50)])
@@ -61,8 +61,8 @@ def test_an_array_that_several_leaves_read_is_held_once():
 def test_stacked_exponents_are_those_of_the_leaves():
     values = {0: (LEFT * 2.0**80, RIGHT), 1: (LEFT, RIGHT * 2.0**-70), 2: RIGHT * jnp.inf}
     parts = factored(values)
-    _, exponents, largest = scaled(parts)
-    together, finite = parts.stacked([0, 1, 2], largest)
+    _, exponents, tops = scaled(parts)
+    together, finite = parts.stacked([0, 1, 2], tops)
     for row, leaf in enumerate(values):
         np.testing.assert_array_equal(together[row], exponents[leaf])
     np.testing.assert_array_equal(finite.all(axis=1), [True, True, False])

@@ -81,6 +81,19 @@ def test_each_sum_stands_once(norms, products):
     assert len(found) == products
 
 
+def test_each_norm_stands_once():
+    """On a CPU, where the loop that may repair norms also computes them the first time."""
+    rows = 12
+
+    def over_rows(w, x):
+        return jnp.sum(jnp.tanh(x @ w))
+
+    fn = bevel.clipped_grad(over_rows, l2_clip_norm=0.5, norms="gram")
+    text = jax.jit(fn).lower(W, np.ones((B, rows, D), np.float32)).as_text()
+    matrices = re.findall(rf"dot_general.*-> tensor<{B}x(?:\d+x)*{rows}x1x{rows}xf32>", text)
+    assert len(matrices) == 2
+
+
 @pytest.mark.parametrize("norms", ["outer", "keep"])
 def test_a_repair_that_is_not_needed_copies_nothing(norms, monkeypatch):
     big = 2048
@@ -97,6 +110,7 @@ def test_a_repair_that_is_not_needed_copies_nothing(norms, monkeypatch):
         return jax.jit(fn).lower(params, x).compile().memory_analysis().temp_size_in_bytes
 
     with_repair = temporaries()
+    monkeypatch.setattr(rescaling, "measures_in_a_loop", lambda: False)
     monkeypatch.setattr(rescaling, "once_if", lambda wanted, step, state, *args: state)
     # An argument cannot be changed in place: the batch itself is copied, if it is held.
     copied = x.nbytes if norms == "outer" else 0
@@ -118,7 +132,11 @@ def test_a_clipped_sum_with_a_repair_can_be_differentiated():
 @pytest.mark.parametrize("value", [1.0, 1e30, np.nan])
 def test_a_branch_gives_the_bits_of_the_loop(norms, value, monkeypatch):
     batch = a_batch(1.0, value, rows=(1, 5))
+    all_in_a_loop = jax.jit(private(norms))(W, batch)
+    monkeypatch.setattr(rescaling, "measures_in_a_loop", lambda: False)
     in_a_loop = jax.jit(private(norms))(W, batch)
+    # The compiler may order the sums of a norm differently inside of a loop.
+    np.testing.assert_allclose(all_in_a_loop, in_a_loop, rtol=1e-5, atol=1e-6)
     monkeypatch.setattr(rescaling, "takes_a_branch", lambda *sizes: True)
     lowered = jax.jit(private(norms)).lower(W, batch)
     assert "stablehlo.case" in lowered.as_text() or "stablehlo.if" in lowered.as_text()

@@ -181,8 +181,9 @@ def test_shards_of_one_gradient_repair_it_together(large):
         program = jax.make_jaxpr(step)(w, scale, x)
     # Else one shard would wait for another in a collective that the other does not reach.
     (repair,) = (eqn for eqn in equations_of(program) if eqn.primitive.name == "custom_jvp_call")
-    (wanted,) = (v.aval for v in repair.invars if v.aval.dtype == bool and v.aval.shape == ())
-    assert varying_axes(wanted) == {"data"}
+    (loop,) = (eqn for eqn in repair.params["call_jaxpr"].eqns if eqn.primitive.name == "while")
+    goes_on = loop.outvars[0].aval
+    assert goes_on.dtype == bool and varying_axes(goes_on) == {"data"}
     exact = np.stack([(1 - np.tanh(r @ w) ** 2) * np.outer(r, scale) for r in x.astype(np.float64)])
     norms = np.sqrt(np.sum(exact**2, axis=(1, 2)))
     expected = np.sum(exact / np.maximum(norms, 1)[:, None, None], axis=0)

@@ -200,13 +200,12 @@ def test_rows_of_two_uses_meet_no_more_than_each_its_own(spread):
 
 def bounded(uses, apart, growth, summed, scaled):
     """`bound` of uses, without the error of rounding to float32."""
-    across = 0.0
+    across = []
     for i, one in enumerate(uses):
         for two in uses[i + 1 :]:
             grams = [gram.inner_products(one, two, name) for name in gram.Sides._fields]
             rows = one.rows + two.rows
-            across += 2 * gram.sum_of_products(*grams, 1 + len(apart), rows)
-    across = jnp.asarray(across)
+            across.append(2 * gram.sum_of_products(*grams, 1 + len(apart), rows))
     rows = sum(int(np.prod(u.right.values.shape[1 + len(apart) :][: u.rows])) for u in uses)
     rounding = gram.Rounding(gram.Sides(*growth), summed, float(rows))
     roundoffs, sides = zip(*scaled, strict=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bevel import precision
-from bevel.clipping.norms import outer_product_norms
+from bevel.clipping.norms import gram, outer_product_norms
 from bevel.clipping.norms.outer_products import OuterProducts, Side
 
 B = 4
@@ -152,7 +152,13 @@ def test_lengths_are_none_too_short():
 
 # Several rows.
 
-FORMS = {"gram": outer_product_norms.gram_sums, "product": outer_product_norms.product_sums}
+
+def gram_sums(uses):
+    pairs = outer_product_norms.gram_sums(uses)
+    return gram.bound(*pairs, *outer_product_norms.gram_rounding(uses))
+
+
+FORMS = {"gram": gram_sums, "product": outer_product_norms.product_sums}
 # name: (separate, rows, entries of the left, of the right)
 SHAPES = {
     "rows": ((), (5,), (6,), (4,)),
