@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from bevel.clipping.program.equations import bind, body_of_call, depends_on, evaluate
+from bevel.clipping.program.example_convolutions import by_products, is_by_products
 from bevel.clipping.program.isolation import is_sequential
 from bevel.clipping.program.loops import with_lean_loops
 from bevel.clipping.program.meshes import SILENT, named_axes
@@ -133,6 +134,8 @@ def replay_equation(
         }
     if explicit and is_sequential(eqn):
         return _loop_over_examples(eqn, inputs, layout)
+    if explicit and is_by_products(eqn):
+        return [by_products(eqn.params["call"].jaxpr.eqns[0])(*inputs)]
     if name == "shard_map" and explicit:
         return _inner_shard_map(eqn, inputs, layout)
     outputs = bind(eqn, inputs, in_its_context=not explicit, **changed)

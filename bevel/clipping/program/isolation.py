@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core.primitives import closed_call_p
 
 from bevel.clipping.program.equations import bind
+from bevel.clipping.program.example_convolutions import by_products, needs_products
 from bevel.clipping.program.missing_rules import has_batching_rule
 from bevel.errors import FixLossError
 from bevel.sharding.axes import subprograms
@@ -68,6 +69,8 @@ def _isolate_equation(eqn: JaxprEqn) -> JaxprEqn:
         or not has_batching_rule(eqn)
     ):
         return _in_loop(eqn)
+    if needs_products(eqn):
+        return _call(eqn, _traced(eqn, by_products))
     if name == "pallas_call" or (name == "custom_vmap_call" and _isolates(eqn)):
         return eqn
     if name in FUNCTIONS:
