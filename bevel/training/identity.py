@@ -2,7 +2,8 @@
 
 | what changed                                                     | what happens               |
 | ---------------------------------------------------------------- | -------------------------- |
-| data, plan, initial or frozen parameters, structure of the state | refused: it is another run |
+| data, plan, initial or frozen parameters, model state,           | refused: it is another run |
+| structure of the state                                           |                            |
 | optimizer (learning rate), loss, ema_decay, named settings       | refused, unless listed in  |
 |                                                                  | `RunOptions(accept=)`      |
 | mesh, device, processes, versions, path of the data              | allowed, with a note       |
@@ -29,7 +30,7 @@ from bevel.training.folder import IDENTITY, write_atomically
 # What `accept` may list, in addition to the names in `settings`.
 ACCEPTABLE = ("optimizer", "loss", "ema_decay")
 # These cannot change within a run. Compared with the first part of a dotted name.
-FIXED = ("data", "plan", "structure", "initial parameters", "frozen parameters")
+FIXED = ("data", "plan", "structure", "initial parameters", "frozen parameters", "model state")
 # Settings that may change freely.
 NOTED = ("mesh", "data.source")
 # The key under which `named_values` stores the class of a dataclass.
@@ -85,6 +86,7 @@ DIGEST_MESSAGES = {
     "loss": "the loss's program differs",
     "loss.derivative": "a custom derivative rule of the loss differs",
     "plan": "the plan differs",
+    "model state": "the model_state differs",
 }
 
 
@@ -94,8 +96,9 @@ def changes(before: Identity, now: Identity) -> list[Change]:
     explained = {change.name.split(".")[0] for change in named if change.kind != "noted"}
     unnamed = [
         Change(name)
-        for name, digest in now.digests.items()
-        if digest and before.digests.get(name) not in (digest, "") and name not in explained
+        for name in now.digests | before.digests
+        if (pair := {before.digests.get(name), now.digests.get(name)}) and name not in explained
+        if len(pair) == 2 and "" not in pair  # what has no digest is not compared
     ]
     if any(change.name == "loss" for change in unnamed):
         unnamed = [change for change in unnamed if change.name != "loss.derivative"]

@@ -12,7 +12,7 @@ import optax
 from bevel.execution_plan import DPExecutionPlan
 from bevel.noise_addition import keys as noise_keys
 from bevel.optimizers import AugmentedGradientTransformation
-from bevel.training.contribution import Augmentation, LossFn, contribution
+from bevel.training.contribution import Augmentation, LossFn, LossFnWithState, contribution
 from bevel.training.digest import digest
 from bevel.training.program_digest import derivative_digest, program_digest
 from bevel.training.raw_metrics import measures
@@ -30,7 +30,7 @@ class PrivateStep:
     """
 
     plan: DPExecutionPlan
-    loss_fn: LossFn
+    loss_fn: LossFn | LossFnWithState
     optimizer: AugmentedGradientTransformation
     transforms_gradients: bool  # the optimizer has a pre_clipping_transform of its own
     batch_axes: tuple[str, ...] | None
@@ -56,6 +56,7 @@ class PrivateStep:
             opt_state=opt_state,
             noise_state=noise_state,
             average=self.average(state, params),
+            model_state=state.model_state,
         )
         return new, aux, sums
 
@@ -75,7 +76,8 @@ class PrivateStep:
         clipped = self.plan.clipped_grad(loss, 0, has_aux=True, clip_norm=clip_norm, **options)
         trained, frozen = split(state.params, self.trainable)
         at_step = jax.random.fold_in(key, state.step)
-        result = clipped(trained, frozen, batch, at_step, is_padding_example=is_padding)
+        fixed = (frozen, state.model_state)
+        result = clipped(trained, fixed, batch, at_step, is_padding_example=is_padding)
         self._loss_program[:] = [clipped.program.loss]
         return result
 
