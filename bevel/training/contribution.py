@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from bevel.checks import whole_number
 from bevel.errors import FixLossError
+from bevel.training.framework_objects import explain_closed_over_state
 from bevel.training.model_state import check_unchanged
 from bevel.training.state import joined
 
@@ -77,7 +78,12 @@ def contribution(
         arguments: tuple[Any, ...] = (params, data, prng)
         if model_state is not None:
             arguments = (params, model_state, data, prng)
-        loss, aux = _checked(function(*arguments))
+        try:
+            result = function(*arguments)
+        except Exception as error:
+            explain_closed_over_state(function, error)
+            raise
+        loss, aux = _checked(result)
         check_unchanged(aux, model_state)
         return loss, aux
 

@@ -83,11 +83,22 @@ class Change:
 DIGEST_MESSAGES = {
     "optimizer": "the optimizer's program differs",
     "structure": "the structure of trained parameters, optimizer state or average differs",
+    "structure.params": "the names, shapes or dtypes of the trained parameters differ",
+    "structure.optimizer": "it is another optimizer, whose state has another structure",
     "loss": "the loss's program differs",
     "loss.derivative": "a custom derivative rule of the loss differs",
     "plan": "the plan differs",
     "model state": "the model_state differs",
 }
+# The first change of a pair follows from the second, so it is not reported.
+CAUSES = (
+    ("loss.derivative", "loss"),
+    ("structure", "structure.params"),
+    ("structure", "structure.optimizer"),
+    ("structure.optimizer", "structure.params"),
+    ("optimizer", "structure.optimizer"),
+    ("optimizer", "structure.params"),
+)
 
 
 def changes(before: Identity, now: Identity) -> list[Change]:
@@ -97,13 +108,20 @@ def changes(before: Identity, now: Identity) -> list[Change]:
     unnamed = [
         Change(name)
         for name in now.digests | before.digests
-        if (pair := {before.digests.get(name), now.digests.get(name)}) and name not in explained
-        if len(pair) == 2 and "" not in pair  # what has no digest is not compared
+        if name not in explained and _differ(before.digests.get(name), now.digests.get(name), name)
     ]
-    if any(change.name == "loss" for change in unnamed):
-        unnamed = [change for change in unnamed if change.name != "loss.derivative"]
+    found = {change.name for change in unnamed}
+    general = {name for name, cause in CAUSES if name in found and cause in found}
+    unnamed = [change for change in unnamed if change.name not in general]
     noted = _changed_values(flatten(before.surroundings), flatten(now.surroundings))
     return named + unnamed + [dataclasses.replace(c, of_surroundings=True) for c in noted]
+
+
+def _differ(before: str | None, now: str | None, name: str) -> bool:
+    """Whether two digests differ. An empty one is unknown, as are those of older versions."""
+    if name == "model state":  # only runs that have one have a digest
+        return before != now
+    return bool(before and now and before != now)
 
 
 def _changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
@@ -118,6 +136,13 @@ def check_resumable(
 ) -> list[Change]:
     """Returns the changes since the run was started. Raises if it cannot resume with them."""
     found = changes(before, now)
+    fixed = {change.name for change in found if change.kind == "fixed"}
+    if fixed == {"structure.optimizer"}:
+        raise RestoreCheckpointError(
+            f"{folder} was started with another optimizer, whose state has another structure, so "
+            "the run cannot go on with this one, even if you accept it. Use the optimizer that it "
+            "was started with, or start a new run in another folder, with the same ledger."
+        )
     if any(change.kind == "fixed" for change in found):
         differing = [str(change) for change in found if change.kind != "noted"]
         raise RestoreCheckpointError(

@@ -110,6 +110,8 @@ def identity_of(
             "structure": _structure_of(
                 dataclasses.replace(begin, params=trained, model_state=None)
             ),
+            "structure.params": _structure_of(trained),
+            "structure.optimizer": _structure_of(begin.opt_state),
             "initial parameters": " ".join(digest(trained)),
             "frozen parameters": " ".join(digest(frozen)),
             **_model_state_digest(begin.model_state),

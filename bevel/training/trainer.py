@@ -25,7 +25,9 @@ from bevel.training.compilation import PadToMultiple, memory_option, padded_size
 from bevel.training.contribution import Augmentation, LossFn, LossFnWithState
 from bevel.training.data import DataSource, check_length, source_of
 from bevel.training.folder_run import FolderRun
+from bevel.training.framework_objects import check_params, check_trained
 from bevel.training.loop import Callback, Evaluate, Loop
+from bevel.training.loss_signature import check_signature
 from bevel.training.memory_run import MemoryRun
 from bevel.training.model_state import as_arrays
 from bevel.training.private_step import PrivateStep
@@ -126,10 +128,13 @@ class Trainer:
 
         A model state is replicated, except for arrays that are already on the mesh.
         """
+        check_signature(self.loss_fn, has_model_state=model_state is not None)
+        check_params(params)
         params = jax.tree.map(jnp.asarray, params)
         if self.mesh is not None:
             params = place(params, self.mesh, self.rules)
         trained, _ = split(params, self.trainable)
+        check_trained(trained)
         state = TrainingState(
             step=jnp.zeros((), jnp.int32),
             params=params,
@@ -247,6 +252,10 @@ class Trainer:
           StopRunError: the budget does not allow a single step. A budget that allows some steps
             ends the run early instead.
         """
+        given = state.model_state if isinstance(state, TrainingState) else model_state
+        check_signature(self.loss_fn, has_model_state=given is not None)
+        if not isinstance(state, TrainingState):
+            check_params(state)
         options = options or RunOptions()
         if not isinstance(options, RunOptions):
             raise FixArgumentsError(f"options is a {type(options).__name__}: pass RunOptions(...).")
