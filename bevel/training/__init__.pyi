@@ -2,7 +2,10 @@ from bevel.training.compilation import AutotuneMicrobatch as AutotuneMicrobatch
 from bevel.training.compilation import PadToMultiple as PadToMultiple
 from bevel.training.contribution import Augmentation as Augmentation
 from bevel.training.contribution import LossFn as LossFn
+from bevel.training.contribution import LossFnWithState as LossFnWithState
 from bevel.training.interrupts import RunInterrupted as RunInterrupted
+from bevel.training.loading import LoadedRun as LoadedRun
+from bevel.training.loading import load as load
 from bevel.training.run_options import RunOptions as RunOptions
 from bevel.training.state import ReleasedState as ReleasedState
 from bevel.training.state import TrainingState as TrainingState

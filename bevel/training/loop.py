@@ -69,30 +69,33 @@ class Loop:
         if isinstance(run, FolderRun):
             found = identity_of(self.trainer, begin, self.batches, run, environment, digests)
             changes = run.identify(found)
-        like, frozen = self.halves(begin), split(begin.params, self.trainer.trainable)[1]
-        state = self.joined_state(run.resume(like, environment, self.rows_between), frozen)
+        like, fixed = self.halves(begin), self.fixed(begin)
+        state = self.joined_state(run.resume(like, environment, self.rows_between), fixed)
         like = jax.tree.map(shaped, like)
         step = int(state.step)
         if changes:
             notes.note(f"at step {step}, with changes: {'; '.join(map(str, changes))}")
         if precompile and step < plan.iterations:
-            for size in self.batches.sizes.sizes:
-                programs.of_size(size)
+            programs.compile_ahead(self.batches.sizes.sizes)
         if isinstance(run, FolderRun):
             described = (self.trainer, self.batches, state, programs, environment, run, changes)
             run.write_record(**public_record(*described))
             run.write_private_record(**private_record(run, environment))
+        first, *larger = map(str, self.batches.sizes.sizes)
         notes.note(
-            f"{programs.compiled} programs compiled ahead in {programs.seconds:.1f} s, for batches "
-            f"padded to {', '.join(map(str, self.batches.sizes.sizes))}; step {step} of "
-            f"{plan.iterations}" + (f", attempt {run.attempt}" if run.attempt else "")
+            f"compiled in {programs.seconds:.1f} s, for batches padded to {first}"
+            + (f" ({', '.join(larger)} in the background)" if larger else "")
+            + f"; step {step} of {plan.iterations}"
+            + (f", attempt {run.attempt}" if run.attempt else "")
         )
         try:
             return self.run_attempt(state, step, programs, show)
         except ReplayDiffersError:
             run.take_fresh_attempt(["running them again gave another result"])
-            state = self.joined_state(run.restore_again(like), frozen)
+            state = self.joined_state(run.restore_again(like), fixed)
             return self.run_attempt(state, int(state.step), programs, show)
+        finally:
+            programs.close()
 
     def run_attempt(
         self, state: TrainingState, step: int, programs: CompiledSteps, show: bool
@@ -218,19 +221,25 @@ class Loop:
     # The state and the batches of this attempt.
 
     def halves(self, state: TrainingState) -> StateHalves:
-        """The two halves of a state that are saved. Frozen parameters are in neither."""
+        """The two halves of a state that are saved. What `fixed` returns is in neither."""
         trained, _ = split(state.params, self.trainer.trainable)
-        released = dataclasses.replace(self.trainer.released(state), params=trained)
+        shown = self.trainer.released(state)
+        released = dataclasses.replace(shown, params=trained, model_state=None)
         return StateHalves(released, state.noise_state)
 
-    def joined_state(self, halves: StateHalves, frozen: PyTree) -> TrainingState:
-        released = halves.released
+    def fixed(self, state: TrainingState) -> tuple[PyTree, PyTree]:
+        """What no step changes: the frozen parameters and the model state."""
+        return split(state.params, self.trainer.trainable)[1], state.model_state
+
+    def joined_state(self, halves: StateHalves, fixed: tuple[PyTree, PyTree]) -> TrainingState:
+        released, (frozen, model_state) = halves.released, fixed
         return TrainingState(
             step=released.step,
             params=joined(released.params, frozen),
             opt_state=released.opt_state,
             noise_state=halves.private,
             average=released.average,
+            model_state=model_state,
         )
 
     def batches_of_attempt(self) -> Batches:

@@ -2,18 +2,32 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core import ClosedJaxpr, Var
 
+from bevel.clipping.coupled_examples import EXPLANATION, quiet
+from bevel.clipping.program.coupling import Coupling
+from bevel.clipping.program.shared_randomness import find_shared_mask
+from bevel.errors import FixLossError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.noise_addition import keys as noise_keys
 from bevel.optimizers import AugmentedGradientTransformation
-from bevel.training.contribution import Augmentation, LossFn, contribution
+from bevel.training.contribution import (
+    Augmentation,
+    LossFn,
+    LossFnWithState,
+    contribution,
+    coupling_of_rows,
+    shared_mask_line,
+)
 from bevel.training.digest import digest
+from bevel.training.framework_objects import check_depends_on_params
 from bevel.training.program_digest import derivative_digest, program_digest
 from bevel.training.raw_metrics import measures
 from bevel.training.state import Trainable, TrainingState, joined, split, widened
@@ -30,7 +44,7 @@ class PrivateStep:
     """
 
     plan: DPExecutionPlan
-    loss_fn: LossFn
+    loss_fn: LossFn | LossFnWithState
     optimizer: AugmentedGradientTransformation
     transforms_gradients: bool  # the optimizer has a pre_clipping_transform of its own
     batch_axes: tuple[str, ...] | None
@@ -38,6 +52,7 @@ class PrivateStep:
     augmentation: Augmentation | None
     ema_decay: float | None
     clip_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # speed and memory
+    allow_coupled_examples: bool = False
 
     def __call__(
         self,
@@ -56,6 +71,7 @@ class PrivateStep:
             opt_state=opt_state,
             noise_state=noise_state,
             average=self.average(state, params),
+            model_state=state.model_state,
         )
         return new, aux, sums
 
@@ -71,13 +87,47 @@ class PrivateStep:
         if self.batch_axes is not None:
             options["batch_axes"] = self.batch_axes
         loss = contribution(self.loss_fn, self.plan.unit.name == "user", self.augmentation)
+        quiet(loss)  # `check_coupling` reports it
         clip_norm = self.plan.clip_norm(state.noise_state)
         clipped = self.plan.clipped_grad(loss, 0, has_aux=True, clip_norm=clip_norm, **options)
         trained, frozen = split(state.params, self.trainable)
         at_step = jax.random.fold_in(key, state.step)
-        result = clipped(trained, frozen, batch, at_step, is_padding_example=is_padding)
+        fixed = (frozen, state.model_state)
+        result = clipped(trained, fixed, batch, at_step, is_padding_example=is_padding)
         self._loss_program[:] = [clipped.program.loss]
+        if not self.allow_coupled_examples:
+            self.check_coupling(clipped.program.coupling, state, batch, key)
+        check_depends_on_params(self.loss_fn, _reads(clipped.program.loss, trained))
+        self.warn_of_shared_mask(clipped.program.loss, loss, (trained, fixed, batch, at_step))
         return result
+
+    def check_coupling(
+        self, coupling: Coupling | None, state: TrainingState, batch: tuple[PyTree, Any], key: Any
+    ) -> None:
+        """Raises if the loss couples examples: `coupling` is what was found in that of a unit."""
+        if self.plan.unit.name == "user":  # its loss sees one row of a user at a time
+            coupling = coupling_of_rows(self.loss_fn, state, self.trainable, batch[0], key)
+        if coupling is not None:
+            raise FixLossError(
+                f"the loss couples examples: {coupling}. {EXPLANATION} To train on one example at "
+                "a time nevertheless, pass Trainer(..., allow_coupled_examples=True)."
+            )
+
+    def warn_of_shared_mask(
+        self, program: ClosedJaxpr, loss: Callable[..., Any], arguments: tuple[PyTree, ...]
+    ) -> None:
+        """Warns once if dropout has the same mask for every example and step."""
+        params, _, rows, _ = (len(jax.tree.leaves(tree)) for tree in arguments)
+        shared = find_shared_mask(program, range(params, params + rows + 1))  # rows, then the key
+        if shared is not None and not self._warned:
+            self._warned.append(shared)
+            warnings.warn(
+                f"dropout{shared_mask_line(loss, *arguments)} draws its mask from a key that is "
+                "the same for every example and step. Draw it from `prng`, the last argument of "
+                "the loss; bevel.frameworks.nnx does this for models with a generator of their "
+                "own.",
+                stacklevel=2,
+            )
 
     def add_noise(self, sums: PyTree, state: TrainingState, key: jax.Array) -> tuple[PyTree, Any]:
         """The noised sum: from here on, everything may be released.
@@ -138,6 +188,10 @@ class PrivateStep:
         return jax.jit(self.__call__, donate_argnums=0)
 
     @functools.cached_property
+    def _warned(self) -> list[Any]:
+        return []
+
+    @functools.cached_property
     def _loss_program(self) -> list[Any]:
         """The jaxpr of the loss of one example, once a step was traced."""
         return []
@@ -159,3 +213,10 @@ class PrivateStep:
             "loss": program_digest(loss),
             "loss.derivative": derivative_digest(loss),
         }
+
+
+def _reads(loss: ClosedJaxpr, trained: PyTree) -> bool:
+    """Whether the program of a loss, whose first inputs are the trained parameters, reads any."""
+    params = set(loss.jaxpr.invars[: len(jax.tree.leaves(trained))])
+    reads = (atom for eqn in loss.jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var))
+    return any(atom in params for atom in (*reads, *loss.jaxpr.outvars[:1]))

@@ -5,6 +5,7 @@ Errors name the line of the user's code.
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -85,11 +86,12 @@ def trace(
     arguments: Leaves,
     mesh: AbstractMesh | None = None,
     to_batch: bool = False,
+    inline: bool = True,
 ) -> TracedExample:
     """Traces `function` for one example. Nothing runs, so dimensions need not divide the mesh.
 
     With `to_batch`, the program is complete and will be batched, so its equations are rewritten to
-    isolate the examples of a batch from each other.
+    isolate the examples of a batch from each other. `inline` removes nested jits.
     """
     flat, in_tree = jax.tree.flatten(arguments)
     trees = []
@@ -109,7 +111,7 @@ def trace(
         jaxpr = jax.make_jaxpr(flat_function)(*flat)
         jaxpr = isolate_examples(jaxpr) if to_batch else jaxpr
         refuse_side_effects(jaxpr)
-        jaxpr = inline_calls(jaxpr, flat)
+        jaxpr = inline_calls(jaxpr, flat) if inline else jaxpr
     return TracedExample(jaxpr, trees[0], mesh)
 
 
@@ -154,6 +156,7 @@ def trace_loss(
     except BevelError:
         raise
     except Exception as error:
+        _check_signature(example, leaves, error)
         raise FixLossError(
             f"the function cannot be traced for one example {size}, which per-example clipping "
             f"needs{_user_line(error)}. JAX says: {_first_paragraph(error)}\n"
@@ -168,6 +171,24 @@ def trace_loss(
             "examples have no order. Pass ordered=False, or move the effect out of the loss."
         )
     return program, arguments
+
+
+def _check_signature(example: ExampleFunction, leaves: Leaves, error: Exception) -> None:
+    """Raises if the function could not be called because of its signature."""
+    args, kwargs = example.call.arguments(leaves)
+    try:
+        signature = inspect.signature(example.fun)
+        signature.bind(*args, **kwargs)
+    except ValueError:  # it has no signature
+        return
+    except TypeError as mismatch:
+        if not callable(example.fun):
+            return
+        raise FixLossError(
+            f"the function takes {signature}, but it was called with {len(args)} arguments: "
+            f"{mismatch}. Call the clipped function with the arguments of the loss. If one of them "
+            "is a random key, name it with prng_argnum; bind others with functools.partial."
+        ) from error
 
 
 def check_scalar_loss(value: Any) -> None:
