@@ -37,6 +37,13 @@ def as_augmented_optimizer(
     """
     if isinstance(optimizer, AugmentedGradientTransformation):
         return optimizer
+    if isinstance(optimizer, optax.MultiSteps):
+        raise FixArgumentsError(
+            "the optimizer is an optax.MultiSteps, which would accumulate gradients that each have "
+            "the full noise of a step. Use a larger expected_batch_size instead, with "
+            "PerformanceFlags(microbatch_size=...) or clipped_grad(microbatch_size=...) to bound "
+            "memory: noise is then added once per batch."
+        )
     if not isinstance(optimizer, optax.GradientTransformation):
         raise FixArgumentsError(
             f"the optimizer is a {type(optimizer).__name__}: pass an optax.GradientTransformation, "

@@ -2,6 +2,7 @@ from bevel.training.compilation import AutotuneMicrobatch as AutotuneMicrobatch
 from bevel.training.compilation import PadToMultiple as PadToMultiple
 from bevel.training.contribution import Augmentation as Augmentation
 from bevel.training.contribution import LossFn as LossFn
+from bevel.training.contribution import LossFnWithState as LossFnWithState
 from bevel.training.interrupts import RunInterrupted as RunInterrupted
 from bevel.training.run_options import RunOptions as RunOptions
 from bevel.training.state import ReleasedState as ReleasedState

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 
 from bevel.checks import whole_number
 from bevel.errors import FixLossError
+from bevel.training.framework_objects import explain_closed_over_state
+from bevel.training.model_state import check_unchanged
 from bevel.training.state import joined
 
 PyTree = Any
@@ -21,10 +23,22 @@ class LossFn(Protocol):
     """A loss function: `(params, data, prng) -> (loss, aux)`.
 
     It is called with one example at a time: `data` has a leading axis of size 1, and every example
-    has a different key. `aux` is a tree of arrays, such as {"accuracy": ...}.
+    has a different key. `aux` is a tree of arrays, such as {"accuracy": ...}. If the trainer is
+    given a `model_state`, the loss is a `LossFnWithState`.
     """
 
     def __call__(self, params: PyTree, data: PyTree, prng: jax.Array) -> tuple[jax.Array, Any]: ...
+
+
+class LossFnWithState(Protocol):
+    """A loss function that reads a model state: `(params, model_state, data, prng)`.
+
+    `model_state` is the same at every step. The loss must not return a changed one in `aux`.
+    """
+
+    def __call__(
+        self, params: PyTree, model_state: PyTree, data: PyTree, prng: jax.Array
+    ) -> tuple[jax.Array, Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,28 +62,48 @@ class Augmentation:
 
 
 def contribution(
-    loss_fn: LossFn, by_user: bool, augmentation: Augmentation | None
+    loss_fn: LossFn | LossFnWithState, by_user: bool, augmentation: Augmentation | None
 ) -> Callable[..., tuple[jax.Array, Any]]:
-    """Returns the loss of one unit, `(trainable, frozen, (data, is_missing), prng) -> (loss, aux)`.
+    """Returns the loss of one unit: `(trainable, fixed, (data, is_missing), prng) -> (loss, aux)`.
 
+    `fixed` is a pair of the frozen parameters and the model state, which is None if there is none.
     The loss of a user is the mean over the user's examples in the batch.
     """
 
-    def example_loss(params: PyTree, data: PyTree, prng: jax.Array) -> tuple[jax.Array, Any]:
+    function: Callable[..., Any] = loss_fn
+
+    def checked_call(
+        params: PyTree, model_state: PyTree, data: PyTree, prng: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        arguments: tuple[Any, ...] = (params, data, prng)
+        if model_state is not None:
+            arguments = (params, model_state, data, prng)
+        try:
+            result = function(*arguments)
+        except Exception as error:
+            explain_closed_over_state(function, error)
+            raise
+        loss, aux = _checked(result)
+        check_unchanged(aux, model_state)
+        return loss, aux
+
+    def example_loss(
+        params: PyTree, model_state: PyTree, data: PyTree, prng: jax.Array
+    ) -> tuple[jax.Array, Any]:
         if augmentation is None:
-            return _checked(loss_fn(params, data, prng))
+            return checked_call(params, model_state, data, prng)
 
         def view_loss(key: jax.Array) -> tuple[jax.Array, Any]:
             augment_key, loss_key = jax.random.split(key)
             view = augmentation.augment(data, augment_key)
-            return _checked(loss_fn(params, view, loss_key))
+            return checked_call(params, model_state, view, loss_key)
 
         losses, aux = jax.vmap(view_loss)(jax.random.split(prng, augmentation.views))
         weights = jnp.full(augmentation.views, 1 / augmentation.views, losses.dtype)
         return losses @ weights, averaged(aux, weights)
 
     def user_loss(
-        params: PyTree, data: PyTree, is_missing: jax.Array, prng: jax.Array
+        params: PyTree, model_state: PyTree, data: PyTree, is_missing: jax.Array, prng: jax.Array
     ) -> tuple[jax.Array, Any]:
         present = ~is_missing
         # Missing examples have weight 0. They are filled with the user's first example instead of
@@ -78,7 +112,7 @@ def contribution(
         keys = jax.random.split(prng, present.size)
 
         def loss_of_row(row: PyTree, key: jax.Array) -> tuple[jax.Array, Any]:
-            return example_loss(params, jax.tree.map(lambda x: x[None], row), key)
+            return example_loss(params, model_state, jax.tree.map(lambda x: x[None], row), key)
 
         losses, aux = jax.vmap(loss_of_row)(filled, keys)
         weights = present.astype(losses.dtype)
@@ -86,12 +120,13 @@ def contribution(
         return losses @ weights, averaged(aux, weights)
 
     def loss(
-        trainable: PyTree, frozen: PyTree, batch: tuple[PyTree, Any], prng: jax.Array
+        trainable: PyTree, fixed: tuple[PyTree, PyTree], batch: tuple[PyTree, Any], prng: jax.Array
     ) -> tuple[jax.Array, Any]:
-        params, (data, is_missing) = joined(trainable, frozen), batch
+        (frozen, model_state), (data, is_missing) = fixed, batch
+        params = joined(trainable, frozen)
         if by_user:
-            return user_loss(params, data, is_missing, prng)
-        return example_loss(params, data, prng)
+            return user_loss(params, model_state, data, is_missing, prng)
+        return example_loss(params, model_state, data, prng)
 
     return loss
 

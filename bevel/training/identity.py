@@ -2,7 +2,8 @@
 
 | what changed                                                     | what happens               |
 | ---------------------------------------------------------------- | -------------------------- |
-| data, plan, initial or frozen parameters, structure of the state | refused: it is another run |
+| data, plan, initial or frozen parameters, model state,           | refused: it is another run |
+| structure of the state                                           |                            |
 | optimizer (learning rate), loss, ema_decay, named settings       | refused, unless listed in  |
 |                                                                  | `RunOptions(accept=)`      |
 | mesh, device, processes, versions, path of the data              | allowed, with a note       |
@@ -29,7 +30,7 @@ from bevel.training.folder import IDENTITY, write_atomically
 # What `accept` may list, in addition to the names in `settings`.
 ACCEPTABLE = ("optimizer", "loss", "ema_decay")
 # These cannot change within a run. Compared with the first part of a dotted name.
-FIXED = ("data", "plan", "structure", "initial parameters", "frozen parameters")
+FIXED = ("data", "plan", "structure", "initial parameters", "frozen parameters", "model state")
 # Settings that may change freely.
 NOTED = ("mesh", "data.source")
 # The key under which `named_values` stores the class of a dataclass.
@@ -82,10 +83,22 @@ class Change:
 DIGEST_MESSAGES = {
     "optimizer": "the optimizer's program differs",
     "structure": "the structure of trained parameters, optimizer state or average differs",
+    "structure.params": "the names, shapes or dtypes of the trained parameters differ",
+    "structure.optimizer": "it is another optimizer, whose state has another structure",
     "loss": "the loss's program differs",
     "loss.derivative": "a custom derivative rule of the loss differs",
     "plan": "the plan differs",
+    "model state": "the model_state differs",
 }
+# The first change of a pair follows from the second, so it is not reported.
+CAUSES = (
+    ("loss.derivative", "loss"),
+    ("structure", "structure.params"),
+    ("structure", "structure.optimizer"),
+    ("structure.optimizer", "structure.params"),
+    ("optimizer", "structure.optimizer"),
+    ("optimizer", "structure.params"),
+)
 
 
 def changes(before: Identity, now: Identity) -> list[Change]:
@@ -94,13 +107,21 @@ def changes(before: Identity, now: Identity) -> list[Change]:
     explained = {change.name.split(".")[0] for change in named if change.kind != "noted"}
     unnamed = [
         Change(name)
-        for name, digest in now.digests.items()
-        if digest and before.digests.get(name) not in (digest, "") and name not in explained
+        for name in now.digests | before.digests
+        if name not in explained and _differ(before.digests.get(name), now.digests.get(name), name)
     ]
-    if any(change.name == "loss" for change in unnamed):
-        unnamed = [change for change in unnamed if change.name != "loss.derivative"]
+    found = {change.name for change in unnamed}
+    general = {name for name, cause in CAUSES if name in found and cause in found}
+    unnamed = [change for change in unnamed if change.name not in general]
     noted = _changed_values(flatten(before.surroundings), flatten(now.surroundings))
     return named + unnamed + [dataclasses.replace(c, of_surroundings=True) for c in noted]
+
+
+def _differ(before: str | None, now: str | None, name: str) -> bool:
+    """Whether two digests differ. An empty one is unknown, as are those of older versions."""
+    if name == "model state":  # only runs that have one have a digest
+        return before != now
+    return bool(before and now and before != now)
 
 
 def _changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
@@ -115,6 +136,13 @@ def check_resumable(
 ) -> list[Change]:
     """Returns the changes since the run was started. Raises if it cannot resume with them."""
     found = changes(before, now)
+    fixed = {change.name for change in found if change.kind == "fixed"}
+    if fixed == {"structure.optimizer"}:
+        raise RestoreCheckpointError(
+            f"{folder} was started with another optimizer, whose state has another structure, so "
+            "the run cannot go on with this one, even if you accept it. Use the optimizer that it "
+            "was started with, or start a new run in another folder, with the same ledger."
+        )
     if any(change.kind == "fixed" for change in found):
         differing = [str(change) for change in found if change.kind != "noted"]
         raise RestoreCheckpointError(

@@ -69,8 +69,8 @@ class Loop:
         if isinstance(run, FolderRun):
             found = identity_of(self.trainer, begin, self.batches, run, environment, digests)
             changes = run.identify(found)
-        like, frozen = self.halves(begin), split(begin.params, self.trainer.trainable)[1]
-        state = self.joined_state(run.resume(like, environment, self.rows_between), frozen)
+        like, fixed = self.halves(begin), self.fixed(begin)
+        state = self.joined_state(run.resume(like, environment, self.rows_between), fixed)
         like = jax.tree.map(shaped, like)
         step = int(state.step)
         if changes:
@@ -91,7 +91,7 @@ class Loop:
             return self.run_attempt(state, step, programs, show)
         except ReplayDiffersError:
             run.take_fresh_attempt(["running them again gave another result"])
-            state = self.joined_state(run.restore_again(like), frozen)
+            state = self.joined_state(run.restore_again(like), fixed)
             return self.run_attempt(state, int(state.step), programs, show)
 
     def run_attempt(
@@ -218,19 +218,25 @@ class Loop:
     # The state and the batches of this attempt.
 
     def halves(self, state: TrainingState) -> StateHalves:
-        """The two halves of a state that are saved. Frozen parameters are in neither."""
+        """The two halves of a state that are saved. What `fixed` returns is in neither."""
         trained, _ = split(state.params, self.trainer.trainable)
-        released = dataclasses.replace(self.trainer.released(state), params=trained)
+        shown = self.trainer.released(state)
+        released = dataclasses.replace(shown, params=trained, model_state=None)
         return StateHalves(released, state.noise_state)
 
-    def joined_state(self, halves: StateHalves, frozen: PyTree) -> TrainingState:
-        released = halves.released
+    def fixed(self, state: TrainingState) -> tuple[PyTree, PyTree]:
+        """What no step changes: the frozen parameters and the model state."""
+        return split(state.params, self.trainer.trainable)[1], state.model_state
+
+    def joined_state(self, halves: StateHalves, fixed: tuple[PyTree, PyTree]) -> TrainingState:
+        released, (frozen, model_state) = halves.released, fixed
         return TrainingState(
             step=released.step,
             params=joined(released.params, frozen),
             opt_state=released.opt_state,
             noise_state=halves.private,
             average=released.average,
+            model_state=model_state,
         )
 
     def batches_of_attempt(self) -> Batches:

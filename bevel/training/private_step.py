@@ -8,12 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core import ClosedJaxpr, Var
 
 from bevel.execution_plan import DPExecutionPlan
 from bevel.noise_addition import keys as noise_keys
 from bevel.optimizers import AugmentedGradientTransformation
-from bevel.training.contribution import Augmentation, LossFn, contribution
+from bevel.training.contribution import Augmentation, LossFn, LossFnWithState, contribution
 from bevel.training.digest import digest
+from bevel.training.framework_objects import check_depends_on_params
 from bevel.training.program_digest import derivative_digest, program_digest
 from bevel.training.raw_metrics import measures
 from bevel.training.state import Trainable, TrainingState, joined, split, widened
@@ -30,7 +32,7 @@ class PrivateStep:
     """
 
     plan: DPExecutionPlan
-    loss_fn: LossFn
+    loss_fn: LossFn | LossFnWithState
     optimizer: AugmentedGradientTransformation
     transforms_gradients: bool  # the optimizer has a pre_clipping_transform of its own
     batch_axes: tuple[str, ...] | None
@@ -56,6 +58,7 @@ class PrivateStep:
             opt_state=opt_state,
             noise_state=noise_state,
             average=self.average(state, params),
+            model_state=state.model_state,
         )
         return new, aux, sums
 
@@ -75,8 +78,10 @@ class PrivateStep:
         clipped = self.plan.clipped_grad(loss, 0, has_aux=True, clip_norm=clip_norm, **options)
         trained, frozen = split(state.params, self.trainable)
         at_step = jax.random.fold_in(key, state.step)
-        result = clipped(trained, frozen, batch, at_step, is_padding_example=is_padding)
+        fixed = (frozen, state.model_state)
+        result = clipped(trained, fixed, batch, at_step, is_padding_example=is_padding)
         self._loss_program[:] = [clipped.program.loss]
+        check_depends_on_params(self.loss_fn, _reads(clipped.program.loss, trained))
         return result
 
     def add_noise(self, sums: PyTree, state: TrainingState, key: jax.Array) -> tuple[PyTree, Any]:
@@ -159,3 +164,10 @@ class PrivateStep:
             "loss": program_digest(loss),
             "loss.derivative": derivative_digest(loss),
         }
+
+
+def _reads(loss: ClosedJaxpr, trained: PyTree) -> bool:
+    """Whether the program of a loss, whose first inputs are the trained parameters, reads any."""
+    params = set(loss.jaxpr.invars[: len(jax.tree.leaves(trained))])
+    reads = (atom for eqn in loss.jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var))
+    return any(atom in params for atom in (*reads, *loss.jaxpr.outvars[:1]))

@@ -107,9 +107,14 @@ def identity_of(
         digests={
             "plan": trainer.plan.fingerprint(),
             "data": data.fingerprint(batches.source, run.run_secrets.row_key, batches.population),
-            "structure": _structure_of(dataclasses.replace(begin, params=trained)),
+            "structure": _structure_of(
+                dataclasses.replace(begin, params=trained, model_state=None)
+            ),
+            "structure.params": _structure_of(trained),
+            "structure.optimizer": _structure_of(begin.opt_state),
             "initial parameters": " ".join(digest(trained)),
             "frozen parameters": " ".join(digest(frozen)),
+            **_model_state_digest(begin.model_state),
             **programs,
         },
         surroundings=_surroundings_of(environment),
@@ -117,25 +122,43 @@ def identity_of(
     return Identity(**json.loads(json.dumps(dataclasses.asdict(identity))))
 
 
+def _model_state_digest(model_state: Any) -> dict[str, str]:
+    """The digest of a model state, which covers its structure. Empty if there is none."""
+    if model_state is None:
+        return {}
+    return {"model state": " ".join([_structure_of(model_state), *digest(model_state)])}
+
+
 def shared_by_processes(
-    trainer: "Trainer", batches: Batches, state: Any, options: RunOptions
+    trainer: "Trainer", batches: Batches, state: Any, model_state: Any, options: RunOptions
 ) -> dict[str, str]:
     """Returns what must be equal in all processes before they start, by name."""
-    params = [
-        hashlib.sha256(np.asarray(x).tobytes()).hexdigest()
-        for x in jax.tree.leaves(state)
-        if getattr(x, "is_fully_addressable", True)
-    ]
     given = state.params if isinstance(state, TrainingState) else state
     return {
         "plan": trainer.plan.fingerprint(),
-        "initial parameters": f"{jax.tree.structure(state)} {params}",
+        "initial parameters": _host_digest(state),
+        "model state": _host_digest(model_state),
         "data": data.fingerprint(batches.source, b"compared in memory only", batches.population),
         "options": str(dataclasses.replace(options, progress=None)),
         "versions": " ".join(str(version_of(name)) for name in PACKAGES),
         "trainer": f"{trainer.rules} {trainer.batch_axes} {trainer.ema_decay} "
         + " ".join(trained_paths(given, trainer.trainable)),
     }
+
+
+def _host_digest(tree: Any) -> str:
+    """The structure of a tree, and hashes of the leaves that this process has as a whole."""
+    hashes = [
+        hashlib.sha256(_bytes_of(x)).hexdigest()
+        for x in jax.tree.leaves(tree)
+        if getattr(x, "is_fully_addressable", True)
+    ]
+    return f"{jax.tree.structure(tree)} {hashes}"
+
+
+def _bytes_of(leaf: Any) -> bytes:
+    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
 
 
 def _settings_of(trainer: "Trainer", run: FolderRun) -> dict[str, Any]:

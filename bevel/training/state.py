@@ -33,6 +33,7 @@ class TrainingState:
       noise_state: the state of the plan's noise. Private, although it does not contain the key.
       average: the moving average of the trainable parameters (`ema_decay`) in float32 or wider, or
         None.
+      model_state: what the loss reads and nobody trains, or None. No step changes it.
     """
 
     step: Any
@@ -40,6 +41,7 @@ class TrainingState:
     opt_state: PyTree
     noise_state: PyTree
     average: PyTree = None
+    model_state: PyTree = None
 
 
 @jax.tree_util.register_dataclass
@@ -48,7 +50,8 @@ class ReleasedState:
     """The part of a state that may be shown to anyone: a function of the noised outputs alone.
 
     Attributes:
-      step, params, opt_state, average: as in `TrainingState`.
+      step, params, opt_state, average, model_state: as in `TrainingState`. Like frozen parameters,
+        the model state is shown as you passed it.
       clip_norm: with adaptive clipping, the clip norm of the next step, which is computed from a
         noised count. Otherwise None.
     """
@@ -58,6 +61,7 @@ class ReleasedState:
     opt_state: PyTree
     average: PyTree = None
     clip_norm: Any = None
+    model_state: PyTree = None
 
     @property
     def evaluated(self) -> PyTree:

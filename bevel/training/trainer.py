@@ -22,11 +22,14 @@ from bevel.sharding.placement import place
 from bevel.sharding.rules import Rules
 from bevel.training.batches import Batches, BatchLayout, batch_layout
 from bevel.training.compilation import PadToMultiple, memory_option, padded_sizes_of
-from bevel.training.contribution import Augmentation, LossFn
+from bevel.training.contribution import Augmentation, LossFn, LossFnWithState
 from bevel.training.data import DataSource, check_length, source_of
 from bevel.training.folder_run import FolderRun
+from bevel.training.framework_objects import check_params, check_trained
 from bevel.training.loop import Callback, Evaluate, Loop
+from bevel.training.loss_signature import check_signature
 from bevel.training.memory_run import MemoryRun
+from bevel.training.model_state import as_arrays
 from bevel.training.private_step import PrivateStep
 from bevel.training.process_agreement import check_same
 from bevel.training.run_description import shared_by_processes
@@ -51,7 +54,8 @@ class Trainer:
 
     What is trained, and how privately:
       config: the config of a plan (`DPSGDConfig(...)`, ...), or a plan.
-      loss_fn: `(params, data, prng) -> (loss, aux)`, see `LossFn`.
+      loss_fn: `(params, data, prng) -> (loss, aux)`, see `LossFn`. With a model state it is
+        `(params, model_state, data, prng) -> (loss, aux)`.
       optimizer: an optax optimizer, `scale_then_privatize(...)`, or a function from the plan to an
         optimizer, such as `lambda plan: dp_adam(1e-3, noise_stddev=plan.noise_stddev)`. Learning
         rates may be schedules. The optimizer sees noised gradients only.
@@ -73,7 +77,7 @@ class Trainer:
     """
 
     config: ExecutionPlanConfig | DPExecutionPlan
-    loss_fn: LossFn
+    loss_fn: LossFn | LossFnWithState
     optimizer: Optimizer | Callable[[DPExecutionPlan], Optimizer]
     performance_flags: PerformanceFlags | None = None
     compilation_strategy: PaddedSizes | PadToMultiple | None = None
@@ -119,18 +123,25 @@ class Trainer:
     def layout(self) -> BatchLayout:
         return batch_layout(self.mesh, self.batch_axes)
 
-    def init(self, params: PyTree) -> TrainingState:
-        """The state before step 0, on the mesh. Your arrays are copied, not changed."""
+    def init(self, params: PyTree, *, model_state: PyTree = None) -> TrainingState:
+        """The state before step 0, on the mesh. Your arrays are copied, not changed.
+
+        A model state is replicated, except for arrays that are already on the mesh.
+        """
+        check_signature(self.loss_fn, has_model_state=model_state is not None)
+        check_params(params)
         params = jax.tree.map(jnp.asarray, params)
         if self.mesh is not None:
             params = place(params, self.mesh, self.rules)
         trained, _ = split(params, self.trainable)
+        check_trained(trained)
         state = TrainingState(
             step=jnp.zeros((), jnp.int32),
             params=params,
             opt_state=self._optimizer.init(widened(trained)),
             noise_state=self.plan.noise_addition_transform.init(trained),
             average=None if self.ema_decay is None else widened(trained),
+            model_state=as_arrays(model_state),
         )
         # Copy: an aliased buffer cannot be donated twice.
         return on_mesh(copied(state), self.mesh)
@@ -144,6 +155,7 @@ class Trainer:
             opt_state=state.opt_state,
             average=state.average,
             clip_norm=self.plan.clip_norm(state.noise_state) if adapts else None,
+            model_state=state.model_state,
         )
 
     # One step.
@@ -198,6 +210,7 @@ class Trainer:
         dataset: Any,
         state: PyTree | TrainingState,
         *,
+        model_state: PyTree = None,
         folder: str | os.PathLike[str] | None = None,
         evaluate: Evaluate | None = None,
         callback: Callback | None = None,
@@ -211,6 +224,10 @@ class Trainer:
         Args:
           dataset: arrays with one row per record, or any random-access source (`training.data`).
           state: the initial parameters; without a folder also a state to continue from.
+          model_state: what the loss reads and nobody trains, as a tree of arrays: frozen batch
+            statistics, tables, typed keys. The loss then takes it as its second argument, the same
+            at every step. It is treated like frozen parameters, and a loss that returns a changed
+            one in aux is refused (`training.model_state`).
           folder: where the run is kept (`training.folder`). What may be shown to anyone is in
             `released/`, the rest in `private/`. If the run is killed and started again, on any
             mesh, it resumes from its last checkpoint. Without a folder, nothing is written and
@@ -228,12 +245,17 @@ class Trainer:
         Raises:
           RunInterrupted: after Ctrl-C or SIGTERM, once the state is saved; it carries the state.
           RestoreCheckpointError: the folder holds a run with other data, another plan, other
-            parameters or, unless `options.accept` has it, another optimizer or loss.
+            parameters, another model state or, unless `options.accept` has it, another optimizer or
+            loss.
           FixDataError: the data cannot be read, or is not what the plan was made for. The state is
             saved first.
           StopRunError: the budget does not allow a single step. A budget that allows some steps
             ends the run early instead.
         """
+        given = state.model_state if isinstance(state, TrainingState) else model_state
+        check_signature(self.loss_fn, has_model_state=given is not None)
+        if not isinstance(state, TrainingState):
+            check_params(state)
         options = options or RunOptions()
         if not isinstance(options, RunOptions):
             raise FixArgumentsError(f"options is a {type(options).__name__}: pass RunOptions(...).")
@@ -255,8 +277,16 @@ class Trainer:
                 "in secrets.json. For tests: config.make(secrets=PlanSecrets.for_tests(seed))."
             )
         if jax.process_count() > 1:
-            check_same(shared_by_processes(self, batches, state, options))
-        begin = copied(state) if isinstance(state, TrainingState) else self.init(state)
+            check_same(shared_by_processes(self, batches, state, model_state, options))
+        if isinstance(state, TrainingState):
+            if model_state is not None:
+                raise FixArgumentsError(
+                    "state is a TrainingState, which has a model_state of its own. Leave out "
+                    "model_state=, or replace it with dataclasses.replace(state, model_state=...)."
+                )
+            begin = copied(state)
+        else:
+            begin = self.init(state, model_state=model_state)
         if folder is None:
             run: FolderRun | MemoryRun = MemoryRun(
                 self.plan, options, seed, self._reached, int(begin.step)

@@ -33,6 +33,11 @@ def test_a_wrapped_optimizer_gives_the_same_updates(base):
     jax.tree.map(np.testing.assert_array_equal, state, plain)
 
 
+def test_accumulation_of_noised_gradients_is_refused_with_the_way_out():
+    with pytest.raises(FixArgumentsError, match=r"larger expected_batch_size.*microbatch_size"):
+        as_augmented_optimizer(optax.MultiSteps(optax.sgd(0.1), every_k_schedule=4))
+
+
 def test_a_wrapped_optimizer_does_not_transform_gradients():
     augmented = as_augmented_optimizer(optax.adam(0.1))
     transform = augmented.pre_clipping_transform(augmented.init(PARAMS))

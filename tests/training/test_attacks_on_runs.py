@@ -371,15 +371,15 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
     "changed, said",
     [
         ({"of": lambda: runs.trainer(optimizer=optax.sgd(0.4, momentum=0.9))}, "the optimizer's"),
-        ({"of": lambda: runs.trainer(optimizer=optax.sgd(0.5))}, "the structure of"),
+        ({"of": lambda: runs.trainer(optimizer=optax.sgd(0.5))}, "another optimizer"),
         (
             {"of": lambda: runs.trainer(optimizer=lambda plan: dp_adam(0.1, noise_stddev=1.0))},
-            "the structure of",
+            "started with another optimizer, whose state has another structure",
         ),
         ({"of": lambda: runs.trainer(loss_fn=lambda *a: scaled(*a))}, "the loss's program differs"),
         ({"of": lambda: runs.trainer(ema_decay=0.5)}, "ema_decay None -> 0.5"),
         ({"options": lambda: runs.options(settings={"rate": 1, "device": "x"})}, "device None"),
-        ({"of": lambda: runs.trainer(trainable="w")}, "the structure of"),
+        ({"of": lambda: runs.trainer(trainable="w")}, "shapes or dtypes of the trained"),
         ({"of": lambda: runs.trainer(config=runs.plan(noise_multiplier=2.0))}, "1.0 -> 2.0"),
         ({"of": lambda: runs.trainer(config=runs.plan(iterations=9))}, "iterations 8 -> 9"),
         ({"begin": lambda: jax.tree.map(lambda x: x + 1, runs.params())}, "initial parameters"),

@@ -17,7 +17,7 @@ def loss(params, data, prng):
 def test_an_example_is_the_loss_itself():
     key, data = jax.random.key(0), {"x": jnp.ones(1)}
     made = contribution(loss, by_user=False, augmentation=None)
-    value, aux = made({"w": jnp.float32(2)}, {"w": None}, (data, None), key)
+    value, aux = made({"w": jnp.float32(2)}, ({"w": None}, None), (data, None), key)
     assert value == loss({"w": jnp.float32(2)}, data, key)[0] and aux["x"] == 1
 
 
@@ -25,7 +25,7 @@ def test_views_differ_and_are_averaged():
     seen = Augmentation(lambda data, key: {"x": jax.random.normal(key, (1,))}, views=16)
     made = contribution(loss, by_user=False, augmentation=seen)
     value, aux = made(
-        {"w": jnp.float32(1)}, {"w": None}, ({"x": jnp.ones(1)}, None), jax.random.key(0)
+        {"w": jnp.float32(1)}, ({"w": None}, None), ({"x": jnp.ones(1)}, None), jax.random.key(0)
     )
     assert abs(float(aux["x"])) < 1 and float(value) != float(aux["x"])
     assert aux["kind"].shape == (16,) and 0 < float(aux["yes"]) < 1
@@ -42,7 +42,7 @@ def test_a_user_is_the_mean_of_what_is_there():
     data = {"x": jnp.asarray([[3.0], [5.0], [0.0]])}
     missing = jnp.asarray([False, False, True])
     gradient = jax.grad(
-        lambda w: made({"w": w}, {"w": None}, (data, missing), jax.random.key(0))[0]
+        lambda w: made({"w": w}, ({"w": None}, None), (data, missing), jax.random.key(0))[0]
     )
     assert float(gradient(jnp.float32(1.0))) == pytest.approx(4.0)
 
@@ -50,10 +50,10 @@ def test_a_user_is_the_mean_of_what_is_there():
 def test_a_loss_of_another_form_is_refused():
     made = contribution(lambda p, d, k: d, by_user=False, augmentation=None)
     with pytest.raises(FixLossError, match=r"must return a pair \(loss, aux\)"):
-        made({}, {}, (jnp.ones(1), None), jax.random.key(0))
+        made({}, ({}, None), (jnp.ones(1), None), jax.random.key(0))
     made = contribution(lambda p, d, k: (d, {}), by_user=False, augmentation=None)
     with pytest.raises(FixLossError, match=r"shape \(1,\)"):
-        made({}, {}, (jnp.ones(1), None), jax.random.key(0))
+        made({}, ({}, None), (jnp.ones(1), None), jax.random.key(0))
 
 
 def test_averages_are_over_the_leading_axis():

@@ -49,6 +49,34 @@ def test_another_run_is_refused_whatever_is_accepted(now, said):
             check_resumable(BEGUN, now, accept, "run")
 
 
+def test_only_the_cause_of_several_changes_is_named():
+    parts = {"structure.params": "p", "structure.optimizer": "o"}
+    begun = dataclasses.replace(BEGUN, digests=BEGUN.digests | parts)
+
+    def names(**changed):
+        now = dataclasses.replace(begun, digests=begun.digests | changed)
+        return [change.name for change in changes(begun, now)]
+
+    optimizer = {"structure": "t", "structure.optimizer": "q", "optimizer": "r"}
+    assert names(**optimizer) == ["structure.optimizer"]
+    assert names(**optimizer | {"structure.params": "q"}) == ["structure.params"]
+    assert names(**optimizer | {"data": "e"}) == ["data", "structure.optimizer"]
+    assert names(structure="t") == ["structure"]  # the average
+    now = dataclasses.replace(begun, digests=begun.digests | optimizer)
+    for accept in ([], ["optimizer"]):
+        with pytest.raises(RestoreCheckpointError, match="run was started with another optimizer"):
+            check_resumable(begun, now, accept, "run")
+    # Older versions did not record the parts.
+    assert [change.name for change in changes(BEGUN, now)] == ["optimizer", "structure"]
+
+
+def test_a_model_state_that_is_missing_is_a_change():
+    stateful = other("digests", **{"model state": "m"})
+    for before, now in ((BEGUN, stateful), (stateful, BEGUN)):
+        with pytest.raises(RestoreCheckpointError, match="the model_state differs"):
+            check_resumable(before, now, [], "run")
+
+
 def test_another_learning_rate_must_be_accepted():
     slower = other("settings", **{"optimizer.learning_rate": 0.5})
     slower = dataclasses.replace(slower, digests=BEGUN.digests | {"optimizer": "p"})

@@ -5,6 +5,7 @@ Errors name the line of the user's code.
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -154,6 +155,7 @@ def trace_loss(
     except BevelError:
         raise
     except Exception as error:
+        _check_signature(example, leaves, error)
         raise FixLossError(
             f"the function cannot be traced for one example {size}, which per-example clipping "
             f"needs{_user_line(error)}. JAX says: {_first_paragraph(error)}\n"
@@ -168,6 +170,24 @@ def trace_loss(
             "examples have no order. Pass ordered=False, or move the effect out of the loss."
         )
     return program, arguments
+
+
+def _check_signature(example: ExampleFunction, leaves: Leaves, error: Exception) -> None:
+    """Raises if the function could not be called because of its signature."""
+    args, kwargs = example.call.arguments(leaves)
+    try:
+        signature = inspect.signature(example.fun)
+        signature.bind(*args, **kwargs)
+    except ValueError:  # it has no signature
+        return
+    except TypeError as mismatch:
+        if not callable(example.fun):
+            return
+        raise FixLossError(
+            f"the function takes {signature}, but it was called with {len(args)} arguments: "
+            f"{mismatch}. Call the clipped function with the arguments of the loss. If one of them "
+            "is a random key, name it with prng_argnum; bind others with functools.partial."
+        ) from error
 
 
 def check_scalar_loss(value: Any) -> None:

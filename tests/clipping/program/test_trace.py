@@ -54,6 +54,16 @@ def test_a_loss_that_returns_nothing_is_refused(value):
         run(lambda p, x: value)
 
 
+def test_a_call_with_other_arguments_than_the_loss_takes_is_explained():
+    key = jax.random.key(0)
+    said = r"takes \(params, x\), but it was called with 3 arguments.*prng_argnum"
+    with pytest.raises(FixLossError, match=said) as error:
+        run(plain, key, prng_argnum=2)
+    assert "keep_batch_dim" not in str(error.value)
+    with pytest.raises(FixLossError, match="missing a required argument: 'y'"):
+        run(lambda params, x, y: plain(params, x))
+
+
 def test_a_pair_without_has_aux_is_refused():
     with pytest.raises(FixLossError, match="scalar"):
         run(lambda p, x: (plain(p, x), x))
