@@ -28,13 +28,13 @@ def assert_close(actual, expected, tolerance=1e-3):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=tolerance * scale)
 
 
-def small_plan(size, iterations=3, noise=0.5, **options):
-    config = DPSGDConfig(
-        clip_norm=0.5,
-        noise_multiplier=noise,
-        iterations=iterations,
-        num_examples=size,
-        sampling_prob=0.5,
-        **options,
-    )
-    return config.make(secrets=PlanSecrets.for_tests(0))
+def plan(iterations=4, **changed):
+    """Of runs on 16 examples."""
+    fields = {"num_examples": 16, "expected_batch_size": 8, "iterations": iterations}
+    fields |= {"noise_multiplier": 1.0, "l2_clip_norm": 1.0}
+    return DPSGDConfig.default(**fields | changed).make(secrets=PlanSecrets.for_tests(0))
+
+
+def step_on_all_data():
+    """One step with all examples, and with little noise: the mean of the clipped gradients."""
+    return plan(iterations=1, expected_batch_size=16, noise_multiplier=1e-5)

@@ -116,11 +116,10 @@ class LinenTransformer(nn.Module):
     @nn.compact
     def __call__(self, tokens, train=True):
         x = nn.Embed(TOKENS, WIDTH)(tokens)
-        for _ in range(1):
-            h = nn.LayerNorm()(x)
-            h = nn.MultiHeadDotProductAttention(2, dropout_rate=0.2, deterministic=not train)(h)
-            x = x + nn.Dropout(0.2, deterministic=not train)(h)
-            x = x + nn.Dense(WIDTH)(nn.gelu(nn.Dense(2 * WIDTH)(nn.LayerNorm()(x))))
+        h = nn.LayerNorm()(x)
+        h = nn.MultiHeadDotProductAttention(2, dropout_rate=0.2, deterministic=not train)(h)
+        x = x + nn.Dropout(0.2, deterministic=not train)(h)
+        x = x + nn.Dense(WIDTH)(nn.gelu(nn.Dense(2 * WIDTH)(nn.LayerNorm()(x))))
         return nn.Dense(CLASSES)(x.mean(1))
 
 

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from bevel.clipping import BoundedSensitivityCallable, clipped_grad
 from bevel.errors import FixArgumentsError, FixLossError
+from bevel.execution_plan import DPExecutionPlan
 from bevel.frameworks.loss_checks import check_effects, split_result
-from bevel.training import Trainer, TrainingState
+from bevel.training import LoRA, LossFnWithState, Trainer, TrainingState
 
 PyTree = Any
 ModelLoss = Callable[..., Any]  # (model, batch) or (model, batch, key) -> loss or (loss, aux)
@@ -38,8 +39,27 @@ class FunctionalModel:
 
     params: PyTree
     model_state: PyTree
-    loss_fn: Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[jax.Array, Any]]
+    loss_fn: LossFnWithState
     merge: Callable[[PyTree], Any]
+
+    def with_lora(self, lora: LoRA | None) -> "FunctionalModel":
+        """Freezes the parameters and trains low-rank factors instead. None changes nothing."""
+        if lora is None:
+            return self
+        factors, base = lora.split(self.params)
+
+        def loss_fn(
+            params: PyTree, model_state: PyTree, data: PyTree, prng: jax.Array
+        ) -> tuple[jax.Array, Any]:
+            base, of_model = model_state
+            return self.loss_fn(base.merged(params), of_model, data, prng)
+
+        return FunctionalModel(
+            factors,
+            (base, self.model_state),
+            loss_fn,
+            lambda params: self.merge(base.merged(params)),
+        )
 
 
 class Adapter(abc.ABC):
@@ -66,7 +86,7 @@ class Adapter(abc.ABC):
         """The next key of the model's own random generator, if it has one."""
         return None
 
-    def functional(self, model: Any, loss: ModelLoss) -> FunctionalModel:
+    def functional(self, model: Any, loss: ModelLoss, lora: LoRA | None = None) -> FunctionalModel:
         parts = self.split(model)
 
         def loss_fn(
@@ -74,14 +94,24 @@ class Adapter(abc.ABC):
         ) -> tuple[jax.Array, Any]:
             return self._loss(loss, Parts(params, model_state, parts.structure), data, prng)
 
-        return FunctionalModel(
+        whole = FunctionalModel(
             parts.params, parts.model_state, loss_fn, lambda params: self.merge(model, params)
         )
+        return whole.with_lora(lora)
 
     def clipped_grad(
-        self, loss: ModelLoss, has_aux: bool, options: Mapping[str, Any]
+        self,
+        loss: ModelLoss,
+        has_aux: bool,
+        l2_clip_norm: Any,
+        plan: DPExecutionPlan | None,
+        options: Mapping[str, Any],
     ) -> BoundedSensitivityCallable:
         """`grad_fn(model, batch, key=None, is_padding_example=None)`, for one's own loop."""
+        if (l2_clip_norm is None) == (plan is None):
+            raise FixArgumentsError(
+                "pass either l2_clip_norm, or the plan whose noise you add: plan=config.make()."
+            )
 
         def loss_of_parts(
             params: PyTree, model_state: PyTree, batch: PyTree, key: Any, fixed: tuple[Any, bool]
@@ -95,9 +125,11 @@ class Adapter(abc.ABC):
                 raise FixLossError("the loss returned a pair (loss, aux): pass has_aux=True.")
             return value
 
-        of_parts = clipped_grad(
-            loss_of_parts, 0, has_aux, batch_argnums=2, prng_argnum=3, **options
-        )
+        options = {**options, "batch_argnums": 2, "prng_argnum": 3}
+        if plan is None:
+            of_parts = clipped_grad(loss_of_parts, 0, has_aux, l2_clip_norm=l2_clip_norm, **options)
+        else:
+            of_parts = plan.clipped_grad(loss_of_parts, 0, has_aux, **options)
 
         def of_model(
             model: Any, batch: PyTree, *key: Any, is_padding_example: Any = None, **named: Any

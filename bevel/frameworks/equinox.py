@@ -8,8 +8,10 @@ import jax
 
 from bevel.clipping import BoundedSensitivityCallable
 from bevel.errors import FixArgumentsError, FixLossError
+from bevel.execution_plan import DPExecutionPlan
 from bevel.frameworks.adapter import Adapter, FunctionalModel, ModelLoss, Parts, fit_functional
 from bevel.frameworks.loss_checks import call_loss, split_result
+from bevel.training import LoRA
 
 try:
     import equinox as eqx
@@ -32,6 +34,7 @@ def fit(
     optimizer: Any,
     trainable: Any = eqx.is_inexact_array,
     state: eqx.nn.State | None = None,
+    lora: LoRA | None = None,
     evaluate: Callable[[Any], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> PyTree:
@@ -49,6 +52,8 @@ def fit(
         of booleans and functions that is a prefix of the model. Only floating-point arrays are
         trained. All other leaves are returned as they are.
       state: of stateful layers (`eqx.nn.State`), read-only.
+      lora: trains low-rank factors of some of these arrays instead (`bevel.training.LoRA`). The
+        returned module has the merged matrices.
       evaluate: `model -> metrics`, on public or held-out data, at every checkpoint.
       options: the other options of `Trainer` (`mesh`, `ema_decay`, ...) and of `Trainer.fit`
         (`folder`, `callback`, `options`, ...).
@@ -60,7 +65,7 @@ def fit(
       FixLossError: a BatchNorm is not in inference mode, or the loss returns a state that depends
         on the data, which would be released without noise.
     """
-    parts = functional(model, loss, trainable=trainable, state=state)
+    parts = functional(model, loss, trainable=trainable, state=state, lora=lora)
     options |= {"config": config, "optimizer": optimizer}
     return parts.merge(fit_functional(parts, dataset, evaluate, options)[1])
 
@@ -69,7 +74,8 @@ def clipped_grad(
     loss: ModelLoss,
     has_aux: bool = False,
     *,
-    l2_clip_norm: Any,
+    l2_clip_norm: Any = None,
+    plan: DPExecutionPlan | None = None,
     trainable: Any = eqx.is_inexact_array,
     state: eqx.nn.State | None = None,
     **options: Any,
@@ -77,20 +83,20 @@ def clipped_grad(
     """Like `eqx.filter_grad(loss)`, but clipped per example and summed over the batch.
 
     `grads = clipped_grad(loss, l2_clip_norm=1.0)(model, batch, key)` is a module with None in place
-    of what is not trained. Add noise to it (`bevel.gaussian_privatizer`) before the optimizer and
-    `eqx.apply_updates`.
+    of what is not trained. Add noise to it (that of the plan, or `bevel.gaussian_privatizer`)
+    before you pass it to the optimizer.
 
     Args:
       loss, trainable, state: as in `fit`.
       has_aux: the loss returns `(loss, aux)`; then the result is `(grads, Aux)`.
       l2_clip_norm, options: as in `bevel.clipped_grad`.
+      plan: the plan whose noise you add, in place of `l2_clip_norm`.
 
     Returns:
       A `BoundedSensitivityCallable` of `(model, batch, key=None)`, which also takes
       `is_padding_example`.
     """
-    adapter = _Equinox(trainable, state)
-    return adapter.clipped_grad(loss, has_aux, {"l2_clip_norm": l2_clip_norm, **options})
+    return _Equinox(trainable, state).clipped_grad(loss, has_aux, l2_clip_norm, plan, options)
 
 
 def functional(
@@ -99,9 +105,10 @@ def functional(
     *,
     trainable: Any = eqx.is_inexact_array,
     state: eqx.nn.State | None = None,
+    lora: LoRA | None = None,
 ) -> FunctionalModel:
     """Splits a model for `bevel.Trainer`: use it where you want the trainer itself."""
-    return _Equinox(trainable, state).functional(model, loss)
+    return _Equinox(trainable, state).functional(model, loss, lora)
 
 
 @dataclasses.dataclass(frozen=True)

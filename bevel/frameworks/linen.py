@@ -8,8 +8,10 @@ import jax
 
 from bevel.clipping import BoundedSensitivityCallable
 from bevel.errors import FixArgumentsError, FixLossError
+from bevel.execution_plan import DPExecutionPlan
 from bevel.frameworks.adapter import Adapter, FunctionalModel, ModelLoss, Parts, fit_functional
 from bevel.frameworks.loss_checks import call_loss
+from bevel.training import LoRA
 
 try:
     from flax import errors as flax_errors
@@ -37,6 +39,7 @@ def fit(
     trainable: Any = None,
     collections: Mapping[str, PyTree] | None = None,
     rngs: Sequence[str] = ("dropout",),
+    lora: LoRA | None = None,
     evaluate: Callable[[Any], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> TrainState:
@@ -55,6 +58,8 @@ def fit(
       collections: further variables of the model, read-only, such as
         {"batch_stats": ...}. By default the `batch_stats` of the `TrainState`, if it has them.
       rngs: the names of the model's random streams.
+      lora: trains low-rank factors of some parameters instead (`bevel.training.LoRA`). The returned
+        state has the merged matrices, and an optimizer state of the factors.
       evaluate: `model -> metrics`, on public or held-out data, at every checkpoint; `model` is a
         function as in the loss, without random streams.
       options: the other options of `Trainer` (`mesh`, `ema_decay`, ...) and of `Trainer.fit`
@@ -73,17 +78,23 @@ def fit(
             f"train_state has taken {int(train_state.step)} steps, but a private run starts with a "
             "new optimizer state: pass TrainState.create(apply_fn=..., params=..., tx=...)."
         )
-    parts = functional(train_state, loss, collections=collections, rngs=rngs)
+    if lora is not None and trainable is not None:
+        raise FixArgumentsError(
+            "pass either trainable or lora. LoRA(match=..., full=...) says what is trained."
+        )
+    parts = functional(train_state, loss, collections=collections, rngs=rngs, lora=lora)
     options |= {"config": config, "optimizer": train_state.tx, "trainable": trainable}
     state, params = fit_functional(parts, dataset, evaluate, options)
-    return train_state.replace(step=int(state.step), params=params, opt_state=state.opt_state)
+    trained = parts.merge(params).variables["params"]
+    return train_state.replace(step=int(state.step), params=trained, opt_state=state.opt_state)
 
 
 def clipped_grad(
     loss: ModelLoss,
     has_aux: bool = False,
     *,
-    l2_clip_norm: Any,
+    l2_clip_norm: Any = None,
+    plan: DPExecutionPlan | None = None,
     collections: Mapping[str, PyTree] | None = None,
     rngs: Sequence[str] = ("dropout",),
     **options: Any,
@@ -91,20 +102,20 @@ def clipped_grad(
     """Like `jax.grad` of the loss of a `TrainState`, clipped per example and summed.
 
     `grads = clipped_grad(loss, l2_clip_norm=1.0)(train_state, batch, key)` has the tree of
-    `train_state.params`. Add noise to it (`bevel.gaussian_privatizer`) before
-    `train_state.apply_gradients(grads=noised)`.
+    `train_state.params`. Add noise to it (that of the plan, or `bevel.gaussian_privatizer`) before
+    you pass it to `train_state.apply_gradients(grads=noised)`.
 
     Args:
       loss, collections, rngs: as in `fit`.
       has_aux: the loss returns `(loss, aux)`; then the result is `(grads, Aux)`.
       l2_clip_norm, options: as in `bevel.clipped_grad`.
+      plan: the plan whose noise you add, in place of `l2_clip_norm`.
 
     Returns:
       A `BoundedSensitivityCallable` of `(train_state, batch, key=None)`, which also takes
       `is_padding_example`. Without a key, the model has no random streams.
     """
-    adapter = _Linen(collections, tuple(rngs))
-    return adapter.clipped_grad(loss, has_aux, {"l2_clip_norm": l2_clip_norm, **options})
+    return _Linen(collections, tuple(rngs)).clipped_grad(loss, has_aux, l2_clip_norm, plan, options)
 
 
 def functional(
@@ -113,9 +124,10 @@ def functional(
     *,
     collections: Mapping[str, PyTree] | None = None,
     rngs: Sequence[str] = ("dropout",),
+    lora: LoRA | None = None,
 ) -> FunctionalModel:
     """Splits a `TrainState` for `bevel.Trainer`: use it where you want the trainer itself."""
-    return _Linen(collections, tuple(rngs)).functional(train_state, loss)
+    return _Linen(collections, tuple(rngs)).functional(train_state, loss, lora)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,8 +179,8 @@ class _Linen(Adapter):
             )
         collections = self.collections
         if collections is None:
-            has_statistics = getattr(model, "batch_stats", None) is not None
-            collections = {"batch_stats": model.batch_stats} if has_statistics else {}
+            statistics = getattr(model, "batch_stats", None)
+            collections = {} if statistics is None else {"batch_stats": statistics}
         return Parts(model.params, dict(collections), _ApplyFn(model.apply_fn))
 
     def run(

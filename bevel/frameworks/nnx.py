@@ -9,9 +9,10 @@ import jax.numpy as jnp
 
 from bevel.clipping import BoundedSensitivityCallable
 from bevel.errors import FixArgumentsError
+from bevel.execution_plan import DPExecutionPlan
 from bevel.frameworks.adapter import Adapter, FunctionalModel, ModelLoss, Parts, fit_functional
 from bevel.frameworks.loss_checks import call_loss
-from bevel.training import TrainingState
+from bevel.training import LoRA, TrainingState
 
 try:
     from flax import nnx
@@ -33,6 +34,7 @@ def fit(
     config: Any,
     optimizer: Any,
     trainable: Any = nnx.Param,
+    lora: LoRA | None = None,
     evaluate: Callable[[Any], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> TrainingState:
@@ -48,6 +50,8 @@ def fit(
       config, optimizer: as in `Trainer`; the optimizer is one of optax.
       trainable: an NNX filter of the Variables that are trained, such as `nnx.LoRAParam` or
         `nnx.All(nnx.Param, nnx.PathContains("head"))`. All others are read-only.
+      lora: trains low-rank factors of some of these Variables instead (`bevel.training.LoRA`). In
+        the end the model has the merged matrices.
       evaluate: `model -> metrics`, on public or held-out data, at every checkpoint. It gets a copy
         of the model, in the mode of the model that you passed.
       options: the other options of `Trainer` (`mesh`, `ema_decay`, ...) and of `Trainer.fit`
@@ -60,10 +64,10 @@ def fit(
       FixLossError: the loss changes Variables that are not trained depending on the data, such as
         the running statistics of BatchNorm, which would be released without noise.
     """
-    parts = functional(model, loss, trainable=trainable)
+    parts = functional(model, loss, trainable=trainable, lora=lora)
     options |= {"config": config, "optimizer": optimizer}
     state, params = fit_functional(parts, dataset, evaluate, options)
-    nnx.update(model, params)
+    nnx.update(model, nnx.state(parts.merge(params), trainable))
     return state
 
 
@@ -71,33 +75,36 @@ def clipped_grad(
     loss: ModelLoss,
     has_aux: bool = False,
     *,
-    l2_clip_norm: Any,
+    l2_clip_norm: Any = None,
+    plan: DPExecutionPlan | None = None,
     trainable: Any = nnx.Param,
     **options: Any,
 ) -> BoundedSensitivityCallable:
     """Like `nnx.grad(loss)`, but clipped per example and summed over the batch.
 
     `grads = clipped_grad(loss, l2_clip_norm=1.0)(model, batch)` is an `nnx.State` of the trained
-    Variables. Add noise to it (`bevel.gaussian_privatizer`) before `optimizer.update(model, noised)`.
+    Variables. Add noise to it (that of the plan, or `bevel.gaussian_privatizer`) before you pass it
+    to `optimizer.update(model, noised)`.
 
     Args:
       loss, trainable: as in `fit`.
       has_aux: the loss returns `(loss, aux)`; then the result is `(grads, Aux)`.
       l2_clip_norm, options: as in `bevel.clipped_grad`.
+      plan: the plan whose noise you add, in place of `l2_clip_norm`.
 
     Returns:
       A `BoundedSensitivityCallable` of `(model, batch, key=None)`, which also takes
       `is_padding_example`. Without a key, the model's own random streams provide one, and advance
       as they do in `nnx.grad`.
     """
-    return _NNX(trainable).clipped_grad(loss, has_aux, {"l2_clip_norm": l2_clip_norm, **options})
+    return _NNX(trainable).clipped_grad(loss, has_aux, l2_clip_norm, plan, options)
 
 
 def functional(
-    model: nnx.Module, loss: ModelLoss, *, trainable: Any = nnx.Param
+    model: nnx.Module, loss: ModelLoss, *, trainable: Any = nnx.Param, lora: LoRA | None = None
 ) -> FunctionalModel:
     """Splits a model for `bevel.Trainer`: use it where you want the trainer itself."""
-    return _NNX(trainable).functional(model, loss)
+    return _NNX(trainable).functional(model, loss, lora)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +113,7 @@ class _Graph:
     streams: Any  # the treedef of the random streams
     stream_types: tuple[jax.ShapeDtypeStruct, ...]
 
-    def random_streams(self, key: jax.Array | None) -> Any:
+    def random_streams(self, key: Any) -> Any:
         """The state of the random streams for one example."""
 
         def leaf(number: int, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -129,7 +136,8 @@ class _NNX(Adapter):
                 f"model is a {type(model).__name__}: pass an nnx.Module that was made with its "
                 "rngs, such as Model(rngs=nnx.Rngs(0))."
             )
-        graph, streams, params, rest = nnx.split(model, nnx.RngState, self.trainable, ...)
+        split: Any = nnx.split(model, nnx.RngState, self.trainable, ...)
+        graph, streams, params, rest = split
         if not jax.tree.leaves(params):
             kinds = sorted({type(v).__name__ for _, v in nnx.to_flat_state(rest)})
             raise FixArgumentsError(

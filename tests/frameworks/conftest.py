@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from compiled_once import compiled_once  # noqa: F401 (a fixture)
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-import bevel
-from bevel.errors import FixArgumentsError, FixLossError
-from bevel.frameworks import equinox as private
-from framework_checks import assert_close, slow_clipped_sum, small_plan
+from framework_checks import assert_close, plan, slow_clipped_sum, step_on_all_data
 from framework_models import (
     KINDS,
     EquinoxConvolutional,
@@ -19,6 +15,12 @@ from framework_models import (
     equinox_model,
 )
 from framework_models import loss_of_rows as loss
+from training_runs import at_step, options, same_bits
+
+import bevel
+from bevel.errors import FixArgumentsError, FixLossError
+from bevel.frameworks import equinox as private
+from bevel.sharding import make_mesh
 
 KEY = jax.random.key(7)
 
@@ -156,7 +158,7 @@ def test_a_state_that_depends_on_the_data_is_refused():
 
     model, state = eqx.nn.make_with_state(Mean)()
     grad_fn = private.clipped_grad(loss, True, l2_clip_norm=0.5, state=state)
-    with pytest.raises(FixLossError, match="changes state.*released without noise"):
+    with pytest.raises(FixLossError, match=r"changes state.*released without noise"):
         grad_fn(model, jnp.ones((2, 3)))
 
 
@@ -175,3 +177,58 @@ def test_mistakes_of_the_first_day_have_clear_errors():
     _, state = eqx.nn.make_with_state(make_with_batch_norm)(jax.random.key(0))
     with pytest.raises(FixArgumentsError, match="pass it as state=state"):
         grad_fn((model, state), batch, KEY)
+
+
+def test_training_returns_the_module_and_changes_nothing_else():
+    model, state = eqx.nn.make_with_state(make_with_batch_norm)(jax.random.key(0))
+    model, data = eqx.nn.inference_mode(model), batch_for("cnn", 16)
+    run = {"config": step_on_all_data(), "optimizer": optax.sgd(1.0), "options": options()}
+    new = private.fit(model, loss_with_state, data, state=state, **run)
+
+    def only_loss(model, batch, key):
+        return loss_with_state(model, batch, key, state)[0]
+
+    total = slow(model, data, KEY, 1.0, only_loss)
+    floats = [eqx.filter(m, eqx.is_inexact_array) for m in (model, new)]
+    moved = jax.tree.map(jnp.subtract, *floats)
+    assert_close(moved, jax.tree.map(lambda x: x / 16, total), 1e-2)
+    assert jax.tree.structure(new) == jax.tree.structure(model)
+    assert new.activation is model.activation and new.scale == model.scale and new.bias is None
+
+
+def test_what_is_not_trained_is_returned_as_it_was():
+    model, data = equinox_model("cnn"), batch_for("cnn", 16)
+    head = eqx.tree_at(lambda m: m.head, jax.tree.map(lambda _: False, model), True)
+    run = {"config": plan(1), "optimizer": optax.adam(0.1), "options": options()}
+    new = private.fit(model, loss, data, trainable=head, **run)
+    assert new.conv.weight is model.conv.weight
+    assert not np.array_equal(new.head.weight, model.head.weight)
+
+
+def test_a_run_in_a_folder_resumes_and_evaluates_models(tmp_path):
+    data, evaluated = batch_for("cnn", 16), []
+
+    def evaluate(model):
+        evaluated.append(model)
+        return {"loss": float(loss(eqx.nn.inference_mode(model), data, KEY))}
+
+    def train(folder, **changed):
+        run = {"config": plan(), "optimizer": optax.adam(1e-2), "options": options()}
+        model = equinox_model("cnn")
+        return private.fit(model, loss, data, folder=folder, evaluate=evaluate, **run, **changed)
+
+    whole = train(tmp_path / "whole")
+    stopped = train(tmp_path / "halved", callback=at_step(2))
+    resumed = train(tmp_path / "halved")
+    assert len(evaluated) == 4
+    arrays = [eqx.filter(model, eqx.is_array) for model in (whole, resumed, stopped)]
+    assert same_bits(arrays[0], arrays[1]) and not same_bits(arrays[0], arrays[2])
+
+
+def test_a_run_on_a_mesh_gives_the_same_model():
+    data, models = batch_for("transformer", 16), []
+    for mesh in (None, make_mesh({"data": 8})):
+        run = {"config": plan(2), "optimizer": optax.sgd(0.1), "options": options()}
+        run |= {"mesh": mesh, "ema_decay": 0.9}
+        models.append(private.fit(equinox_model("transformer"), loss, data, **run))
+    assert_close(*(eqx.filter(model, eqx.is_array) for model in models), 1e-5)

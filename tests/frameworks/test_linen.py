@@ -1,5 +1,7 @@
 """Flax Linen models, against a loop over single examples."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +9,14 @@ import optax
 import pytest
 from flax import linen as nn
 from flax.training.train_state import TrainState
+from framework_checks import assert_close, plan, slow_clipped_sum, step_on_all_data
+from framework_models import KINDS, batch_for, cross_entropy, linen_state, loss
+from training_runs import at_step, options, same_bits
 
 import bevel
 from bevel.errors import FixArgumentsError, FixLossError
 from bevel.frameworks import linen as private
-from framework_checks import assert_close, slow_clipped_sum, small_plan
-from framework_models import KINDS, batch_for, cross_entropy, linen_state, loss
+from bevel.sharding import make_mesh
 
 KEY = jax.random.key(7)
 
@@ -121,9 +125,60 @@ def test_collections_that_are_not_of_the_model_may_be_mutable():
 def test_mistakes_of_the_first_day_have_clear_errors():
     state, batch = linen_state("cnn"), batch_for("cnn")
     grad_fn = private.clipped_grad(loss, l2_clip_norm=0.5)
-    with pytest.raises(FixArgumentsError, match="is a dict: pass TrainState.create"):
+    with pytest.raises(FixArgumentsError, match=r"is a dict: pass TrainState\.create"):
         grad_fn(state.params, batch, KEY)
     with pytest.raises(FixArgumentsError, match=r"params=variables\['params'\]"):
         grad_fn(state.replace(params={"params": state.params}), batch, KEY)
     with pytest.raises(FixLossError, match='PRNG for "dropout"'):
         grad_fn(state, batch)
+
+
+def test_training_returns_the_train_state():
+    state, data = linen_state("cnn", norm="batch", tx=optax.sgd(1.0)), batch_for("cnn", 16)
+
+    def without_dropout(model, batch):
+        return cross_entropy(model(batch["x"], train=False), batch["y"])
+
+    new = private.fit(state, without_dropout, data, config=step_on_all_data(), options=options())
+    quiet = state.replace(apply_fn=functools.partial(state.apply_fn, train=False))
+    total = slow(quiet, data, KEY, 1.0)
+    moved = jax.tree.map(jnp.subtract, state.params, new.params)
+    assert_close(moved, jax.tree.map(lambda x: x / 16, total), 1e-2)
+    assert new.step == 1 and same_bits(new.batch_stats, state.batch_stats)
+    assert jax.tree.structure(new) == jax.tree.structure(state)
+    with pytest.raises(FixArgumentsError, match="has taken 1 steps"):
+        private.fit(new, without_dropout, data, config=step_on_all_data())
+
+
+def test_patterns_select_what_is_trained():
+    state, data = linen_state("cnn"), batch_for("cnn", 16)
+    new = private.fit(state, loss, data, config=plan(1), trainable="Dense*", options=options())
+    same = {name: same_bits(new.params[name], state.params[name]) for name in state.params}
+    assert same == {"Conv_0": True, "GroupNorm_0": True, "Dense_0": False}
+
+
+def test_a_run_in_a_folder_resumes_and_evaluates_models(tmp_path):
+    data, evaluated = batch_for("cnn", 16), []
+
+    def evaluate(model):
+        evaluated.append(model)
+        return {"loss": float(cross_entropy(model(data["x"], train=False), data["y"]))}
+
+    def train(folder, **changed):
+        run = {"config": plan(), "options": options(), "evaluate": evaluate} | changed
+        state = linen_state("cnn", tx=optax.adam(1e-2))
+        return private.fit(state, loss, data, folder=folder, **run)
+
+    whole = train(tmp_path / "whole")
+    stopped = train(tmp_path / "halved", callback=at_step(2))
+    resumed = train(tmp_path / "halved")
+    assert len(evaluated) == 4 and stopped.step == 2
+    assert same_bits(whole, resumed) and not same_bits(whole.params, stopped.params)
+
+
+def test_a_run_on_a_mesh_gives_the_same_model():
+    data, states = batch_for("transformer", 16), []
+    for mesh in (None, make_mesh({"data": 8})):
+        run = {"config": plan(2), "options": options(), "mesh": mesh, "ema_decay": 0.9}
+        states.append(private.fit(linen_state("transformer"), loss, data, **run))
+    assert_close(states[1].params, states[0].params, 1e-5)

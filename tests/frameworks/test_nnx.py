@@ -8,12 +8,14 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from framework_checks import assert_close, plan, slow_clipped_sum, step_on_all_data
+from framework_models import KINDS, NNXConvolutional, batch_for, loss, nnx_model
+from training_runs import at_step, options, same_bits
 
 import bevel
 from bevel.errors import FixArgumentsError, FixLossError
 from bevel.frameworks import nnx as private
-from framework_checks import assert_close, slow_clipped_sum, small_plan
-from framework_models import KINDS, NNXConvolutional, batch_for, loss, nnx_model
+from bevel.sharding import make_mesh
 
 KEY = jax.random.key(7)
 
@@ -111,7 +113,7 @@ def test_a_filter_selects_what_is_trained():
     assert list(grads) == ["head"]
 
     assert_close(grads, slow(model, batch, KEY, 0.5, nnx.DiffState(0, head)))
-    with pytest.raises(FixArgumentsError, match="matches none of the model's Variables.*Param"):
+    with pytest.raises(FixArgumentsError, match=r"matches none of the model's Variables.*Param"):
         private.clipped_grad(loss, l2_clip_norm=0.5, trainable=nnx.LoRAParam)(model, batch, KEY)
 
 
@@ -178,9 +180,60 @@ def test_mistakes_of_the_first_day_have_clear_errors():
     grad_fn = private.clipped_grad(loss, l2_clip_norm=0.5)
     with pytest.raises(FixArgumentsError, match=r"one batch: grad_fn\(model, \(x, y\), key\)"):
         grad_fn(model, batch["x"], batch["y"])
-    with pytest.raises(FixArgumentsError, match="is a State: pass an nnx.Module"):
+    with pytest.raises(FixArgumentsError, match=r"is a State: pass an nnx\.Module"):
         grad_fn(nnx.state(model), batch)
     with pytest.raises(FixLossError, match="does not depend on the trained parameters"):
         model.eval()
         outside = lambda _, batch: loss(model, batch)  # noqa: E731
         private.clipped_grad(outside, l2_clip_norm=0.5)(nnx_model("cnn"), batch, KEY)
+
+
+def test_training_writes_the_parameters_back_and_changes_nothing_else():
+    model, data = NNXConvolutional(nnx.Rngs(0), norm="batch"), batch_for("cnn", 16)
+    model.eval()
+    before = nnx.clone(model)
+    run = {"config": step_on_all_data(), "optimizer": optax.sgd(1.0), "options": options()}
+    state = private.fit(model, loss, data, **run)
+    total = slow(before, data, KEY, 1.0)
+    moved = jax.tree.map(jnp.subtract, nnx.state(before, nnx.Param), nnx.state(model, nnx.Param))
+    assert_close(moved, jax.tree.map(lambda x: x / 16, total), 1e-2)
+    rest = nnx.Not(nnx.Param)
+    assert same_bits(key_data(nnx.state(model, rest)), key_data(nnx.state(before, rest)))
+    assert int(state.step) == 1
+
+
+def key_data(tree):
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
+
+
+def test_a_run_in_a_folder_resumes_and_evaluates_models(tmp_path):
+    data, evaluated = batch_for("cnn", 16), []
+
+    def evaluate(model):
+        model.eval()
+        evaluated.append(model)
+        return {"loss": float(loss(model, data))}
+
+    def train(folder, **changed):
+        model = nnx_model("cnn")
+        run = {"config": plan(), "optimizer": optax.adam(1e-2), "options": options()}
+        private.fit(model, loss, data, folder=folder, evaluate=evaluate, **run, **changed)
+        return model
+
+    whole = train(tmp_path / "whole")
+    stopped = train(tmp_path / "halved", callback=at_step(2))
+    resumed = train(tmp_path / "halved")
+    assert len(evaluated) == 4 and evaluated[0] is not whole
+    trained = lambda model: nnx.state(model, nnx.Param)  # noqa: E731
+    assert same_bits(trained(whole), trained(resumed))
+    assert not same_bits(trained(whole), trained(stopped))
+
+
+def test_a_run_on_a_mesh_gives_the_same_model():
+    data, models = batch_for("transformer", 16), []
+    for mesh in (None, make_mesh({"data": 8})):
+        models.append(nnx_model("transformer"))
+        run = {"config": plan(2), "optimizer": optax.sgd(0.1), "options": options()}
+        private.fit(models[-1], loss, data, mesh=mesh, ema_decay=0.9, **run)
+    assert_close(*(nnx.state(model, nnx.Param) for model in models), 1e-5)
