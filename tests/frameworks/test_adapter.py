@@ -1,5 +1,7 @@
 """What the adapters share: plans, LoRA, the trainer itself, and options."""
 
+from pathlib import Path
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -122,3 +124,16 @@ def test_the_trainer_itself_takes_the_parts():
     model = equinox.fit(equinox_model("cnn"), loss_of_rows, data, **run)
     merged = parts.merge(state.params)
     assert same_bits(*(eqx.filter(m, eqx.is_array) for m in (merged, model)))
+
+
+@pytest.mark.parametrize("name", ["flax_nnx", "flax_linen", "equinox_modules"])
+def test_the_documentation_counts_the_lines_of_privacy(name):
+    root = Path(__file__).resolve().parents[2]
+    lines = (root / f"examples/{name}.py").read_text().splitlines()
+    added = sum(line.endswith("  # +") for line in lines)
+    (row,) = (
+        line
+        for line in (root / "docs/frameworks.md").read_text().splitlines()
+        if line.startswith(f"| [examples/{name}.py]")
+    )
+    assert int(row.split("|")[3]) == added <= 5

@@ -182,3 +182,11 @@ def test_a_run_on_a_mesh_gives_the_same_model():
         run = {"config": plan(2), "options": options(), "mesh": mesh, "ema_decay": 0.9}
         states.append(private.fit(linen_state("transformer"), loss, data, **run))
     assert_close(states[1].params, states[0].params, 1e-5)
+
+
+def test_parts_are_merged_into_a_function():
+    state, batch = linen_state("cnn", norm="batch"), batch_for("cnn")
+    parts = private.functional(state, loss)
+    variables = {"params": state.params, "batch_stats": state.batch_stats}
+    logits = parts.merge(state.params)(batch["x"], train=False)
+    assert same_bits(logits, state.apply_fn(variables, batch["x"], train=False))

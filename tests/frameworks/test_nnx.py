@@ -237,3 +237,11 @@ def test_a_run_on_a_mesh_gives_the_same_model():
         run = {"config": plan(2), "optimizer": optax.sgd(0.1), "options": options()}
         private.fit(models[-1], loss, data, mesh=mesh, ema_decay=0.9, **run)
     assert_close(*(nnx.state(model, nnx.Param) for model in models), 1e-5)
+
+
+def test_parts_are_merged_into_a_new_model():
+    model = nnx_model("cnn")
+    parts = private.functional(model, loss)
+    doubled = parts.merge(jax.tree.map(lambda x: 2 * x, parts.params))
+    assert same_bits(doubled.head.kernel[...], 2 * model.head.kernel[...])
+    assert not jax.tree.leaves(parts.model_state)  # the random streams are no part of it
