@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bevel.clipping import BoundedSensitivityCallable, clipped_grad
+from bevel.clipping.coupled_examples import EXPLANATION, quiet
 from bevel.errors import FixArgumentsError, FixLossError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.frameworks.loss_checks import check_effects, split_result
@@ -105,6 +106,7 @@ class Adapter(abc.ABC):
         has_aux: bool,
         l2_clip_norm: Any,
         plan: DPExecutionPlan | None,
+        allow_coupled_examples: bool,
         options: Mapping[str, Any],
     ) -> BoundedSensitivityCallable:
         """`grad_fn(model, batch, key=None, is_padding_example=None)`, for one's own loop."""
@@ -125,6 +127,7 @@ class Adapter(abc.ABC):
                 raise FixLossError("the loss returned a pair (loss, aux): pass has_aux=True.")
             return value
 
+        quiet(loss_of_parts)  # a loss that couples examples is refused below
         options = {**options, "batch_argnums": 2, "prng_argnum": 3}
         if plan is None:
             of_parts = clipped_grad(loss_of_parts, 0, has_aux, l2_clip_norm=l2_clip_norm, **options)
@@ -139,7 +142,7 @@ class Adapter(abc.ABC):
                 given = self.own_key(model)
             has_key = given is not None
             parts = self.split(model)
-            return of_parts(
+            result = of_parts(
                 parts.params,
                 parts.model_state,
                 batch,
@@ -147,6 +150,13 @@ class Adapter(abc.ABC):
                 (parts.structure, has_key),
                 is_padding_example=is_padding_example,
             )
+            coupling = of_parts.program.coupling
+            if coupling is not None and not allow_coupled_examples:
+                raise FixLossError(
+                    f"the loss couples examples: {coupling}. {EXPLANATION} To go on nevertheless, "
+                    "pass clipped_grad(..., allow_coupled_examples=True)."
+                )
+            return result
 
         return dataclasses.replace(of_parts, bounded_sensitivity_fun=of_model, task=None)
 

@@ -76,6 +76,7 @@ def clipped_grad(
     *,
     l2_clip_norm: Any = None,
     plan: DPExecutionPlan | None = None,
+    allow_coupled_examples: bool = False,
     trainable: Any = eqx.is_inexact_array,
     state: eqx.nn.State | None = None,
     **options: Any,
@@ -91,12 +92,14 @@ def clipped_grad(
       has_aux: the loss returns `(loss, aux)`; then the result is `(grads, Aux)`.
       l2_clip_norm, options: as in `bevel.clipped_grad`.
       plan: the plan whose noise you add, in place of `l2_clip_norm`.
+      allow_coupled_examples: do not refuse a loss with statistics over the batch.
 
     Returns:
       A `BoundedSensitivityCallable` of `(model, batch, key=None)`, which also takes
       `is_padding_example`.
     """
-    return _Equinox(trainable, state).clipped_grad(loss, has_aux, l2_clip_norm, plan, options)
+    adapter = _Equinox(trainable, state)
+    return adapter.clipped_grad(loss, has_aux, l2_clip_norm, plan, allow_coupled_examples, options)
 
 
 def functional(

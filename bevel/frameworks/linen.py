@@ -95,6 +95,7 @@ def clipped_grad(
     *,
     l2_clip_norm: Any = None,
     plan: DPExecutionPlan | None = None,
+    allow_coupled_examples: bool = False,
     collections: Mapping[str, PyTree] | None = None,
     rngs: Sequence[str] = ("dropout",),
     **options: Any,
@@ -110,12 +111,14 @@ def clipped_grad(
       has_aux: the loss returns `(loss, aux)`; then the result is `(grads, Aux)`.
       l2_clip_norm, options: as in `bevel.clipped_grad`.
       plan: the plan whose noise you add, in place of `l2_clip_norm`.
+      allow_coupled_examples: do not refuse a loss with statistics over the batch.
 
     Returns:
       A `BoundedSensitivityCallable` of `(train_state, batch, key=None)`, which also takes
       `is_padding_example`. Without a key, the model has no random streams.
     """
-    return _Linen(collections, tuple(rngs)).clipped_grad(loss, has_aux, l2_clip_norm, plan, options)
+    adapter = _Linen(collections, tuple(rngs))
+    return adapter.clipped_grad(loss, has_aux, l2_clip_norm, plan, allow_coupled_examples, options)
 
 
 def functional(

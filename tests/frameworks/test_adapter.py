@@ -14,7 +14,7 @@ from framework_models import batch_for, equinox_model, linen_state, loss, loss_o
 from training_runs import options, same_bits
 
 import bevel
-from bevel.errors import FixArgumentsError
+from bevel.errors import FixArgumentsError, FixLossError
 from bevel.frameworks import equinox, linen
 from bevel.frameworks import nnx as flax_nnx
 from bevel.training import LoRA, Trainer
@@ -66,6 +66,25 @@ def test_padding_rows_contribute_nothing(name):
     mask = np.arange(10) >= 8
     grads = grad_fn(model, padded, KEY, is_padding_example=mask)
     assert_close(grads, grad_fn(model, batch, KEY), 1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loss_that_couples_examples_is_refused(name):
+    private, make, loss = CASES[name]
+
+    def coupled(model, batch, key):
+        x = batch["x"] - batch["x"].mean(0, keepdims=True)
+        given = (key,) if name == "equinox" else ()
+        return loss(model, {"x": jnp.tanh(x), "y": batch["y"]}, *given)
+
+    model, batch = make("cnn"), batch_for("cnn", 2)
+    with pytest.raises(FixLossError, match=r"couples examples(.|\n)*allow_coupled_examples=True"):
+        private.clipped_grad(coupled, l2_clip_norm=0.5)(model, batch, KEY)
+    options = {"l2_clip_norm": 0.5, "allow_coupled_examples": True}
+    private.clipped_grad(coupled, **options)(model, batch, KEY)
+    run = {} if name == "linen" else {"optimizer": optax.sgd(0.1)}
+    with pytest.raises(FixLossError, match="couples examples"):
+        private.fit(model, coupled, batch_for("cnn", 16), config=plan(1), **run)
 
 
 MATCH = {
