@@ -225,6 +225,7 @@ def test_a_run_in_a_folder_resumes_and_evaluates_models(tmp_path):
     assert same_bits(arrays[0], arrays[1]) and not same_bits(arrays[0], arrays[2])
 
 
+@pytest.mark.full
 def test_a_run_on_a_mesh_gives_the_same_model():
     data, models = batch_for("transformer", 16), []
     for mesh in (None, make_mesh({"data": 8})):

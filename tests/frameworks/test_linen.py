@@ -176,6 +176,7 @@ def test_a_run_in_a_folder_resumes_and_evaluates_models(tmp_path):
     assert same_bits(whole, resumed) and not same_bits(whole.params, stopped.params)
 
 
+@pytest.mark.full
 def test_a_run_on_a_mesh_gives_the_same_model():
     data, states = batch_for("transformer", 16), []
     for mesh in (None, make_mesh({"data": 8})):

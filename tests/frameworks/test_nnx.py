@@ -16,6 +16,7 @@ import bevel
 from bevel.errors import FixArgumentsError, FixLossError
 from bevel.frameworks import nnx as private
 from bevel.sharding import make_mesh
+from bevel.training import load
 
 KEY = jax.random.key(7)
 
@@ -227,6 +228,9 @@ def test_a_run_in_a_folder_resumes_and_evaluates_models(tmp_path):
     assert len(evaluated) == 4 and evaluated[0] is not whole
     trained = lambda model: nnx.state(model, nnx.Param)  # noqa: E731
     assert same_bits(trained(whole), trained(resumed))
+    parts = private.functional(nnx_model("cnn"), loss)
+    loaded = parts.merge(load(tmp_path / "halved", like=parts.params).params)
+    assert same_bits(trained(loaded), trained(resumed))
     assert not same_bits(trained(whole), trained(stopped))
 
 

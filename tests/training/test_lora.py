@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from training_runs import options, plan, same_bits
+from training_runs import at_step, options, plan, same_bits
 
 import bevel
 from bevel.errors import FixArgumentsError
-from bevel.training import LoRA, Trainer
+from bevel.training import LoRA, Trainer, load
 
 WIDTH, HEADS, SIZE, TOKENS = 8, 2, 4, 11
 
@@ -134,6 +134,26 @@ def test_a_sharded_base_is_trained_on_a_mesh():
         results.append(state.params)
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_a_run_in_a_folder_resumes_and_is_loaded(tmp_path):
+    factors, base = LoRA("*/attention/*", rank=2, base="int8").split(params())
+
+    def train(folder, **changed):
+        trainer = Trainer(
+            config=plan(iterations=4),
+            loss_fn=lambda factors, base, data, prng: (loss(base.merged(factors), data), {}),
+            optimizer=optax.sgd(0.1),
+        )
+        run = {"folder": folder, "model_state": base, "options": options()}
+        return trainer.fit(data(48), factors, **run, **changed).params
+
+    whole = train(tmp_path / "whole")
+    train(tmp_path / "halved", callback=at_step(2))
+    assert same_bits(train(tmp_path / "halved"), whole)
+    assert same_bits(load(tmp_path / "halved", like=factors).params, whole)
+    held = {path.name for path in (tmp_path / "whole/released/checkpoints/4").iterdir()}
+    assert not any("embed" in name for name in held)  # the base is in no checkpoint
 
 
 def test_mistakes_have_clear_errors():
