@@ -145,15 +145,14 @@ class _Equinox(Adapter):
         frozen, state = parts.model_state
         others = jax.tree.unflatten(parts.structure.treedef, parts.structure.leaves)
         model = eqx.combine(parts.params, frozen, others)
-        before = jax.tree.leaves(state)
+        known = {id(x) for x in jax.tree.leaves(state)}
         value, aux = split_result(call_loss(loss, model, batch, key=key, state=state))
         changed = {}
         for returned in jax.tree.leaves(aux, is_leaf=_is_state):
             if _is_state(returned):
-                after = jax.tree_util.tree_leaves_with_path(returned)
-                for old, (path, new) in zip(before, after, strict=True):
-                    if new is not old:
-                        changed[f"state{jax.tree_util.keystr(path)}"] = new
+                for path, x in jax.tree_util.tree_leaves_with_path(returned):
+                    if id(x) not in known:
+                        changed[f"state{jax.tree_util.keystr(path)}"] = x
         # A state is not an output of single examples.
         aux = jax.tree.map(lambda x: None if _is_state(x) else x, aux, is_leaf=_is_state)
         return (value, aux), changed

@@ -71,8 +71,8 @@ def check_effects(
     sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
     data = slice(sum(sizes[:2]), sum(sizes[:3]))
     count = len(jax.tree.leaves(first_output))
-    paths = list(changed)
-    for i, path in enumerate(sorted(paths)):
+    paths = sorted(changed)  # as JAX flattens a dict
+    for i, path in enumerate(paths):
         if any(_inputs_of_output(program, count + i)[data]):
             raise FixLossError(
                 f"the loss changes {path}, which is not trained, depending on the batch. This "

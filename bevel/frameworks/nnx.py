@@ -161,7 +161,8 @@ class _NNX(Adapter):
         result = call_loss(loss, model, batch, key=key)
         before = _by_path(given[0]) | _by_path(given[1])
         after = _by_path(nnx.state(model))
-        return result, {path: after[path] for path in before if after.get(path) is not before[path]}
+        both = before.keys() & after.keys()
+        return result, {path: after[path] for path in both if after[path] is not before[path]}
 
     def merge(self, model: Any, params: PyTree) -> Any:
         new = nnx.clone(model)

@@ -1,5 +1,7 @@
 """What the adapters share: plans, LoRA, the trainer itself, and options."""
 
+import importlib
+import sys
 from pathlib import Path
 
 import equinox as eqx
@@ -156,3 +158,13 @@ def test_the_documentation_counts_the_lines_of_privacy(name):
         if line.startswith(f"| [examples/{name}.py]")
     )
     assert int(row.split("|")[3]) == added <= 5
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("nnx", "flax"), ("linen", "flax"), ("equinox", "equinox")]
+)
+def test_without_its_framework_an_adapter_says_what_to_install(module, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"bevel.frameworks.{module}")
+    with pytest.raises(ImportError, match=r"pip install 'bevel\[frameworks\]'"):
+        importlib.import_module(f"bevel.frameworks.{module}")
