@@ -145,9 +145,10 @@ class _Model:
         names = [mutable] if isinstance(mutable, str) else mutable
         if mutable is True or (names and set(names) & self.variables.keys()):
             raise FixLossError(f"the loss passes mutable={mutable!r}. What changes {_READ_ONLY}")
-        given = {**self.rngs, **(rngs or {})}
+        given: dict[str, Any] = {"rngs": {**self.rngs, **(rngs or {})}, "mutable": mutable}
+        given = {name: x for name, x in given.items() if x}  # functions other than Flax's lack them
         try:
-            return self.apply_fn(self.variables, *args, rngs=given, mutable=mutable, **kwargs)
+            return self.apply_fn(self.variables, *args, **given, **kwargs)
         except flax_errors.ModifyScopeVariableError as error:
             raise FixLossError(f"{str(error).split('. ')[0]}. This {_READ_ONLY}") from error
 
