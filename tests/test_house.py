@@ -23,7 +23,7 @@ LAYERS = [
     {"execution_plan", "experimental", "sharding_utils"},
     {"inspection"},
     {"training"},
-    {"report"},
+    {"report", "frameworks"},
     {"__init__"},
     {"cli"},
     {"__main__"},

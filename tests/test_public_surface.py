@@ -22,7 +22,15 @@ INTERNAL |= {"bevel.clipping.norms.kernels", "bevel.inspection.checks"}
 FACADES = ("bevel.sharding.processes", "bevel.sharding.simulate")
 # Packages that take long to import, or that a user may not have.
 HEAVY = {"optax", "scipy", "dp_accounting", "orbax", "grain", "flax", "tyro", "matplotlib"}
-HEAVY |= {"jinja2", "sklearn", "tensorboardX", "rich", "jax.experimental.pallas"}
+HEAVY |= {
+    "equinox",
+    "keras",
+    "jinja2",
+    "sklearn",
+    "tensorboardX",
+    "rich",
+    "jax.experimental.pallas",
+}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
