@@ -49,8 +49,7 @@ def test_a_mesh_and_microbatches_change_nothing(kind):
     state, batch = linen_state(kind), batch_for(kind)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spread = jax.device_put(batch, jax.NamedSharding(mesh, jax.P("data")))
-    # Not 'keep': XLA partitions the batched gradient of a small NHWC kernel wrongly.
-    options = {"l2_clip_norm": 0.5, "norms": "form"}
+    options = {"l2_clip_norm": 0.5}
     one = private.clipped_grad(loss, **options)(state, batch, KEY)
     many = private.clipped_grad(loss, **options)(state, spread, KEY)
     parts = private.clipped_grad(loss, microbatch_size=2, **options)(state, batch, KEY)

@@ -71,20 +71,18 @@ def depends_on(jaxpr: Jaxpr, inputs: Sequence[Any]) -> set[Any]:
 def needed_inputs(jaxpr: Jaxpr, outputs: Sequence[Any]) -> set[Any]:
     """The variables that `outputs`, which are variables of the program, are computed from.
 
-    Follows calls and remats into their bodies. Other equations need all of their inputs.
+    Follows calls into their bodies. Other equations need all of their inputs.
     """
     needed = {v for v in outputs if not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns):
         wanted = [v in needed for v in eqn.outvars]
         if not any(wanted):
             continue
-        read = list(eqn.invars)
-        body = eqn.params["jaxpr"] if eqn.primitive.name in REMATS else body_of_call(eqn)
+        read, body = list(eqn.invars), body_run_once(eqn)
         if body is not None:
-            inner = body.jaxpr if isinstance(body, ClosedJaxpr) else body
-            results = [v for v, want in zip(inner.outvars, wanted, strict=True) if want]
-            inside = needed_inputs(inner, results)
-            read = [v for v, own in zip(eqn.invars, inner.invars, strict=True) if own in inside]
+            results = [v for v, want in zip(body.outvars, wanted, strict=True) if want]
+            inside = needed_inputs(body, results)
+            read = [v for v, own in zip(eqn.invars, body.invars, strict=True) if own in inside]
         needed.update(v for v in read if not isinstance(v, Literal))
     return needed
 

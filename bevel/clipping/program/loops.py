@@ -22,6 +22,7 @@ from bevel.clipping.program.equations import (
     body_of_call,
     evaluate,
     needed_inputs,
+    opened,
     scan_counts,
 )
 from bevel.sharding.axes import subprograms
@@ -96,8 +97,7 @@ def overwritten(eqn: JaxprEqn, free: Collection[Any]) -> dict[int, int]:
     copy the stack.
     """
     consts, carry = scan_counts(eqn)
-    body = eqn.params["jaxpr"]
-    body = body.jaxpr if isinstance(body, ClosedJaxpr) else body
+    body = opened(eqn.params["jaxpr"])
     first, found = consts + carry, dict[int, int]()
     for j, result in enumerate(body.outvars[carry:]):
         needed = needed_inputs(body, [result])
