@@ -39,6 +39,7 @@ class TracedProgram:
 
     rows: int | None = None  # most rows with which one example enters one tapped product
     loss: Any = None  # the jaxpr of the function for one example
+    coupling: Any = None  # the `Coupling` of a loss that couples examples
 
     def enters_with(self, rows: int) -> None:
         self.rows = max(rows, self.rows or 1)

@@ -59,10 +59,10 @@ def clipped_grad(
 
     The result equals `sum_i clip(jax.grad(fun)(params, batch[i:i+1]))`, whatever `fun` computes for
     a whole batch: a loss that couples examples (batch normalisation) is evaluated on one example at
-    a time. Operations that would see other examples when they are batched (callbacks, rules of
-    `custom_vmap`, primitives of your own) run one example at a time or are refused;
-    docs/clipping.md lists them. Clipped contributions are smaller by the slack that covers rounding
-    (`bevel.precision`).
+    a time, with a warning. Operations that would see other examples when they are batched
+    (callbacks, rules of `custom_vmap`, primitives of your own) run one example at a time or are
+    refused; docs/clipping.md lists them. Clipped contributions are smaller by the slack that covers
+    rounding (`bevel.precision`).
 
     `fun` may contain sharding constraints, jit, scan, cond, remat and custom rules, on any mesh. As
     with `jax.jit`, Python values that it closes over are read when it is traced, not at each call.

@@ -25,6 +25,7 @@ from bevel.clipping.accumulate.sums import (
 )
 from bevel.clipping.arguments import Call, Leaves, batch_size
 from bevel.clipping.bounded import Aux, TracedProgram
+from bevel.clipping.coupled_examples import coupling_of, warn_once
 from bevel.clipping.memory import plan_within_memory
 from bevel.clipping.norms import Norm
 from bevel.clipping.options import Task
@@ -125,6 +126,8 @@ def clipped_sum(
     piece = plan.memory.microbatch_size
     check_divides(size, piece, plan.layout, plan.batch_pieces)
     known.loss = plan.loss.jaxpr
+    known.coupling = coupling_of(task, call, leaves, plan.loss)
+    warn_once(task.fun, known.coupling)
     known.enters_with(plan.rows_per_example)
     run = _batched(task, plan)
 

@@ -4,6 +4,8 @@ from bevel.training.contribution import Augmentation as Augmentation
 from bevel.training.contribution import LossFn as LossFn
 from bevel.training.contribution import LossFnWithState as LossFnWithState
 from bevel.training.interrupts import RunInterrupted as RunInterrupted
+from bevel.training.loading import LoadedRun as LoadedRun
+from bevel.training.loading import load as load
 from bevel.training.lora import LoRA as LoRA
 from bevel.training.lora import LoRABase as LoRABase
 from bevel.training.run_options import RunOptions as RunOptions

@@ -1,9 +1,10 @@
 """Compiles the step function of a run for each padded size."""
 
+import concurrent.futures
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ class CompiledSteps:
     """Runs a step on a batch of any padded size.
 
     The state is donated, and the next state has the same shardings. `compiled` is the number of
-    compiled programs and `seconds` is the time that compiling took.
+    compiled programs and `seconds` is the time that the run waited for them.
     """
 
     def __init__(self, step: Callable[..., Any], state: PyTree, keys: PyTree, batches: Batches):
@@ -33,11 +34,31 @@ class CompiledSteps:
         self._step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated))
         self._compiled: dict[int, Any] = {}
         self._lowered: dict[int, Any] = {}
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "bevel-compile")
+        self._in_background: dict[int, concurrent.futures.Future[Any]] = {}
         self.seconds = 0.0
 
     @property
     def compiled(self) -> int:
-        return len(self._compiled)
+        return len(self._compiled) + sum(x.done() for x in self._in_background.values())
+
+    def compile_ahead(self, sizes: Sequence[int]) -> None:
+        """Compiles the step for the first size, and for the others in a background thread.
+
+        The first size is the smallest, which nearly all batches fit. Several processes compile all
+        sizes at once, because their compilers may exchange what they find.
+        """
+        for size in sizes if jax.process_count() > 1 else sizes[:1]:
+            self.of_size(size)
+        for size in sizes:
+            if size not in self._compiled and size not in self._in_background:
+                # Lower here: settings of JAX that are active in this thread are not in another.
+                program = self._lower(size)
+                self._in_background[size] = self._pool.submit(program.compile)
+
+    def close(self) -> None:
+        """Cancels compilations that have not begun, and waits for the one that has."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def fingerprint(self) -> str:
         """Hashes the lowered program for the first padded size."""
@@ -48,7 +69,9 @@ class CompiledSteps:
         """Returns the compiled step for batches of `size` rows, and compiles it if necessary."""
         if size not in self._compiled:
             start = time.perf_counter()
-            self._compiled[size] = self._lower(size).compile()
+            program = self._in_background.pop(size, None)
+            found = program.result() if program else self._lower(size).compile()
+            self._compiled[size] = found
             self._lowered.pop(size)
             self.seconds += time.perf_counter() - start
         return self._compiled[size]

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from bevel.checks import whole_number
+from bevel.clipping.program.coupling import Coupling, find_coupling
+from bevel.clipping.program.shared_randomness import find_shared_mask
 from bevel.errors import FixLossError
 from bevel.training.framework_objects import explain_closed_over_state
 from bevel.training.model_state import check_unchanged
-from bevel.training.state import joined
+from bevel.training.state import Trainable, TrainingState, joined, split
 
 PyTree = Any
 
@@ -129,6 +131,40 @@ def contribution(
         return example_loss(params, model_state, data, prng)
 
     return loss
+
+
+def coupling_of_rows(
+    loss_fn: LossFn | LossFnWithState,
+    state: TrainingState,
+    trainable: Trainable,
+    data: PyTree,
+    prng: jax.Array,
+) -> Coupling | None:
+    """Where a loss couples examples, from its program for two rows of a user. None if nowhere."""
+    one_row = contribution(loss_fn, by_user=False, augmentation=None)
+    trained, frozen = split(state.params, trainable)
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[2:]), x.dtype), data)
+    arguments = (trained, (frozen, state.model_state), (rows, None), prng)
+    try:
+        program = jax.make_jaxpr(one_row)(*arguments)
+    except Exception:  # the loss takes one example only
+        return None
+    params, fixed, batch, _ = (len(jax.tree.leaves(tree)) for tree in arguments)
+    first = params + fixed
+    return find_coupling(program, range(params), range(first, first + batch))
+
+
+def shared_mask_line(
+    loss: Callable[..., Any], trained: PyTree, fixed: PyTree, batch: PyTree, prng: jax.Array
+) -> str:
+    """Where examples share a mask, as ' at file:line', from a trace with the user's own calls."""
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch)
+    first = len(jax.tree.leaves((trained, fixed)))
+    try:
+        program = jax.make_jaxpr(loss)(trained, fixed, row, prng)
+    except Exception:  # it needs a mesh, or is a loss of users, whose rows have no such dimension
+        return ""
+    return str(find_shared_mask(program, range(first, len(program.jaxpr.invars))) or "")
 
 
 def _broadcast(mask: jax.Array, like: jax.Array) -> jax.Array:

@@ -56,7 +56,8 @@ def source_of(data: Any) -> DataSource:
     raise FixArgumentsError(
         f"the data is a {type(data).__name__}. Pass arrays with one row per record (an array, or a "
         "tuple or dict of them), or an object with __len__ and __getitem__. A stream cannot be "
-        "sampled, because sampling needs random access to all records."
+        "sampled, because sampling needs random access to all records. Store it in a format that "
+        "has it, such as ArrayRecord (grain.sources.ArrayRecordDataSource)."
     )
 
 

@@ -76,16 +76,17 @@ class Loop:
         if changes:
             notes.note(f"at step {step}, with changes: {'; '.join(map(str, changes))}")
         if precompile and step < plan.iterations:
-            for size in self.batches.sizes.sizes:
-                programs.of_size(size)
+            programs.compile_ahead(self.batches.sizes.sizes)
         if isinstance(run, FolderRun):
             described = (self.trainer, self.batches, state, programs, environment, run, changes)
             run.write_record(**public_record(*described))
             run.write_private_record(**private_record(run, environment))
+        first, *larger = map(str, self.batches.sizes.sizes)
         notes.note(
-            f"{programs.compiled} programs compiled ahead in {programs.seconds:.1f} s, for batches "
-            f"padded to {', '.join(map(str, self.batches.sizes.sizes))}; step {step} of "
-            f"{plan.iterations}" + (f", attempt {run.attempt}" if run.attempt else "")
+            f"compiled in {programs.seconds:.1f} s, for batches padded to {first}"
+            + (f" ({', '.join(larger)} in the background)" if larger else "")
+            + f"; step {step} of {plan.iterations}"
+            + (f", attempt {run.attempt}" if run.attempt else "")
         )
         try:
             return self.run_attempt(state, step, programs, show)
@@ -93,6 +94,8 @@ class Loop:
             run.take_fresh_attempt(["running them again gave another result"])
             state = self.joined_state(run.restore_again(like), fixed)
             return self.run_attempt(state, int(state.step), programs, show)
+        finally:
+            programs.close()
 
     def run_attempt(
         self, state: TrainingState, step: int, programs: CompiledSteps, show: bool

@@ -32,9 +32,10 @@ class MemoryRun:
         self._line: Metrics | None = None
         if begin < reached[0] and not plan.secrets.known:
             raise FixArgumentsError(
-                f"this plan has already run {reached[0]} steps, and running those from {begin} on "
-                "would add the same noise again: subtracting the results would cancel it. For a "
-                "new run make a new plan; to resume, pass the state that fit returned."
+                "for a new run, make a new Trainer from the config, or a new plan; to go on, pass "
+                f"the state that fit returned. This plan has already run {reached[0]} steps, and "
+                f"running those from {begin} on would add the same noise again: subtracting the "
+                "results would cancel it."
             )
 
     @property

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,10 +11,21 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import ClosedJaxpr, Var
 
+from bevel.clipping.coupled_examples import EXPLANATION, quiet
+from bevel.clipping.program.coupling import Coupling
+from bevel.clipping.program.shared_randomness import find_shared_mask
+from bevel.errors import FixLossError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.noise_addition import keys as noise_keys
 from bevel.optimizers import AugmentedGradientTransformation
-from bevel.training.contribution import Augmentation, LossFn, LossFnWithState, contribution
+from bevel.training.contribution import (
+    Augmentation,
+    LossFn,
+    LossFnWithState,
+    contribution,
+    coupling_of_rows,
+    shared_mask_line,
+)
 from bevel.training.digest import digest
 from bevel.training.framework_objects import check_depends_on_params
 from bevel.training.program_digest import derivative_digest, program_digest
@@ -40,6 +52,7 @@ class PrivateStep:
     augmentation: Augmentation | None
     ema_decay: float | None
     clip_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # speed and memory
+    allow_coupled_examples: bool = False
 
     def __call__(
         self,
@@ -74,6 +87,7 @@ class PrivateStep:
         if self.batch_axes is not None:
             options["batch_axes"] = self.batch_axes
         loss = contribution(self.loss_fn, self.plan.unit.name == "user", self.augmentation)
+        quiet(loss)  # `check_coupling` reports it
         clip_norm = self.plan.clip_norm(state.noise_state)
         clipped = self.plan.clipped_grad(loss, 0, has_aux=True, clip_norm=clip_norm, **options)
         trained, frozen = split(state.params, self.trainable)
@@ -81,8 +95,39 @@ class PrivateStep:
         fixed = (frozen, state.model_state)
         result = clipped(trained, fixed, batch, at_step, is_padding_example=is_padding)
         self._loss_program[:] = [clipped.program.loss]
+        if not self.allow_coupled_examples:
+            self.check_coupling(clipped.program.coupling, state, batch, key)
         check_depends_on_params(self.loss_fn, _reads(clipped.program.loss, trained))
+        self.warn_of_shared_mask(clipped.program.loss, loss, (trained, fixed, batch, at_step))
         return result
+
+    def check_coupling(
+        self, coupling: Coupling | None, state: TrainingState, batch: tuple[PyTree, Any], key: Any
+    ) -> None:
+        """Raises if the loss couples examples: `coupling` is what was found in that of a unit."""
+        if self.plan.unit.name == "user":  # its loss sees one row of a user at a time
+            coupling = coupling_of_rows(self.loss_fn, state, self.trainable, batch[0], key)
+        if coupling is not None:
+            raise FixLossError(
+                f"the loss couples examples: {coupling}. {EXPLANATION} To train on one example at "
+                "a time nevertheless, pass Trainer(..., allow_coupled_examples=True)."
+            )
+
+    def warn_of_shared_mask(
+        self, program: ClosedJaxpr, loss: Callable[..., Any], arguments: tuple[PyTree, ...]
+    ) -> None:
+        """Warns once if dropout has the same mask for every example and step."""
+        params, _, rows, _ = (len(jax.tree.leaves(tree)) for tree in arguments)
+        shared = find_shared_mask(program, range(params, params + rows + 1))  # rows, then the key
+        if shared is not None and not self._warned:
+            self._warned.append(shared)
+            warnings.warn(
+                f"dropout{shared_mask_line(loss, *arguments)} draws its mask from a key that is "
+                "the same for every example and step. Draw it from `prng`, the last argument of "
+                "the loss; bevel.frameworks.nnx does this for models with a generator of their "
+                "own.",
+                stacklevel=2,
+            )
 
     def add_noise(self, sums: PyTree, state: TrainingState, key: jax.Array) -> tuple[PyTree, Any]:
         """The noised sum: from here on, everything may be released.
@@ -141,6 +186,10 @@ class PrivateStep:
     def jitted(self) -> Callable[..., Any]:
         """The step, compiled on its first call. The state is donated."""
         return jax.jit(self.__call__, donate_argnums=0)
+
+    @functools.cached_property
+    def _warned(self) -> list[Any]:
+        return []
 
     @functools.cached_property
     def _loss_program(self) -> list[Any]:

@@ -65,6 +65,8 @@ class Trainer:
       augmentation: several views of one example, clipped as one.
       ema_decay: the decay of an exponential moving average of the parameters; early in training it
         is (1 + step) / (10 + step) if that is less. Evaluation then sees the average.
+      allow_coupled_examples: train with a loss that couples examples, such as one with BatchNorm,
+        on one example at a time. By default such a loss is refused.
 
     Where it runs, and how fast:
       mesh, rules: as in `bevel.sharding.place`. Without a mesh, one device.
@@ -87,6 +89,7 @@ class Trainer:
     trainable: Trainable = None
     augmentation: Augmentation | None = None
     ema_decay: float | None = None
+    allow_coupled_examples: bool = False
 
     def __post_init__(self) -> None:
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
@@ -173,6 +176,7 @@ class Trainer:
             augmentation=self.augmentation,
             ema_decay=self.ema_decay,
             clip_options=memory_option(self.compilation_strategy, self.plan),
+            allow_coupled_examples=self.allow_coupled_examples,
         )
 
     def train_step(
@@ -240,7 +244,8 @@ class Trainer:
           user_ids: the user of every record, if users are protected.
           options: see `RunOptions`.
           rng_or_seed: the seed of the batches, without a folder; by default the plan's secret seed.
-          precompile: compile the step for every padded size before the first step.
+          precompile: compile the step for the smallest padded size before the first step, and for
+            the others in the background. False compiles each when a batch needs it.
 
         Raises:
           RunInterrupted: after Ctrl-C or SIGTERM, once the state is saved; it carries the state.

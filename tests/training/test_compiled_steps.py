@@ -1,8 +1,12 @@
 """Steps are compiled once per padded size, ahead of time, and donate their state."""
 
+import threading
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import training_runs as runs
 
 from bevel.batch_selection import PaddedSizes
@@ -42,6 +46,59 @@ def test_a_size_is_compiled_once_and_ahead():
     # A batch above all padded sizes is compiled when it appears.
     state, _ = programs(state, batches.load(0, np.arange(24)), keys)
     assert programs.compiled == 3 and len(state.devices()) == 8
+
+
+def test_larger_sizes_are_compiled_in_the_background_and_awaited():
+    programs, state, keys, batches = made()
+    begun, goes_on = threading.Event(), threading.Event()
+    lower = programs._lower
+
+    def slowly(size):
+        lowered = lower(size)
+        if size == 8:
+            return lowered
+
+        def compile():
+            begun.set()
+            assert goes_on.wait(60)
+            return lowered.compile()
+
+        return types.SimpleNamespace(compile=compile)
+
+    programs._lower = slowly
+    programs.compile_ahead((8, 16))
+    assert programs.compiled == 1 and begun.wait(60)
+    state, _ = programs(state, batches.load(0, np.arange(8)), keys)  # does not wait
+    threading.Timer(0.1, goes_on.set).start()
+    state, seen = programs(state, batches.load(0, np.arange(16)), keys)  # waits
+    assert int(seen["rows"]) == 16 and programs.compiled == 2
+    programs.close()
+
+
+def test_an_error_in_the_background_reaches_the_step_that_needs_the_program():
+    programs, state, keys, batches = made()
+    lower = programs._lower
+
+    def failing(size):
+        return lower(size) if size == 8 else types.SimpleNamespace(compile=lambda: 1 / 0)
+
+    programs._lower = failing
+    programs.compile_ahead((8, 16))
+    state, _ = programs(state, batches.load(0, np.arange(8)), keys)
+    with pytest.raises(ZeroDivisionError):
+        programs(state, batches.load(0, np.arange(16)), keys)
+    programs.close()
+
+
+def test_what_was_not_begun_is_not_compiled_at_the_end():
+    programs, *_ = made()
+    began, goes_on = threading.Event(), threading.Event()
+    programs._pool.submit(lambda: (began.set(), goes_on.wait(60)))
+    assert began.wait(60)
+    programs.compile_ahead((8, 16))
+    goes_on.set()
+    programs.close()
+    assert programs._in_background[16].done()
 
 
 def test_the_state_is_donated():

@@ -1,5 +1,7 @@
 """One step: its parts, one after the other, are the step. What it needs in memory."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import bevel
 from bevel.clipping.bounded import Aux
+from bevel.errors import FixLossError
 from bevel.execution_plan import PlanSecrets
-from bevel.training import Trainer
+from bevel.training import Augmentation, Trainer
 from bevel.training.private_step import PrivateStep
 
 PARAMS = {"w": np.ones((3, 2), np.float32), "frozen": np.full((2,), 2.0, np.float32)}
@@ -156,3 +159,91 @@ def test_a_step_needs_little_more_than_clipping(on_mesh, standard_promotion):
         plain = jax.jit(without_privacy, donate_argnums=(0, 1))
         expected = peak(plain.lower(params, ADAM.init(params), batch).compile())
         assert private_peak(params, batch, padding) < 1.25 * expected
+
+
+# A loss that couples examples.
+
+
+def normed(params, data, prng):
+    h = jnp.tanh(data @ params["w"])
+    return jnp.mean((h - h.mean(0, keepdims=True)) ** 3) + params["frozen"].sum(), {}
+
+
+def test_a_loss_that_couples_examples_is_refused_with_its_line():
+    config = bevel.DPSGDConfig(
+        noise_multiplier=1.0, iterations=5, num_examples=40, expected_batch_size=4
+    )
+    said = r"test_private_step.py:\d+.*GroupNorm.*allow_coupled_examples=True"
+    made = {"config": config, "loss_fn": normed, "optimizer": optax.sgd(0.1)}
+    views = Augmentation(lambda data, key: data, views=2)
+    for options in ({}, {"trainable": ["w"]}, {"augmentation": views}, {"ema_decay": 0.9}):
+        one = Trainer(**made, **options)
+        with pytest.raises(FixLossError, match=said):
+            taken(one, one.init(PARAMS))
+        allowed = Trainer(**made, **options, allow_coupled_examples=True)
+        taken(allowed, allowed.init(PARAMS))  # without a warning
+
+
+def test_the_rows_of_users_are_searched_too():
+    config = bevel.DPSGDConfig(
+        noise_multiplier=1.0,
+        iterations=5,
+        num_examples=40,
+        expected_batch_size=4,
+        unit="user",
+        examples_per_user_per_batch=2,
+    )
+    users = np.ones((4, 2, 3), np.float32), jnp.zeros((4, 2), bool)
+    for loss_fn, allowed in ((normed, False), (normed, True), (loss, False)):
+        one = Trainer(
+            config=config,
+            loss_fn=loss_fn,
+            optimizer=optax.sgd(0.1),
+            allow_coupled_examples=allowed,
+        )
+        keys = jax.random.key(1), one.plan.secrets.noise_key
+        state = one.init(PARAMS)
+        if loss_fn is normed and not allowed:
+            with pytest.raises(FixLossError, match="couples examples"):
+                one.step(state, users, jnp.zeros(4, bool), *keys)
+        else:
+            one.step(state, users, jnp.zeros(4, bool), *keys)
+
+
+def test_a_step_traces_the_loss_once():
+    calls = []
+
+    def counted(params, data, prng):
+        calls.append(data.shape)
+        return loss(params, data, prng)
+
+    config = bevel.DPSGDConfig(
+        noise_multiplier=1.0, iterations=5, num_examples=40, expected_batch_size=4
+    )
+    one = Trainer(config=config, loss_fn=counted, optimizer=optax.sgd(0.1))
+    taken(one, one.init(PARAMS))
+    assert calls == [(1, 3)]
+
+
+def test_dropout_with_the_same_mask_for_all_examples_warns_once():
+    def masked(params, data, prng):
+        mask = jax.random.bernoulli(params["key"], 0.5, data.shape)
+        return loss(params, jnp.where(mask, data, 0.0), prng)
+
+    def own(params, data, prng):
+        mask = jax.random.bernoulli(prng, 0.5, data.shape)
+        return loss(params, jnp.where(mask, data, 0.0), prng)
+
+    params = PARAMS | {"key": jax.random.key(0)}
+    for loss_fn, count in ((masked, 1), (own, 0)):
+        config = bevel.DPSGDConfig(
+            noise_multiplier=1.0, iterations=5, num_examples=40, expected_batch_size=4
+        )
+        one = Trainer(config=config, loss_fn=loss_fn, optimizer=optax.sgd(0.1), trainable=["w"])
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            taken(one, one.init(params))
+            taken(one, one.init(params))
+        found = [str(w.message) for w in seen if "dropout" in str(w.message)]
+        assert len(found) == count
+        assert all("test_private_step.py" in text and "`prng`" in text for text in found)

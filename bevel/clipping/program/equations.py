@@ -20,6 +20,9 @@ CALLS = {
     "eval_jaxpr": "call_jaxpr",  # replaces the two above from jax 0.11 on
 }
 REMATS = {"remat2", "checkpoint", "remat"}  # the names of `jax.checkpoint`
+# All equations that run a body once, on their inputs, and the parameters that may hold it.
+WITH_BODY = {*CALLS, *REMATS, "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def evaluate(
@@ -73,6 +76,19 @@ def body_of_call(eqn: JaxprEqn) -> ClosedJaxpr | None:
     if body is None or isinstance(body, ClosedJaxpr):
         return body
     return ClosedJaxpr(body, [])
+
+
+def body_run_once(eqn: JaxprEqn) -> Jaxpr | None:
+    """The body of a jit, checkpoint or custom derivative; None for other equations."""
+    if eqn.primitive.name not in WITH_BODY:
+        return None
+    body = next((eqn.params[name] for name in BODIES if name in eqn.params), None)
+    return None if body is None else opened(body)
+
+
+def opened(body: Any) -> Jaxpr:
+    """A program without its constants."""
+    return body.jaxpr if isinstance(body, ClosedJaxpr) else body
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:

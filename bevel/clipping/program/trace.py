@@ -86,11 +86,12 @@ def trace(
     arguments: Leaves,
     mesh: AbstractMesh | None = None,
     to_batch: bool = False,
+    inline: bool = True,
 ) -> TracedExample:
     """Traces `function` for one example. Nothing runs, so dimensions need not divide the mesh.
 
     With `to_batch`, the program is complete and will be batched, so its equations are rewritten to
-    isolate the examples of a batch from each other.
+    isolate the examples of a batch from each other. `inline` removes nested jits.
     """
     flat, in_tree = jax.tree.flatten(arguments)
     trees = []
@@ -110,7 +111,7 @@ def trace(
         jaxpr = jax.make_jaxpr(flat_function)(*flat)
         jaxpr = isolate_examples(jaxpr) if to_batch else jaxpr
         refuse_side_effects(jaxpr)
-        jaxpr = inline_calls(jaxpr, flat)
+        jaxpr = inline_calls(jaxpr, flat) if inline else jaxpr
     return TracedExample(jaxpr, trees[0], mesh)
 
 
