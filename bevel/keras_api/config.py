@@ -1,13 +1,16 @@
 """`DPKerasConfig`: the budget, clipping and batches of a private Keras model."""
 
 import dataclasses
-import functools
 import warnings
 
-from bevel.accounting import check_budget
+from bevel.accounting import check_budget, epsilon
+from bevel.accounting.accountants import rdp_with_few_orders
 from bevel.checks import positive_number, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, DPSGDConfig, PerformanceFlags, PlanSecrets
+
+# With less noise, the tightest accountants need too much memory.
+LEAST_NOISE = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,42 +105,45 @@ class DPKerasConfig:
 
         Warns if `epsilon` does not hold for this plan, or if its secrets are known.
         """
-        if self.noise_multiplier is None:
-            return self.update_with_calibrated_noise_multiplier().make_plan()
         secrets = None
         if self.seed is not None:
-            _warn(
+            warnings.warn(
                 f"seed={self.seed}: leave out seed for real data, because anyone who guesses it "
-                "can remove the noise."
+                "can remove the noise.",
+                stacklevel=3,
             )
             secrets = PlanSecrets.for_tests(self.seed)
         microbatch_size = self.microbatch_size
         if microbatch_size is None and self.gradient_accumulation_steps > 1:
             microbatch_size = self.batch_size
-        flags = PerformanceFlags(microbatch_size=microbatch_size)
-        config = self._poisson if self.poisson_sampling_in_fit else self._fixed
-        plan = config.make(flags, secrets=secrets)
-        self._warn_of_epsilon(plan.epsilon(delta=self.delta))
+        calibrated = self
+        if self.noise_multiplier is None:
+            calibrated = self.update_with_calibrated_noise_multiplier()
+        plan = calibrated._sampled.make(
+            PerformanceFlags(microbatch_size=microbatch_size), secrets=secrets
+        )
+        problem = calibrated._excess(_proven_epsilon(plan, self.delta))
+        if problem is not None:
+            warnings.warn(problem, stacklevel=3)
         return plan
 
-    def _warn_of_epsilon(self, proven: float) -> None:
-        """Warns if the plan has another epsilon than that of the config."""
+    def _excess(self, proven: float) -> str | None:
+        """What to say about an epsilon that is proven, if it is above that of the config."""
         if proven <= self.epsilon * (1 + 1e-6):
-            return
+            return None
         if self.poisson_sampling_in_fit:
-            _warn(
+            return (
                 f"noise_multiplier={self.noise_multiplier:g} gives epsilon {proven:.4g}, and not "
                 f"{self.epsilon:g}. Leave it out to calibrate it."
             )
-            return
-        _warn(
-            f"the noise is calibrated for Poisson batches, but poisson_sampling_in_fit=False: fit "
+        return (
+            "the noise is calibrated for Poisson batches, but poisson_sampling_in_fit=False: fit "
             f"draws batches of exactly {self.effective_batch_size} examples, for which it gives "
             f"epsilon {proven:.4g} (replace-one), and not {self.epsilon:g}. Pass "
             "poisson_sampling_in_fit=True."
         )
 
-    @functools.cached_property
+    @property
     def _poisson(self) -> DPSGDConfig:
         return DPSGDConfig(
             num_examples=self.train_size,
@@ -148,13 +154,22 @@ class DPKerasConfig:
             rescale_to_unit_norm=self.rescale_to_unit_norm,
         )
 
-    @functools.cached_property
-    def _fixed(self) -> DPSGDConfig:
+    @property
+    def _sampled(self) -> DPSGDConfig:
+        """With the batches of `fit`."""
+        if self.poisson_sampling_in_fit:
+            return self._poisson
         return dataclasses.replace(
             self._poisson, sampling="fixed", neighboring_relation="REPLACE_ONE"
         )
 
 
-def _warn(text: str) -> None:
-    # From the lines of `make_plan` to that of the caller of `make_private`.
-    warnings.warn(text[:1].upper() + text[1:], stacklevel=5)
+def _proven_epsilon(plan: DPExecutionPlan, delta: float) -> float:
+    """The epsilon of all steps. With little noise it is not tight, but large in any case."""
+    tight = (plan.mechanism.noise_multiplier or 0.0) >= LEAST_NOISE
+    return epsilon(
+        plan.dp_event,
+        delta=delta,
+        neighboring_relation=plan.neighboring_relation,
+        accountant_fn=None if tight else rdp_with_few_orders,
+    )

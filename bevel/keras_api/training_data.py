@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 
 from bevel.errors import FixArgumentsError
 from bevel.keras_api.backend import keras
@@ -55,7 +56,7 @@ class FirstRow(keras.utils.PyDataset):
 
     def __init__(self, source: ArraySource, steps: int) -> None:
         super().__init__()
-        row = jax.tree.map(lambda column: column[:1], source.columns)
+        row = jax.tree.map(lambda column: _canonical(column[:1]), source.columns)
         self._row = tuple(row.get(name) for name in DATA[: 3 if "sample_weight" in row else 2])
         self._steps = steps
 
@@ -66,11 +67,15 @@ class FirstRow(keras.utils.PyDataset):
         return self._row
 
 
+def _canonical(values: np.ndarray) -> np.ndarray:
+    return values.astype(jax.dtypes.canonicalize_dtype(values.dtype))
+
+
 def _as_arrays(name: str, value: Any) -> Any:
     """Converts tables. Raises for data without random access."""
     if hasattr(value, "to_numpy"):
         return value.to_numpy()
-    leaves = jax.tree.leaves(value, is_leaf=lambda x: hasattr(x, "shape"))
+    leaves = jax.tree.leaves(value, is_leaf=lambda x: not isinstance(x, dict | list | tuple))
     if not leaves or not all(hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves):
         raise FixArgumentsError(
             f"{name} is a {type(value).__name__}: pass NumPy arrays, or a dict or list of them, "
