@@ -18,7 +18,7 @@ KINDS = ("sequential CNN", "functional transformer", "subclassed with a dict")
 
 
 class Subclassed(keras.Model):
-    """Reads a dict of two arrays, and has a regularizer and a variable that is not trained."""
+    """Reads a dict of two arrays, and has a regularizer, a loss of its own and frozen variables."""
 
     def __init__(self):
         super().__init__()
@@ -30,6 +30,7 @@ class Subclassed(keras.Model):
 
     def call(self, inputs, training=False):
         x = self.left(inputs["a"]) + self.frozen(self.right(inputs["b"]))
+        self.add_loss(0.1 * keras.ops.mean(x**2))
         return self.head(self.dropout(keras.ops.tanh(x), training=training))
 
 
@@ -65,6 +66,15 @@ def compile_model(model, learning_rate=1.0, **options):
     optimizer = keras.optimizers.SGD(learning_rate)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, **options)
+
+
+def dense_model(seed=0):
+    """The model that compiles fastest, and its data."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    compile_model(model)
+    rng = np.random.default_rng(0)
+    return model, (rng.normal(size=(8, 4)).astype("float32"), np.arange(8, dtype="int32") % 3)
 
 
 def data_for(kind, size=8, seed=0):

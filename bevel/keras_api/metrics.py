@@ -14,6 +14,7 @@ PyTree = Any
 def updated_metrics(
     model: Any,
     variables: list[jax.Array],
+    weights: list[tuple[Any, jax.Array]],
     data: PyTree,
     y_pred: PyTree,
     losses: jax.Array,
@@ -25,6 +26,7 @@ def updated_metrics(
 
     Args:
       variables: the values of the model's metric variables.
+      weights: all other variables of the model with their values, for losses that read them.
       data: the batch, as `model_loss` takes it.
       y_pred: the predictions, as `model_loss` returns them for each row: (B, 1, ...).
       losses: the loss of each row, (B,).
@@ -37,7 +39,7 @@ def updated_metrics(
     def add_row(variables: list[jax.Array], row: Any) -> tuple[list[jax.Array], None]:
         data, y_pred, loss, is_padding = row
         x, y, sample_weight = (data.get(name) for name in DATA)
-        with _scope(model, variables) as scope:
+        with _scope(model, variables, weights) as scope:
             tracker = getattr(model, "_loss_tracker", None)
             if tracker is not None:
                 tracker.update_state(loss)
@@ -51,13 +53,13 @@ def updated_metrics(
 
     rows = jax.tree.map(lambda x: x[:, None], data)
     variables, _ = jax.lax.scan(add_row, variables, (rows, y_pred, losses, is_padding))
-    with _scope(model, variables):
+    with _scope(model, variables, weights):
         return model.get_metrics_result(), variables
 
 
-def _scope(model: Any, variables: list[jax.Array]) -> Any:
-    mapping = list(zip(model.metrics_variables, variables, strict=True))
-    return keras.StatelessScope(state_mapping=mapping)
+def _scope(model: Any, variables: list[jax.Array], weights: list[tuple[Any, jax.Array]]) -> Any:
+    mapping = zip(model.metrics_variables, variables, strict=True)
+    return keras.StatelessScope(state_mapping=[*mapping, *weights])
 
 
 def _current(scope: Any, variable: Any, old: jax.Array) -> jax.Array:

@@ -164,6 +164,7 @@ class PrivateTraining:
                 f"the model took all {self.config.train_steps} steps that its noise is calibrated "
                 "for: one more would exceed the privacy budget."
             )
+        state = _committed(state, next(iter(is_padding.devices())))
         result = compiled(state, np.uint32(self.steps_taken), data, is_padding, self._key_data)
         self.steps_taken += 1
         return result
@@ -191,11 +192,13 @@ class PrivateTraining:
         loss_key = jax.random.wrap_key_data(key_data["loss"], impl="threefry2x32")
         sums, aux = private.clip(now, (data, None), is_padding, loss_key)
         noised, _ = private.add_noise(sums, now, noise_key)
-        trained, optimizer = self.model.optimizer.stateless_apply(optimizer, noised, trained)
+        new, optimizer = self.model.optimizer.stateless_apply(optimizer, noised, trained)
+        variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
+        weights = list(zip(variables, [*trained, *others], strict=True))
         logs, metrics = updated_metrics(
-            self.model, metrics, data, aux.aux["y_pred"], aux.values, is_padding
+            self.model, metrics, weights, data, aux.aux["y_pred"], aux.values, is_padding
         )
-        return logs, (trained, others, optimizer, metrics)
+        return logs, (new, others, optimizer, metrics)
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:
@@ -270,3 +273,12 @@ class PrivateTraining:
             f"{self.config.train_steps} steps that the noise is calibrated for are left: the "
             f"privacy budget would be exceeded. {advice}, or calibrate for more train_steps."
         )
+
+
+def _committed(state: KerasState, device: Any) -> KerasState:
+    """Commits arrays to a device: jit compiles again for each mixture of those that are or not."""
+
+    def commit(x: Any) -> Any:
+        return x if getattr(x, "committed", False) else jax.device_put(x, device)
+
+    return jax.tree.map(commit, state)

@@ -35,7 +35,7 @@ def test_padding_is_left_out_and_the_rest_is_as_in_keras():
     values = [v.value for v in model.metrics_variables]
     per_row = jax.tree.map(lambda v: v[:, None], y_pred)
     is_padding = ~np.isin(np.arange(6), real)
-    arguments = (values, {"x": x, "y": y}, per_row, jnp.stack(losses), is_padding)
+    arguments = (values, [], {"x": x, "y": y}, per_row, jnp.stack(losses), is_padding)
     logs, after = jax.jit(lambda *a: updated_metrics(model, *a))(*arguments)
     assert logs.keys() == expected.keys()
     for name, value in expected.items():

@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from keras_models import KINDS, config, data_for, keras, layers, model_of, private
+from keras_models import KINDS, config, dense_model, keras, layers, model_of, private
 
 import bevel as jax_privacy
 from bevel.errors import FixArgumentsError, FixLossError
@@ -63,9 +63,10 @@ def test_a_model_that_is_not_private_has_no_noise():
 
 
 def test_steps_are_not_forgotten_when_a_cell_is_run_again():
-    model = private(model_of(KINDS[2]), train_steps=4)
+    model, data = dense_model()
+    private(model, train_steps=4)
     private(model, train_steps=5)  # it took no step yet
-    model.fit(*data_for(KINDS[2]), epochs=3, verbose=0)
+    model.fit(*data, epochs=3, verbose=0)
     private(model, train_steps=5)
     assert model.fit.__self__.steps_taken == 3
     with pytest.raises(FixArgumentsError, match="took 3 steps with another config"):

@@ -10,6 +10,7 @@ from keras_models import (
     Subclassed,
     compile_model,
     data_for,
+    dense_model,
     keras,
     layers,
     model_of,
@@ -88,6 +89,26 @@ def test_the_noise_is_that_of_one_effective_batch(changed, expected):
     assert int(model.optimizer.iterations) == 1
 
 
+def test_every_step_has_its_own_noise():
+    model, data = dense_model()
+    private(model, noise_multiplier=1e3)
+    moved = [values(model.trainable_variables)[0]]
+    for _ in range(3):
+        model.fit(*data, verbose=0)
+        moved.append(values(model.trainable_variables)[0])
+        compile_model(model)  # with a new optimizer, whose iterations start from 0
+    noise = np.diff(moved, axis=0)
+    assert (np.abs(noise[0] - noise[1]) > 1).any() and (np.abs(noise[1] - noise[2]) > 1).any()
+
+
+def test_the_step_is_compiled_once():
+    model, data = dense_model()
+    private(model, train_steps=9, poisson_sampling_in_fit=False)
+    for _ in range(2):
+        model.fit(*data, epochs=3, validation_data=data, verbose=0)
+    assert model.fit.__self__._compiled_in_place._cache_size() == 1
+
+
 def test_one_example_moves_the_weights_by_at_most_the_clip_norm():
     """Of neighbours under add-or-remove, however large the example is."""
     x, y = data_for(TWO)
@@ -104,9 +125,8 @@ def test_one_example_moves_the_weights_by_at_most_the_clip_norm():
 
 def test_runs_are_reproducible_by_seed_and_secret_without():
     def weights(seed):
-        changed = {"noise_multiplier": 1.0, "batch_size": 4, "seed": seed}
-        model = private(model_of(TWO), **changed)
-        model.fit(*data_for(TWO), verbose=0)
+        model, data = dense_model()
+        private(model, noise_multiplier=1.0, batch_size=4, seed=seed).fit(*data, verbose=0)
         return np.concatenate([v.ravel() for v in values(model.trainable_variables)])
 
     first = weights(5)
@@ -125,6 +145,11 @@ def test_poisson_batches_vary_and_fixed_ones_do_not():
         assert (len(set(drawn)) > 1) == poisson
 
 
+# Of NumPy 2, about Keras's variables, when Keras writes weights.
+saves_weights = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@saves_weights
 def test_fit_has_validation_callbacks_metrics_and_a_history(tmp_path):
     model = model_of(TWO, compiled=False)
     compile_model(model, 0.1, metrics=["accuracy"])
@@ -173,8 +198,8 @@ def test_mixed_precision_trains_float32_weights():
 
 
 def test_more_steps_than_the_noise_is_calibrated_for_are_refused():
-    model = private(model_of(TWO), train_steps=3)
-    data = data_for(TWO)
+    model, data = dense_model()
+    private(model, train_steps=3)
     with pytest.raises(RuntimeError, match=r"only 3 of the 3 steps.*budget.*Pass epochs=3, or"):
         model.fit(*data, epochs=4)
     model.fit(*data, epochs=2, verbose=0)
@@ -190,11 +215,15 @@ def test_more_steps_than_the_noise_is_calibrated_for_are_refused():
         model.train_step(state_of(model), data)
 
 
-def test_steps_before_a_model_was_saved_count():
-    model = private(model_of(TWO), train_steps=3)
-    model.optimizer.iterations.assign(2)  # as keras.models.load_model restores it
+@saves_weights
+def test_steps_before_a_model_was_saved_count(tmp_path):
+    model, data = dense_model()
+    private(model, train_steps=3).fit(*data, epochs=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded(data[0]), model(data[0]), rtol=1e-6)
     with pytest.raises(StopRunError, match="only 1 of the 3 steps"):
-        model.fit(*data_for(TWO), epochs=2)
+        private(loaded, train_steps=3).fit(*data, epochs=2)
 
 
 @pytest.mark.parametrize(
