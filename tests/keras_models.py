@@ -1,8 +1,4 @@
-"""Small Keras models, their data, and configs. Import it before keras: it chooses the backend."""
-
-import os
-
-os.environ["KERAS_BACKEND"] = "jax"
+"""Small Keras models, their data, and configs."""
 
 import warnings
 
