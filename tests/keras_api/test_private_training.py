@@ -19,7 +19,7 @@ from keras_models import (
     state_of,
 )
 
-from bevel.errors import FixArgumentsError, StopRunError
+from bevel.errors import FixArgumentsError, FixLossError, StopRunError
 from bevel.training.loop import loss_key_data
 
 CNN, _, TWO = KINDS
@@ -252,3 +252,17 @@ def test_other_ways_to_train_are_refused():
         model.train_on_batch(*data)
     with pytest.raises(FixArgumentsError, match="call fit of the private model"):
         keras.Model.fit(model, *data, verbose=0)
+
+
+class Centered(layers.Layer):
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0)
+
+
+def test_a_layer_that_mixes_examples_is_refused_before_a_step_is_taken():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), Centered()])
+    compile_model(model)
+    private(model)
+    with pytest.raises(FixLossError, match="the loss couples examples"):
+        model.fit(np.ones((8, 4), "float32"), np.zeros(8, "int32"), verbose=0)
+    assert model.fit.__self__.steps_taken == 0
