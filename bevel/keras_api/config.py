@@ -138,8 +138,8 @@ class DPKerasConfig:
             )
         return (
             "the noise is calibrated for Poisson batches, but poisson_sampling_in_fit=False: fit "
-            f"draws batches of exactly {self.effective_batch_size} examples, for which it gives "
-            f"epsilon {proven:.4g} (replace-one), and not {self.epsilon:g}. Pass "
+            f"draws batches of exactly {self.effective_batch_size} examples, for which the proven "
+            f"epsilon is {proven:.4g} (replace-one), and not {self.epsilon:g}. Pass "
             "poisson_sampling_in_fit=True."
         )
 

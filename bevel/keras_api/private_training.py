@@ -123,6 +123,7 @@ class PrivateTraining:
                 "count its steps. Call it as it is: it is compiled already."
             )
         self._prepare()
+        self.make_train_function()  # forgets the step of a model that was compiled again
         is_padding = jnp.zeros(len(jax.tree.leaves(columns)[0]), bool)
         return self._take_step(self._compiled, state, columns, is_padding)
 
@@ -138,7 +139,7 @@ class PrivateTraining:
         if self.model.train_function is not None and not force:
             return
         for name in ("_trainer", "_compiled", "_compiled_in_place"):
-            vars(self).pop(name, None)  # the model was compiled again
+            vars(self).pop(name, None)  # they have the loss and the optimizer of before
 
         def train_function(state: KerasState, iterator: Iterator[Any]) -> Any:
             logs: dict[str, Any] = {}

@@ -52,8 +52,8 @@ def test_a_step_of_fit_moves_by_the_mean_of_clipped_gradients(kind):
 
 
 def test_train_step_is_the_step_of_fit():
-    by_fit, by_hand = (private(model_of(TWO)) for _ in range(2))
-    x, y = data_for(TWO)
+    (by_fit, (x, y)), (by_hand, _) = dense_model(), dense_model()
+    private(by_fit), private(by_hand)
     by_fit.fit(x, y, verbose=0)
     state = state_of(by_hand)
     logs, state = by_hand.train_step(state, (x, y))
@@ -62,6 +62,17 @@ def test_train_step_is_the_step_of_fit():
     assert by_hand.fit.__self__.steps_taken == 1
     with pytest.raises(FixArgumentsError, match=r"was traced, for example by jax\.jit"):
         jax.jit(by_hand.train_step)(state, (x, y))
+
+
+def test_train_step_has_the_optimizer_that_the_model_was_compiled_with_last():
+    model, data = dense_model()
+    private(model)
+    before = state_of(model)
+    _, moved = model.train_step(before, data)
+    compile_model(model, learning_rate=0.0)
+    _, still = model.train_step(state_of(model), data)
+    assert not np.allclose(before[0][0], moved[0][0])
+    np.testing.assert_array_equal(before[0][0], still[0][0])
 
 
 @pytest.mark.fast
@@ -111,12 +122,13 @@ def test_the_step_is_compiled_once():
 
 def test_one_example_moves_the_weights_by_at_most_the_clip_norm():
     """Of neighbours under add-or-remove, however large the example is."""
-    x, y = data_for(TWO)
-    x["a"][7] *= 1e6
     moved = []
     for rows in (slice(8), slice(7)):
-        model = private(model_of(TWO), rescale_to_unit_norm=False)
-        batch = (jax.tree.map(lambda v, rows=rows: v[rows], x), y[rows])
+        model, (x, y) = dense_model()
+        x[7] *= 1e6
+        y[7] = np.argmin(model(x)[7])
+        private(model, rescale_to_unit_norm=False)
+        batch = (x[rows], y[rows])
         _, state = model.train_step(state_of(model), batch)
         moved.append(np.concatenate([np.ravel(v) for v in state[0]]))
     distance = np.linalg.norm(moved[0] - moved[1])
