@@ -27,6 +27,7 @@ from bevel import execution_plan as execution_plan
 from bevel import accounting as accounting
 from bevel import training as training
 from bevel import frameworks as frameworks
+from bevel import keras_api as keras_api
 from bevel import report as report
 from bevel import sharding as sharding
 from bevel import sharding_utils as sharding_utils

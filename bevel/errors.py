@@ -28,8 +28,11 @@ class RestoreLedgerError(BevelError):
     """The ledger is damaged or belongs to another run. Restore the right file."""
 
 
-class StopRunError(BevelError):
-    """The next charge would exceed the privacy budget. Stop here: nothing was charged."""
+class StopRunError(BevelError, RuntimeError):
+    """The next step would exceed the privacy budget. Stop here: nothing was charged.
+
+    Also a `RuntimeError`, which users of `jax_privacy.keras_api` expect.
+    """
 
 
 class FixDataError(BevelError):

@@ -1,5 +1,6 @@
 """Settings that must be in place before any test touches a jax array."""
 
+import os
 import signal
 import sys
 
@@ -12,6 +13,7 @@ from selection import pytest_addoption as pytest_addoption
 from selection import pytest_collection_modifyitems as pytest_collection_modifyitems
 from selection import pytest_configure as pytest_configure
 
+os.environ["KERAS_BACKEND"] = "jax"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")

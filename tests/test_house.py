@@ -24,6 +24,7 @@ LAYERS = [
     {"inspection"},
     {"training"},
     {"report", "frameworks"},
+    {"keras_api"},
     {"__init__"},
     {"cli"},
     {"__main__"},
