@@ -135,7 +135,7 @@ def replay_equation(
     if explicit and is_sequential(eqn):
         return _loop_over_examples(eqn, inputs, layout)
     if explicit and is_by_products(eqn):
-        return [by_products(eqn.params["call"].jaxpr.eqns[0])(*inputs)]
+        return _by_products(eqn.params["call"].jaxpr.eqns[0], inputs, layout)
     if name == "shard_map" and explicit:
         return _inner_shard_map(eqn, inputs, layout)
     outputs = bind(eqn, inputs, in_its_context=not explicit, **changed)
@@ -153,6 +153,14 @@ def _loop_over_examples(eqn: JaxprEqn, inputs: Sequence[Any], layout: MeshLayout
         return tuple(_replay(body.jaxpr, body.consts, args, layout))
 
     return list(one(*inputs))
+
+
+def _by_products(eqn: JaxprEqn, inputs: Sequence[Any], layout: MeshLayout) -> Sequence[Any]:
+    """Evaluates a convolution without the Explicit type of its result."""
+    free = {p: None for p in SHARDING_PARAMS if p in eqn.params}
+    output = by_products(eqn.replace(params=eqn.params | free))(*inputs)
+    requested = requested_sharding(eqn)
+    return [output if requested is None else _marked(output, requested, layout)]
 
 
 def _inner_shard_map(eqn: JaxprEqn, inputs: Sequence[Any], layout: MeshLayout) -> Sequence[Any]:

@@ -73,7 +73,7 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
 
 def _is_plain(eqn: JaxprEqn) -> bool:
     """Whether an equation is a scan of ordinary arrays that stacks something."""
-    if eqn.primitive.name != "scan" or eqn.params["unroll"] != 1:
+    if eqn.primitive.name != "scan" or eqn.params["unroll"] != 1 or not eqn.params["length"]:
         return False
     stacked: list[Any] = [v.aval for v in eqn.outvars[scan_counts(eqn)[1] :]]
     extended = (jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) for aval in stacked)

@@ -115,7 +115,12 @@ def depthwise(w, x):
     return jnp.sum(jnp.sin(convolution(groups=2)(x, kernel)))
 
 
-@pytest.mark.parametrize("loss", [plain, standardised, depthwise])
+def stacked(w, x):
+    # JAX types the gradient of the second one's input with the Explicit sharding of the input.
+    return plain(jnp.tile(w, (1, 1, 2, 1)), jnp.sin(convolution()(x, w)))
+
+
+@pytest.mark.parametrize("loss", [plain, standardised, depthwise, stacked])
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("options", [{}, {"engine": "vmap"}, {"norms": "keep"}], ids=str)
 def test_norms_on_a_mesh_are_those_of_each_example(loss, kind, options):

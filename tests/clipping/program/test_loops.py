@@ -159,6 +159,14 @@ def test_a_loop_that_stacks_keys_is_left_as_it_is(replaced):
     )
 
 
+def test_a_loop_without_steps_is_left_as_it_is(replaced):
+    x, ws = jnp.ones((2, 3)), jnp.ones((0, 3, 3))
+    last, *stacked = lean(stacks, x, ws)
+    assert not replaced
+    np.testing.assert_array_equal(last, x)
+    assert [y.shape for y in stacked] == [(0, 2, 3)] * 2
+
+
 def test_no_zeros_are_written(replaced):
     program = jax.make_jaxpr(lambda x, ws: lean(stacks, x, ws))(X, WS)
     names = [eqn.primitive.name for eqn in program.jaxpr.eqns]
