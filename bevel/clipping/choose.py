@@ -124,8 +124,10 @@ def _costs(
     keep = costs["keep"]
     if any(kind == SEPARATE for use in uses for kind, _ in use.loops):
         # A loop stacks its gradients in the dtype of what it reads, layer by layer: they are copied
-        # to lie example by example.
-        wider = max(itemsize, *(itemsize_in_loop(use.view) for use in uses)) / itemsize
+        # to lie example by example. A CPU widens the values at taps as well.
+        on_cpu = jax.default_backend() == "cpu"
+        wide = itemsize if on_cpu else max(itemsize_in_loop(use.view) for use in uses)
+        wider = max(itemsize, wide) / itemsize
         moved = keep.bytes + (3 * wider - 1) * keep.memory
         costs["keep"] = keep = keep._replace(bytes=moved, memory=wider * keep.memory)
     if shared_terms:  # each needs an inner product with every example's gradient

@@ -23,8 +23,8 @@ def mask_examples(keep: jax.Array | None, x: jax.Array) -> jax.Array:
 
 @jax.jit  # traced once for all arrays of one shape
 def _selected(keep: jax.Array, x: jax.Array) -> jax.Array:
-    keep = jax.lax.broadcast_in_dim(keep, x.shape, tuple(range(keep.ndim)))
-    return jax.lax.select(keep, x, jnp.zeros_like(x))
+    keep = jnp.expand_dims(keep, tuple(range(keep.ndim, x.ndim)))
+    return jnp.where(keep, x, jnp.zeros_like(x))
 
 
 def weighted(

@@ -21,8 +21,8 @@ from jax.extend.core import JaxprEqn
 from bevel.clipping.program.equations import bind
 from bevel.sharding.types import on_one_device
 
-# More products than this are computed in a loop, because each of them takes time to compile.
-UNROLLED = 64
+# More products than this are computed in a loop, which holds the slices of one at a time.
+UNROLLED = 4
 
 
 def needs_products(eqn: JaxprEqn) -> bool:
