@@ -137,4 +137,5 @@ def test_the_sums_of_microbatches_are_accumulated_in_place(padding):
     call = jax.jit(lambda params, x: fn(params, x, is_padding_example=padding))
     memory = call.lower(params, x).compile().memory_analysis()
     size = 4 * sum(w.size for w in params.values())
-    assert memory.temp_size_in_bytes < 0.6 * size
+    most = 1.3 if jax.__version_info__ < (0, 11) else 0.6  # an earlier compiler copies them once
+    assert memory.temp_size_in_bytes < most * size
