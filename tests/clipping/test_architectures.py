@@ -41,7 +41,8 @@ BOUNDS = {
     "embedding_bag": Bounds(1.9, 1.9, 4.3, 1e-3),
     "flash_attention": Bounds(1.1, 1.1, 1.1, 1.1),
     "kernel_attention": Bounds(1.1, 1.1, 1.1, 1.1),
-    "unet": Bounds(1.05, 1.05, 1.1, 1.1),
+    # Memory is 1.1 on one device. On several, kernels that are materialised copy their values.
+    "unet": Bounds(1.05, 1.05, 1.45, 1.45),
 }
 
 

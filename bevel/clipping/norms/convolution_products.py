@@ -48,10 +48,16 @@ UNROLLED = 50
 FULL = lax.Precision.HIGHEST
 
 
-def _multiply(x: jax.Array, g: jax.Array, axis: int, precision: lax.Precision) -> jax.Array:
-    """Contracts `axis` (2 or 3) of x and g, both (B, G, rows, columns): (B, G, ..., ...)."""
+def _multiply(
+    x: jax.Array, g: jax.Array, axis: int, precision: lax.Precision, over_batch: bool = False
+) -> jax.Array:
+    """Contracts `axis` (2 or 3) of x and g, both (B, G, rows, columns): (B, G, ..., ...).
+
+    With `over_batch`, the result is the sum over B.
+    """
     x, g, dtype = _of_one_dtype(x, g)
-    numbers = (((axis,), (axis,)), ((0, 1), (0, 1)))
+    summed, kept = ((0, axis), (1,)) if over_batch else ((axis,), (0, 1))
+    numbers = ((summed, summed), (kept, kept))
     return lax.dot_general(x, g, numbers, precision, preferred_element_type=dtype)
 
 
@@ -67,15 +73,19 @@ def over_products(
     g: jax.Array,
     precision: lax.Precision,
     use: Callable[[jax.Array], jax.Array],
+    over_batch: bool = False,
 ) -> jax.Array:
-    """Applies `use` to every product (B, G, width * C, K) in turn, and stacks the results."""
+    """Applies `use` to every product (B, G, width * C, K) in turn, and stacks the results.
+
+    With `over_batch`, products are sums over B.
+    """
     image = layout.image(layout.geometry.image(x))
     g = layout.cotangent(layout.geometry.cotangent(g))
     sizes = (1, *g.shape[:3], image.shape[-1])
 
     def one(image: jax.Array, phase: Any, shift: Any) -> jax.Array:
         rows = lax.dynamic_slice(image, (phase, 0, 0, shift, 0), sizes)[0]
-        return use(_multiply(rows, g, 2, precision))
+        return use(_multiply(rows, g, 2, precision, over_batch))
 
     if len(layout.places) > UNROLLED:
         phases, shifts = np.array(layout.places, np.int32).T
@@ -104,12 +114,33 @@ def per_example_products(
         return jnp.zeros((x.shape[0], *geometry.kernel), accumulation_dtype(x.dtype, g.dtype))
     layout = ImageLayout(geometry, stack)
     products = over_products(layout, x, g, precision, lambda product: product)
+    return _in_kernel_order(layout, products)
+
+
+def _in_kernel_order(layout: ImageLayout, products: jax.Array) -> jax.Array:
+    """The products (places, B, G, width * C, K) as gradients (B, *kernel shape)."""
+    geometry = layout.geometry
     sizes = (geometry.groups, layout.width, geometry.channels, geometry.features)
     # From (places, B, G, width, C, K) to (B, window..., C, G K), then to the kernel's own order.
     products = products.reshape(*products.shape[:2], *sizes).transpose(1, 0, 3, 4, 2, 5)
-    products = products.reshape(x.shape[0], *geometry.window, geometry.channels, -1)
+    products = products.reshape(products.shape[0], *geometry.window, geometry.channels, -1)
     out, inner, *spatial = geometry.specs[1]
     return products.transpose(0, *(int(i) + 1 for i in np.argsort([*spatial, inner, out])))
+
+
+def sum_by_products(
+    geometry: ConvolutionGeometry,
+    x: jax.Array,
+    g: jax.Array,
+    stack: int,
+    precision: lax.Precision = FULL,
+) -> jax.Array:
+    """As `weighted_sum`, without a convolution. Roundings: B P + 1."""
+    if geometry.empty:
+        return jnp.zeros(geometry.kernel, accumulation_dtype(x.dtype, g.dtype))
+    layout = ImageLayout(geometry, stack)
+    products = over_products(layout, x, g, precision, lambda product: product, over_batch=True)
+    return _in_kernel_order(layout, products[:, None])[0]
 
 
 def squared_norm_by_products(

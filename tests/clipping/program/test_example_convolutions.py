@@ -135,3 +135,26 @@ def test_norms_on_a_mesh_are_those_of_each_example(loss, kind, options):
         kernel = jax.device_put(w, NamedSharding(mesh, P()))
         found = private(kernel, placed)[1].grad_norms
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize(
+    "options", [{}, {"norms": "product"}, {"norms": "gram"}, {"memory": "low"}], ids=str
+)
+def test_a_contribution_to_a_grouped_kernel_on_a_mesh_is_within_the_clip_norm(kind, options):
+    """XLA multiplied the sum by the number of devices that hold the same examples."""
+
+    def loss(w, x):
+        return jnp.sum(jnp.sin(convolution(groups=4)(x, w)))
+
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(getattr(AxisType, kind),) * 2)
+    w, x = draw(1, 3, 3, 1, 8), draw(0, B, 8, 8, 4)
+    expected = jax.grad(loss)(w, x[:1])
+    expected = np.asarray(expected / np.linalg.norm(expected))
+    private = bevel.clipped_grad(loss, l2_clip_norm=1.0, **options)
+    with jax.set_mesh(mesh):
+        placed, others = jax.device_put((x, np.arange(B) > 0), NamedSharding(mesh, P("data")))
+        kernel = jax.device_put(w, NamedSharding(mesh, P()))
+        found = np.asarray(private(kernel, placed, is_padding_example=others))
+    assert np.linalg.norm(found) <= 1
+    np.testing.assert_allclose(found, expected, atol=1e-3)
