@@ -6,6 +6,11 @@ come out, or zeros, without an error. So where the compiler may split the batch,
 are computed by slices and matrix products instead:
 
     out[p] = sum_k lhs[stride p + dilation k] rhs[k],    one product for each p, or for each k
+
+The gradient of the kernel of a grouped convolution has batch groups. XLA computes some of these on
+a CPU for all pairs of groups, and multiplies those of different groups by zero. Under `vmap`, these
+are products of different examples, and zero times infinity is NaN: an example that is not finite
+would make the gradients of all others NaN. So these go by products on every device.
 """
 
 import itertools
@@ -26,8 +31,10 @@ UNROLLED = 4
 
 
 def needs_products(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a convolution that the compiler may split over a mesh."""
-    return eqn.primitive.name == "conv_general_dilated" and not on_one_device()
+    """Whether an equation is a convolution whose examples the compiler may not keep apart."""
+    if eqn.primitive.name != "conv_general_dilated":
+        return False
+    return eqn.params["batch_group_count"] > 1 or not on_one_device()
 
 
 def by_products(eqn: JaxprEqn) -> Callable[..., Any]:

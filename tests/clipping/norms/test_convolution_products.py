@@ -102,6 +102,7 @@ def everything(eqn, geometry, x, g, stacks, squared):
             jnp.sqrt(jnp.sum(jnp.square(geometry.cotangent(g).astype(jnp.float32)), axis=-1)),
         ],
         "sum": convolution_products.weighted_sum(geometry, eqn.params, x, g),
+        "sum by products": convolution_products.sum_by_products(geometry, x, g, squared),
     }
 
 
@@ -159,9 +160,10 @@ def test_norms_are_those_of_the_gradients_they_avoid(name, dtype):
 @table
 def test_weighted_sum_is_the_sum_of_the_gradients(name, dtype):
     geometry, _, found, truth, sizes = results(name, dtype)
-    assert found["sum"].dtype == np.float32 and found["sum"].shape == truth.shape[1:]
-    error = np.abs(found["sum"].astype(np.float64) - truth.sum(0))
-    assert np.all(error <= growth(B * geometry.positions + 1) * sizes.sum(0))
+    for total in (found["sum"], found["sum by products"]):
+        assert total.dtype == np.float32 and total.shape == truth.shape[1:]
+        error = np.abs(total.astype(np.float64) - truth.sum(0))
+        assert np.all(error <= growth(B * geometry.positions + 1) * sizes.sum(0))
 
 
 @pytest.mark.parametrize("name", ["groups", "disjoint windows"])

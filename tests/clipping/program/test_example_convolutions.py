@@ -158,3 +158,26 @@ def test_a_contribution_to_a_grouped_kernel_on_a_mesh_is_within_the_clip_norm(ki
         found = np.asarray(private(kernel, placed, is_padding_example=others))
     assert np.linalg.norm(found) <= 1
     np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def grouped(w, x):
+    return jnp.sum(jnp.sin(convolution(groups=2)(x, w)))
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("options", [{}, {"engine": "vmap"}, {"norms": "keep"}], ids=str)
+def test_an_example_that_is_not_finite_changes_no_other_where_nothing_is_split(options):
+    """On one device, XLA multiplied values of different examples by zero and added them."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    w, x = draw(1, 3, 3, 2, 4), draw(0, B, 6, 6, 4)
+    private = bevel.clipped_grad(
+        grouped, l2_clip_norm=1.0, return_grad_norms=True, reduce_axes="data", **options
+    )
+    out = P(), bevel.clipping.Aux(grad_norms=P("data"))
+    run = jax.jit(jax.shard_map(private, mesh=mesh, in_specs=(P(), P("data")), out_specs=out))
+    x[0] = 0  # an example without a gradient
+    wanted, finite = run(w, x)
+    x[0] = np.inf
+    found, aux = run(w, x)
+    np.testing.assert_array_equal(aux.grad_norms[1:], finite.grad_norms[1:])
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
