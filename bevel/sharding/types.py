@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 
@@ -34,6 +35,18 @@ def on_one_device() -> bool:
 def varying_axes(x: Any) -> frozenset[str]:
     """The manual axes over which `x` may differ between shards; none if types do not track them."""
     return frozenset(getattr(_type_of(x).manual_axis_type, "varying", ()))
+
+
+def on_all_shards(flag: jax.Array) -> jax.Array:
+    """`flag`, or whether all shards have it where they must take the same branch.
+
+    If only some axes are manual, the compiler splits the program within each shard. It may then
+    communicate over all devices, and would wait forever for a shard that took another branch.
+    """
+    if on_one_device():
+        return flag
+    axes = tuple(sorted(varying_axes(flag))) if types_track_varying_axes() else manual_axes()
+    return jax.lax.pmin(flag.astype(np.int32), axes) > 0 if axes else flag
 
 
 def _type_of(x: Any) -> Any:

@@ -25,7 +25,7 @@ from bevel import precision
 from bevel.clipping.accumulate.coefficients import tree_norm
 from bevel.clipping.accumulate.low_memory import SumsAndNorms
 from bevel.clipping.norms.registry import Norm
-from bevel.sharding.types import as_varying, varying_axes, zeros_of_type
+from bevel.sharding.types import as_varying, on_all_shards, varying_axes, zeros_of_type
 
 # An example that was too long is shortened by this much more, so that the next run of a pass that
 # is not deterministic finds it short enough.
@@ -90,7 +90,7 @@ class BoundedSums:
                 # A coefficient that is not finite would survive the exclusion.
                 shorter = jnp.where(finite, limits[g] / bound * SHORTENED, 0)
                 scales[g] = jnp.where(over, shorter, scales[g])
-            return jnp.any(too_long), attempt + 1, scales, keep & ~excluded, sums
+            return ~on_all_shards(~jnp.any(too_long)), attempt + 1, scales, keep & ~excluded, sums
 
         start = (
             jnp.array(True),

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bevel.sharding.types import zeros_of_type
+from bevel.sharding.types import on_all_shards, zeros_of_type
 
 # (batch, keys, padding, sums so far or None) -> (sums, rows)
 Chunk = Callable[..., tuple[list[Any], list[Any]]]
@@ -50,7 +50,8 @@ def in_microbatches(
         if padding is None:
             sums, rows = chunk(*microbatch, sums)
         else:
-            sums, rows = jax.lax.cond(jnp.all(microbatch[2]), skipped, chunk, *microbatch, sums)
+            skip = on_all_shards(jnp.all(microbatch[2]))
+            sums, rows = jax.lax.cond(skip, skipped, chunk, *microbatch, sums)
         return sums, rows
 
     sums, rows = jax.lax.scan(step, sharded([zeros_of_type(t) for t in sum_types]), split)

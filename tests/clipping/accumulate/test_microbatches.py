@@ -4,8 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from bevel import clipped_grad
+from bevel.clipping.accumulate import example_gradients
 from bevel.clipping.accumulate.microbatches import in_microbatches
 from bevel.errors import PadBatchError
 
@@ -139,3 +142,38 @@ def test_the_sums_of_microbatches_are_accumulated_in_place(padding):
     size = 4 * sum(w.size for w in params.values())
     most = 1.3 if jax.__version_info__ < (0, 11) else 0.6  # an earlier compiler copies them once
     assert memory.temp_size_in_bytes < most * size
+
+
+@pytest.mark.parametrize(
+    "manual, check_vma",
+    [({"data"}, True), ({"data"}, False), ({"data", "model"}, True)],
+)
+@pytest.mark.parametrize("options", [{"microbatch_size": 1}, {}, {"memory": "low"}])
+def test_shards_take_the_same_branch_where_the_compiler_splits_the_rest(
+    options, manual, check_vma, monkeypatch
+):
+    """It may communicate over all devices, and would wait forever for a shard that skipped."""
+    monkeypatch.setitem(example_gradients.ONE_PASS, "cpu", 1)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    @jax.checkpoint
+    def loss(w, x):
+        return jnp.sum(jnp.sin(x @ w))
+
+    fn = clipped_grad(loss, l2_clip_norm=1.0, reduce_axes="data", **options)
+
+    def shard(w, x, padding):
+        return fn(w, x, is_padding_example=padding)
+
+    specs = P(), P("data"), P("data")
+    run = jax.shard_map(
+        shard, mesh=mesh, in_specs=specs, out_specs=P(), axis_names=manual, check_vma=check_vma
+    )
+    w, x = jnp.ones((3, 2)), jnp.linspace(0, 1, 24).reshape(8, 3)
+    x = x.at[1].multiply(1e25)
+    padding = np.arange(8) != 1
+    assert ("pmin" in str(jax.make_jaxpr(run)(w, x, padding))) == ("model" not in manual)
+    gradient = jax.grad(loss)(w, x[1:2])
+    expected = gradient / 1e25
+    expected /= jnp.linalg.norm(expected)
+    np.testing.assert_allclose(jax.jit(run)(w, x, padding), expected, rtol=1e-4)
