@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from benchmark_models import models
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import bevel
 from bevel.clipping.program import loops
@@ -14,7 +16,7 @@ from bevel.clipping.program import loops
 
 @pytest.fixture
 def replaced(monkeypatch):
-    """Runs the loops as on one GPU. The list grows with every loop that is replaced."""
+    """Runs the loops as on one device. The list grows with every loop that is replaced."""
     found = []
     original = loops.run_loop
 
@@ -189,3 +191,25 @@ def test_the_clipped_gradient_of_layers_in_a_scan_is_the_same(remat, replaced, m
     monkeypatch.setattr(loops, "pays", lambda: False)
     for a, b in zip(found, sums(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_backward_pass_over_layers_stacks_in_place(monkeypatch):
+    def layer(x, w):
+        return x + jax.nn.silu(x @ w["up"]) @ w["down"], None
+
+    def loss(params, x):
+        return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
+
+    def temporaries():
+        """On one shard, which is one device."""
+        clipped = bevel.clipped_grad(loss, l2_clip_norm=1.0, norms="gram", reduce_axes="data")
+        mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+        on_shard = jax.shard_map(clipped, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        return jax.jit(on_shard).lower(params, batch).compile().memory_analysis().temp_size_in_bytes
+
+    params = {"up": jnp.ones((6, 64, 256)), "down": jnp.ones((6, 256, 64))}
+    batch = jnp.ones((32, 32, 64))
+    in_place = temporaries()
+    monkeypatch.setattr(loops, "pays", lambda: False)
+    cotangents = 4 * 6 * 4 * 32 * 256
+    assert in_place < temporaries() - 0.5 * cotangents
