@@ -270,7 +270,8 @@ class PrivateTraining:
         elif left:
             advice = f"Pass epochs={initial_epoch + 1}, steps_per_epoch={left}"
         raise StopRunError(
-            f"fit asks for {asked} epochs of {steps_per_epoch} steps, but only {left} of the "
+            f"fit asks for {asked * steps_per_epoch} steps in {asked} "
+            f"{'epoch' if asked == 1 else 'epochs'}, but only {left} of the "
             f"{self.config.train_steps} steps that the noise is calibrated for are left: the "
             f"privacy budget would be exceeded. {advice}, or calibrate for more train_steps."
         )
