@@ -19,8 +19,9 @@ from bevel.clipping.program.trace import ExampleFunction, TracedExample, trace
 _QUIET: weakref.WeakSet[Any] = weakref.WeakSet()
 
 EXPLANATION = (
-    "Gradients are computed on one example at a time, so this would be a statistic of one example, "
-    "and the gradients zero or meaningless. Use GroupNorm or LayerNorm instead of BatchNorm, or "
+    "Gradients are computed on one example at a time: a statistic over the batch would be that of "
+    "one example, and there are no values of other examples, so the gradients would be zero or "
+    "meaningless. Use GroupNorm or LayerNorm instead of BatchNorm, or "
     "frozen statistics."
 )
 

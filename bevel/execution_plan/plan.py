@@ -168,7 +168,9 @@ class DPExecutionPlan:
                 "the expected batch size is not known: set num_examples in the config."
             )
         multiple = math.lcm(multiple, self.flags.microbatch_size or 1)
-        return sizes_for(self.mechanism.sampler, self.expected_batch_size, multiple, count)
+        return sizes_for(
+            self.mechanism.sampler, self.expected_batch_size, self.num_units, multiple, count
+        )
 
     # Clipping.
 

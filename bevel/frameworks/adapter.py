@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bevel.checks import in_one_line
 from bevel.clipping import BoundedSensitivityCallable, clipped_grad
 from bevel.clipping.coupled_examples import EXPLANATION, quiet
-from bevel.errors import FixArgumentsError, FixLossError
+from bevel.errors import BevelError, FixArgumentsError, FixLossError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.frameworks.loss_checks import check_effects, split_result
 from bevel.training import LoRA, LossFnWithState, Trainer, TrainingState
@@ -66,6 +67,9 @@ class FunctionalModel:
 class Adapter(abc.ABC):
     """Takes the models of one framework apart, and calls losses of them."""
 
+    # How a pretrained BatchNorm is used without changing it.
+    frozen_layers = "its running averages (use_running_average=True, or inference mode)"
+
     @abc.abstractmethod
     def split(self, model: Any) -> Parts:
         """Takes a model apart."""
@@ -85,6 +89,10 @@ class Adapter(abc.ABC):
 
     def own_key(self, model: Any) -> jax.Array | None:
         """The next key of the model's own random generator, if it has one."""
+        return None
+
+    def advice(self, error: Exception, has_key: bool) -> str | None:
+        """What to change in the loss or the call after an error of the framework, if known."""
         return None
 
     def functional(self, model: Any, loss: ModelLoss, lora: LoRA | None = None) -> FunctionalModel:
@@ -168,7 +176,18 @@ class Adapter(abc.ABC):
             result, changed = self.run(loss, own, batch, key)
             return split_result(result)[0], dict(changed)
 
-        check_effects(effects, parts.params, parts.model_state, batch, key)
+        try:
+            check_effects(effects, parts.params, parts.model_state, batch, key, self.frozen_layers)
+        except BevelError:
+            raise
+        except Exception as error:
+            advice = self.advice(error, key is not None)
+            if advice is None:
+                raise
+            said = in_one_line(str(error).split("\n\n")[0].split(" (https:")[0], 300)
+            raise FixLossError(
+                f"the loss raised {type(error).__name__}: {said} {advice}"
+            ) from error
         return split_result(self.run(loss, parts, batch, key)[0])
 
 

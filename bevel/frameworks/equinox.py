@@ -127,6 +127,7 @@ class _Equinox(Adapter):
 
     def split(self, model: Any) -> Parts:
         _check_model(model)
+        _check_filter(self.trainable)
         trained = eqx.filter(eqx.filter(model, self.trainable), eqx.is_inexact_array)
         if not jax.tree.leaves(trained):
             raise FixArgumentsError(
@@ -160,6 +161,23 @@ class _Equinox(Adapter):
     def merge(self, model: Any, params: PyTree) -> Any:
         return eqx.combine(params, model)
 
+    def advice(self, error: Exception, has_key: bool) -> str | None:
+        if isinstance(error, RuntimeError) and "requires a key" in str(error):
+            return (
+                "Give the loss a parameter `key`, which is the key of the example, and pass it on: "
+                "jax.vmap(model)(x, jax.random.split(key, len(x)))."
+            )
+        return None
+
+
+def _check_filter(trainable: Any) -> None:
+    for x in jax.tree.leaves(trainable):
+        if not (isinstance(x, bool) or callable(x)):
+            raise FixArgumentsError(
+                f"trainable contains {x!r}: pass a function of a leaf such as "
+                "eqx.is_inexact_array, or a tree of booleans like the model."
+            )
+
 
 def _is_state(x: Any) -> bool:
     return isinstance(x, eqx.nn.State)
@@ -169,6 +187,10 @@ def _check_model(model: Any) -> None:
     def is_special(x: Any) -> bool:
         return isinstance(x, eqx.nn.State | eqx.nn.BatchNorm)
 
+    if isinstance(model, type):
+        raise FixArgumentsError(
+            f"model is the class {model.__name__}: pass an instance, such as {model.__name__}(key)."
+        )
     for x in jax.tree.leaves(model, is_leaf=is_special):
         if isinstance(x, eqx.nn.State):
             raise FixArgumentsError(

@@ -73,6 +73,12 @@ def fit(
       FixLossError: the model changes a collection, such as the statistics of BatchNorm, which
         would be released without noise.
     """
+    _check_train_state(train_state)
+    if "optimizer" in options:
+        raise FixArgumentsError(
+            "leave out optimizer: the TrainState has one, "
+            "TrainState.create(apply_fn=..., params=..., tx=optimizer)."
+        )
     if int(train_state.step) != 0:
         raise FixArgumentsError(
             f"train_state has taken {int(train_state.step)} steps, but a private run starts with a "
@@ -167,15 +173,13 @@ class _ApplyFn:
 
 @dataclasses.dataclass(frozen=True)
 class _Linen(Adapter):
+    """A model is the `apply_fn` of a `TrainState` with its variables."""
+
     collections: Mapping[str, PyTree] | None
     rngs: tuple[str, ...]
 
     def split(self, model: Any) -> Parts:
-        if not isinstance(model, TrainState):
-            raise FixArgumentsError(
-                f"train_state is a {type(model).__name__}: pass "
-                "TrainState.create(apply_fn=model.apply, params=params, tx=optimizer)."
-            )
+        _check_train_state(model)
         if "params" in model.params:
             raise FixArgumentsError(
                 "the params of the TrainState are all variables of the model. Pass "
@@ -199,6 +203,29 @@ class _Linen(Adapter):
     def merge(self, model: Any, params: PyTree) -> Any:
         parts = self.split(model)
         return _bound(parts._replace(params=params), {})
+
+    def advice(self, error: Exception, has_key: bool) -> str | None:
+        if isinstance(error, flax_errors.InvalidRngError):
+            if not has_key:
+                return "Pass a key: grad_fn(train_state, batch, key), with a new key at each step."
+            return f"Name all random streams of the model: rngs={self.rngs!r} lacks this one."
+        if isinstance(error, flax_errors.ScopeCollectionNotFound):
+            return "Pass the variables that are not parameters as collections={...}."
+        is_of_model = isinstance(error, AttributeError) and isinstance(error.obj, _Model)
+        if is_of_model or isinstance(error, flax_errors.ApplyScopeInvalidVariablesTypeError):
+            return (
+                "The first argument of the loss is neither a TrainState nor a tree of parameters: "
+                "it stands for apply_fn with its variables. Call it as model(x)."
+            )
+        return None
+
+
+def _check_train_state(train_state: Any) -> None:
+    if not isinstance(train_state, TrainState):
+        raise FixArgumentsError(
+            f"train_state is a {type(train_state).__name__}: pass "
+            "TrainState.create(apply_fn=model.apply, params=params, tx=optimizer)."
+        )
 
 
 def _bound(parts: Parts, streams: Mapping[str, jax.Array]) -> _Model:

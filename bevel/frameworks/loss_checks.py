@@ -58,12 +58,14 @@ def check_effects(
     model_state: PyTree,
     batch: PyTree,
     key: Any,
+    frozen_layers: str,
 ) -> None:
     """Raises if a loss ignores the parameters, or changes the model depending on the data.
 
     `effects(params, model_state, batch, key)` returns the loss and, by path, the arrays of the
     model that the loss replaced. It is traced. Changes that do not depend on the batch, such as
     counters and what transformations return as they got it, are allowed: they are dropped.
+    `frozen_layers` says how the framework uses a BatchNorm without changing it.
     """
     arguments = params, model_state, batch, key
     program, outputs = jax.make_jaxpr(effects, return_shape=True)(*arguments)
@@ -77,8 +79,7 @@ def check_effects(
             raise FixLossError(
                 f"the loss changes {path}, which is not trained, depending on the batch. This "
                 "would be released without noise, so state is read-only while training. In place "
-                "of BatchNorm, use GroupNorm or LayerNorm, or its running averages "
-                "(use_running_average=True, or inference mode)."
+                f"of BatchNorm, use GroupNorm or LayerNorm, or {frozen_layers}."
             )
     used = [any(_inputs_of_output(program, i)[: sizes[0]]) for i in range(count)]
     if not any(used):

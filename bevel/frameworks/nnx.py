@@ -15,6 +15,7 @@ from bevel.frameworks.loss_checks import call_loss
 from bevel.training import LoRA, TrainingState
 
 try:
+    from flax import errors as flax_errors
     from flax import nnx
 except ImportError as error:
     raise ImportError(
@@ -168,6 +169,14 @@ class _NNX(Adapter):
         new = nnx.clone(model)
         nnx.update(new, params)
         return new
+
+    def advice(self, error: Exception, has_key: bool) -> str | None:
+        if isinstance(error, flax_errors.TraceContextError):
+            return (
+                "It changes Variables of a model from outside of the loss, such as the counter of "
+                "a dropout generator. Use the model that is passed to the loss."
+            )
+        return None
 
     def own_key(self, model: Any) -> jax.Array | None:
         streams = (x for _, x in nnx.iter_graph(model) if isinstance(x, nnx.RngStream))

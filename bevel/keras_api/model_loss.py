@@ -42,6 +42,8 @@ def _compiled_loss(model: Any, batch: PyTree) -> Any:
 class _Keras(Adapter):
     """The structure of a model is the model itself; values are passed as arguments."""
 
+    frozen_layers = "set trainable = False for a layer whose averages you want to keep"
+
     def split(self, model: Any) -> Parts:
         # During `fit`, Keras takes the values out of the variables.
         params, values = (

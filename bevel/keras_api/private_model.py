@@ -41,6 +41,7 @@ def make_private(model: Any, params: DPKerasConfig) -> Any:
     | dropout                           | every example has its own mask                           |
     | variables that are not trained    | stay as they are                                         |
     | `mixed_bfloat16`                  | supported; sums and noise are float32                    |
+    | a model that is loaded or cloned  | is not private: call `make_private` again                |
     | `mixed_float16`, `keras.distribution`, generators, `class_weight` | refused with advice      |
 
     Args:

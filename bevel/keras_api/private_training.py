@@ -180,6 +180,10 @@ class PrivateTraining:
     ) -> tuple[dict[str, Any], KerasState]:
         """One step on the arrays of a model: clip, add noise, update, and measure."""
         trained, others, optimizer, metrics = state
+        if not trained:
+            raise FixArgumentsError(
+                "the model has no trainable variables: set trainable = True for some of its layers."
+            )
         private, noise = self._trainer.step, self.plan.noise_addition_transform
         now = TrainingState(
             step=step,
@@ -270,10 +274,15 @@ class PrivateTraining:
         elif left:
             advice = f"Pass epochs={initial_epoch + 1}, steps_per_epoch={left}"
         raise StopRunError(
-            f"fit asks for {asked} epochs of {steps_per_epoch} steps, but only {left} of the "
+            f"fit asks for {_counted(asked * steps_per_epoch, 'step')} in "
+            f"{_counted(asked, 'epoch')}, but only {left} of the "
             f"{self.config.train_steps} steps that the noise is calibrated for are left: the "
             f"privacy budget would be exceeded. {advice}, or calibrate for more train_steps."
         )
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _committed(state: KerasState, device: Any) -> KerasState:

@@ -76,6 +76,10 @@ def _as_arrays(name: str, value: Any) -> Any:
     if hasattr(value, "to_numpy"):
         return value.to_numpy()
     leaves = jax.tree.leaves(value, is_leaf=lambda x: not isinstance(x, dict | list | tuple))
+    if isinstance(value, list | tuple) and all(isinstance(x, bool | int | float) for x in leaves):
+        raise FixArgumentsError(
+            f"{name} is a {type(value).__name__} of Python numbers: pass np.asarray({name})."
+        )
     if not leaves or not all(hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves):
         raise FixArgumentsError(
             f"{name} is a {type(value).__name__}: pass NumPy arrays, or a dict or list of them, "

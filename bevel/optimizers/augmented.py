@@ -1,8 +1,9 @@
 """Optimizers that control how gradients are clipped."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import jax
 import optax
 
 from bevel.errors import FixArgumentsError
@@ -37,20 +38,36 @@ def as_augmented_optimizer(
     """
     if isinstance(optimizer, AugmentedGradientTransformation):
         return optimizer
-    if isinstance(optimizer, optax.MultiSteps):
+    _refuse_accumulation(optimizer)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise FixArgumentsError(
+            f"the optimizer has type {type(optimizer).__name__}: pass an "
+            "optax.GradientTransformation, such as optax.adam(1e-3), or the result of "
+            "scale_then_privatize."
+        )
+    plain = optax.with_extra_args_support(optimizer)
+
+    def init(params: optax.Params) -> optax.OptState:
+        state = plain.init(params)
+        for part in jax.tree.leaves(state, is_leaf=_accumulates):
+            _refuse_accumulation(part)
+        return state
+
+    return AugmentedGradientTransformation(init, plain.update, lambda state: _no_transform)
+
+
+def _refuse_accumulation(optimizer_or_state: Any) -> None:
+    if _accumulates(optimizer_or_state):
         raise FixArgumentsError(
             "the optimizer is an optax.MultiSteps, which would accumulate gradients that each have "
             "the full noise of a step. Use a larger expected_batch_size instead, with "
             "PerformanceFlags(microbatch_size=...) or clipped_grad(microbatch_size=...) to bound "
             "memory: noise is then added once per batch."
         )
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise FixArgumentsError(
-            f"the optimizer is a {type(optimizer).__name__}: pass an optax.GradientTransformation, "
-            "such as optax.adam(1e-3), or the result of scale_then_privatize."
-        )
-    plain = optax.with_extra_args_support(optimizer)
-    return AugmentedGradientTransformation(plain.init, plain.update, lambda state: _no_transform)
+
+
+def _accumulates(optimizer_or_state: Any) -> bool:
+    return isinstance(optimizer_or_state, optax.MultiSteps | optax.MultiStepsState)
 
 
 def _no_transform(updates: optax.Updates, inverse: bool = False) -> optax.Updates:

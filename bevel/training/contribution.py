@@ -16,7 +16,7 @@ from bevel.clipping.program.shared_randomness import find_shared_mask
 from bevel.errors import FixLossError
 from bevel.training.framework_objects import explain_closed_over_state
 from bevel.training.model_state import check_unchanged
-from bevel.training.state import Trainable, TrainingState, joined, split
+from bevel.training.state import Trainable, TrainingState, joined, path_text, split
 
 PyTree = Any
 
@@ -197,4 +197,10 @@ def _checked(result: Any) -> tuple[jax.Array, Any]:
             f"loss_fn returned a loss of shape {jnp.shape(loss)}. It must be a scalar, such as "
             "loss.mean()."
         )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)):
+            raise FixLossError(
+                f"aux contains a {type(leaf).__name__} at {path_text(path)!r}, but auxiliary "
+                "outputs must be arrays or numbers: leave it out."
+            )
     return loss, aux

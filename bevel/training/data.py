@@ -48,6 +48,14 @@ def source_of(data: Any) -> DataSource:
             "pass a tuple or dict of arrays. For records, pass an object with __len__ and "
             "__getitem__, such as np.asarray(records) or a Grain source."
         )
+    if isinstance(data, dict | tuple):
+        columns = jax.tree_util.tree_leaves_with_path(data, is_leaf=_is_list_of_numbers)
+        lists = [jax.tree_util.keystr(path) for path, x in columns if _is_list_of_numbers(x)]
+        if lists:
+            raise FixArgumentsError(
+                f"data{lists[0]} is a list: pass an array with one row per record, such as "
+                f"np.asarray(data{lists[0]})."
+            )
     leaves = jax.tree.leaves(data, is_leaf=_holds_records)
     if leaves and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
         return ArraySource(data)
@@ -67,6 +75,11 @@ def _holds_records(x: Any) -> bool:
     return iterable and not isinstance(x, dict | tuple | list)
 
 
+def _is_list_of_numbers(x: Any) -> bool:
+    numbers = bool | int | float | str
+    return isinstance(x, list) and all(isinstance(leaf, numbers) for leaf in jax.tree.leaves(x))
+
+
 class ArraySource:
     """Columns in memory or on disk (`np.memmap`): one row per record."""
 
@@ -80,6 +93,12 @@ class ArraySource:
                 f"the data has arrays of shapes {shapes}. Each must have one row per record, so "
                 "all first dimensions must be equal."
             )
+        for path, column in jax.tree_util.tree_leaves_with_path(self.columns):
+            if column.dtype.kind in "OSUMm":  # objects, text and times
+                raise FixArgumentsError(
+                    f"data{jax.tree_util.keystr(path)} has dtype {column.dtype}, but JAX computes "
+                    "with numbers. Encode it, as in np.unique(labels, return_inverse=True)[1]."
+                )
         self._length = lengths.pop()[0]
         self.record = jax.tree.map(
             lambda column: jax.ShapeDtypeStruct(column.shape[1:], column.dtype), self.columns

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Var
 from bevel.clipping.coupled_examples import EXPLANATION, quiet
 from bevel.clipping.program.coupling import Coupling
 from bevel.clipping.program.shared_randomness import find_shared_mask
-from bevel.errors import FixLossError
+from bevel.errors import FixArgumentsError, FixLossError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.noise_addition import keys as noise_keys
 from bevel.optimizers import AugmentedGradientTransformation
@@ -110,7 +110,8 @@ class PrivateStep:
         if coupling is not None:
             raise FixLossError(
                 f"the loss couples examples: {coupling}. {EXPLANATION} To train on one example at "
-                "a time nevertheless, pass Trainer(..., allow_coupled_examples=True)."
+                "a time nevertheless, pass allow_coupled_examples=True to Trainer, or to fit of "
+                "bevel.frameworks. Private Keras models have no such option."
             )
 
     def warn_of_shared_mask(
@@ -143,7 +144,16 @@ class PrivateStep:
         """The new parameters and optimizer state."""
         trained, frozen = split(state.params, self.trainable)
         wide = widened(trained)
-        updates, opt_state = self.optimizer.update(noised, state.opt_state, wide)
+        try:
+            updates, opt_state = self.optimizer.update(noised, state.opt_state, wide)
+        except TypeError as error:
+            if "required keyword-only argument" not in str(error):
+                raise
+            raise FixArgumentsError(
+                f"the optimizer needs more than the noised gradient ({error}), but losses and "
+                "gradients without noise are not private. Use an optimizer that reads only "
+                "gradients, such as optax.adam(1e-3)."
+            ) from error
         new = jax.tree.map(
             lambda p, old: p.astype(old.dtype), optax.apply_updates(wide, updates), trained
         )

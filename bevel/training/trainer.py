@@ -120,7 +120,14 @@ class Trainer:
 
     @functools.cached_property
     def _given_optimizer(self) -> Any:
-        return self.optimizer(self.plan) if callable(self.optimizer) else self.optimizer
+        if not callable(self.optimizer):
+            return self.optimizer
+        if str(getattr(self.optimizer, "__module__", "")).startswith("optax."):
+            name = getattr(self.optimizer, "__name__", "adam")
+            raise FixArgumentsError(
+                f"the optimizer is the function optax.{name}: call it, as in optax.{name}(1e-3)."
+            )
+        return self.optimizer(self.plan)
 
     @functools.cached_property
     def layout(self) -> BatchLayout:

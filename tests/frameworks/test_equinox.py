@@ -176,6 +176,13 @@ def test_mistakes_of_the_first_day_have_clear_errors():
     _, state = eqx.nn.make_with_state(make_with_batch_norm)(jax.random.key(0))
     with pytest.raises(FixArgumentsError, match="pass it as state=state"):
         grad_fn((model, state), batch, KEY)
+    with pytest.raises(FixLossError, match=r"requires a key.*Give the loss a parameter `key`"):
+        without_key = lambda model, batch: jax.vmap(model)(batch["x"]).mean()  # noqa: E731
+        private.clipped_grad(without_key, l2_clip_norm=0.5)(model, batch, KEY)
+    with pytest.raises(FixArgumentsError, match=r"trainable contains '\*weight': pass a function"):
+        private.clipped_grad(loss, l2_clip_norm=0.5, trainable="*weight")(model, batch, KEY)
+    with pytest.raises(FixArgumentsError, match="is the class Linear: pass an instance"):
+        grad_fn(eqx.nn.Linear, batch, KEY)
 
 
 def test_training_returns_the_module_and_changes_nothing_else():

@@ -128,8 +128,34 @@ def test_mistakes_of_the_first_day_have_clear_errors():
         grad_fn(state.params, batch, KEY)
     with pytest.raises(FixArgumentsError, match=r"params=variables\['params'\]"):
         grad_fn(state.replace(params={"params": state.params}), batch, KEY)
-    with pytest.raises(FixLossError, match='PRNG for "dropout"'):
+    with pytest.raises(FixLossError, match=r'PRNG for "dropout".*grad_fn\(train_state, batch, key'):
         grad_fn(state, batch)
+    with pytest.raises(FixLossError, match=r"rngs=\('noise',\) lacks this one"):
+        private.clipped_grad(loss, l2_clip_norm=0.5, rngs=("noise",))(state, batch, KEY)
+    fit = functools.partial(private.fit, config=plan())
+    with pytest.raises(FixArgumentsError, match=r"is a Dense: pass TrainState\.create"):
+        fit(nn.Dense(2), loss, batch)
+    with pytest.raises(FixArgumentsError, match="leave out optimizer: the TrainState has one"):
+        fit(state, loss, batch, optimizer=optax.sgd(0.1))
+
+
+def test_a_loss_written_for_parameters_or_a_train_state_is_explained():
+    state, batch = linen_state("cnn"), batch_for("cnn")
+    for old in (
+        lambda params, batch: state.apply_fn({"params": params}, batch["x"]).mean(),
+        lambda state, batch: state.apply_fn({"params": state.params}, batch["x"]).mean(),
+    ):
+        with pytest.raises(FixLossError, match=r"stands for apply_fn.*Call it as model\(x\)"):
+            private.clipped_grad(old, l2_clip_norm=0.5)(state, batch, KEY)
+
+
+def test_variables_that_are_missing_are_asked_for():
+    model, batch = nn.BatchNorm(use_running_average=True), batch_for("cnn")
+    params = model.init(KEY, batch["x"])["params"]
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.sgd(0.1))
+    with pytest.raises(FixLossError, match=r"batch_stats.*Pass the variables.*collections="):
+        mean = lambda model, batch: model(batch["x"]).mean()  # noqa: E731
+        private.clipped_grad(mean, l2_clip_norm=0.5)(state, batch)
 
 
 def test_training_returns_the_train_state():

@@ -186,6 +186,9 @@ def test_mistakes_of_the_first_day_have_clear_errors():
         model.eval()
         outside = lambda _, batch: loss(model, batch)  # noqa: E731
         private.clipped_grad(outside, l2_clip_norm=0.5)(nnx_model("cnn"), batch, KEY)
+    with pytest.raises(FixLossError, match="Use the model that is passed to the loss"):
+        model.train()  # dropout counts its masks
+        private.clipped_grad(outside, l2_clip_norm=0.5)(nnx_model("cnn"), batch, KEY)
 
 
 def test_training_writes_the_parameters_back_and_changes_nothing_else():

@@ -212,7 +212,7 @@ def test_mixed_precision_trains_float32_weights():
 def test_more_steps_than_the_noise_is_calibrated_for_are_refused():
     model, data = dense_model()
     private(model, train_steps=3)
-    with pytest.raises(RuntimeError, match=r"only 3 of the 3 steps.*budget.*Pass epochs=3, or"):
+    with pytest.raises(RuntimeError, match=r"4 steps in 4 epochs, but only 3 of.*Pass epochs=3"):
         model.fit(*data, epochs=4)
     model.fit(*data, epochs=2, verbose=0)
     with pytest.raises(StopRunError, match="Pass epochs=5, or"):
@@ -258,6 +258,14 @@ def test_a_model_that_is_not_compiled_is_refused():
         private(model_of(TWO, compiled=False)).fit(*data_for(TWO))
 
 
+def test_a_model_without_trainable_variables_is_refused():
+    model, data = dense_model()
+    model.trainable = False
+    compile_model(model)
+    with pytest.raises(FixArgumentsError, match="no trainable variables: set trainable = True"):
+        private(model).fit(*data, verbose=0)
+
+
 def test_other_ways_to_train_are_refused():
     model, data = private(model_of(TWO)), data_for(TWO)
     with pytest.raises(FixArgumentsError, match=r"train_on_batch.*Use fit"):
@@ -275,6 +283,8 @@ def test_a_layer_that_mixes_examples_is_refused_before_a_step_is_taken():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3), Centered()])
     compile_model(model)
     private(model)
-    with pytest.raises(FixLossError, match="the loss couples examples"):
+    with pytest.raises(
+        FixLossError, match=r"the loss couples examples.*Keras models have no such option"
+    ):
         model.fit(np.ones((8, 4), "float32"), np.zeros(8, "int32"), verbose=0)
     assert model.fit.__self__.steps_taken == 0

@@ -36,7 +36,7 @@ def batches():
     [
         ((batches(), None, None), "x is a generator: pass NumPy arrays.*sampled"),
         ((None, Y, None), "x is missing"),
-        ((X, [0, 1, 2, 3, 4, 5], None), "y is a list: pass NumPy arrays"),
+        ((X, [0, 1, 2, 3, 4, 5], None), r"y is a list of Python numbers: pass np\.asarray\(y\)"),
         ((X[:5], Y[:5], None), "x has 5 examples.*train_size=6.*set train_size=5"),
         ((X, Y[:5], None), "all first dimensions must be equal"),
     ],

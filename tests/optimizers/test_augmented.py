@@ -36,6 +36,9 @@ def test_a_wrapped_optimizer_gives_the_same_updates(base):
 def test_accumulation_of_noised_gradients_is_refused_with_the_way_out():
     with pytest.raises(FixArgumentsError, match=r"larger expected_batch_size.*microbatch_size"):
         as_augmented_optimizer(optax.MultiSteps(optax.sgd(0.1), every_k_schedule=4))
+    hidden = optax.MultiSteps(optax.sgd(0.1), every_k_schedule=4).gradient_transformation()
+    with pytest.raises(FixArgumentsError, match="accumulate gradients that each have"):
+        as_augmented_optimizer(optax.chain(optax.clip(1.0), hidden)).init(PARAMS)
 
 
 def test_a_wrapped_optimizer_does_not_transform_gradients():

@@ -54,6 +54,9 @@ def test_a_loss_of_another_form_is_refused():
     made = contribution(lambda p, d, k: (d, {}), by_user=False, augmentation=None)
     with pytest.raises(FixLossError, match=r"shape \(1,\)"):
         made({}, ({}, None), (jnp.ones(1), None), jax.random.key(0))
+    made = contribution(lambda p, d, k: (d.sum(), {"a": "b"}), by_user=False, augmentation=None)
+    with pytest.raises(FixLossError, match="aux contains a str at 'a'"):
+        made({}, ({}, None), (jnp.ones(1), None), jax.random.key(0))
 
 
 def test_averages_are_over_the_leading_axis():

@@ -87,6 +87,14 @@ def test_what_cannot_be_sampled_is_refused():
         source_of({"x": np.zeros(3), "y": np.zeros(4)})
     with pytest.raises(FixArgumentsError, match="one row per record"):
         source_of(np.float32(1))
+    for labels in ([0, 1], [[0], [1]]):
+        with pytest.raises(FixArgumentsError, match=r"data\['y'\] is a list: .*np\.asarray"):
+            source_of({"x": np.zeros(2), "y": labels})
+    with pytest.raises(FixArgumentsError, match=r"data\[1\] is a list"):
+        source_of((np.zeros(2), [0, 1]))
+    for labels in (["cat", "dog"], [None, None]):
+        with pytest.raises(FixArgumentsError, match=r"data\['y'\] has dtype .*np\.unique\(labels"):
+            source_of({"x": np.zeros(2), "y": np.array(labels)})
     with pytest.raises(FixDataError, match="empty"):
         RecordSource(Records(runs.data(0)))
 

@@ -29,7 +29,12 @@ def training(params, data, prng, *, train):
     return runs.loss(params, data, prng)
 
 
+def by_name(params, data, *, prng):
+    return runs.loss(params, data, prng)
+
+
 WRONG = {
+    "a key by name": (by_name, False, r"remove the `\*` before 'prng'"),
     "two arguments": (two, False, r"takes \(params, data\).*Add `prng` as the last argument"),
     "four without a state": (four, False, r"pass it as fit\(..., model_state=...\)"),
     "three with a state": (three, True, "Add `model_state` as the second argument"),

@@ -248,6 +248,12 @@ def test_what_is_wrong_is_said():
         runs.trainer(performance_flags=bevel.PerformanceFlags())
     with pytest.raises(FixLossError, match=r"must return a pair \(loss, aux\)"):
         runs.fit(of=runs.trainer(loss_fn=lambda p, d, k: runs.loss(p, d, k)[0]))
+    with pytest.raises(
+        FixArgumentsError, match=r"function optax\.adam: call it, as in optax\.adam"
+    ):
+        runs.fit(of=runs.trainer(optimizer=optax.adam))
+    with pytest.raises(FixArgumentsError, match=r"needs more than the noised gradient.*'value'"):
+        runs.fit(of=runs.trainer(optimizer=optax.contrib.reduce_on_plateau()))
     with pytest.raises(FixArgumentsError, match="not a state"):
         runs.fit("nowhere", begin=runs.trainer().init(runs.params()))
     with pytest.raises(FixArgumentsError, match="rng_or_seed was given with a folder"):

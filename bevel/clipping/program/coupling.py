@@ -1,7 +1,8 @@
 """Finds where a loss couples the examples of a batch, such as the statistics of BatchNorm.
 
 A loss couples examples if a statistic over the batch (a sum, maximum or product that runs over the
-examples) flows back into a value of each example, or if it has a value for each pair of examples.
+examples) flows back into a value of each example, if it has a value for each pair of examples, or
+if it moves values from one example to another.
 Statistics that only reach the scalar loss do not count: sums, means, weighted means, penalties.
 
 | flows back into examples                                   | found                               |
@@ -11,7 +12,8 @@ Statistics that only reach the scalar loss do not count: sums, means, weighted m
 | values from which the loss is computed linearly            | `sum(loss * mask / mask.sum())`     |
 | any other statistic of the data alone                      | yes                                 |
 | integers and booleans (counts, sorted indices)             | no                                  |
-| rows picked by index, sorted or shuffled examples          | no                                  |
+| values sorted, reversed or rolled over the batch           | yes                                 |
+| rows picked by index, such as a permutation                | no                                  |
 | what only auxiliary outputs need                           | no                                  |
 
 The search reads the traced program and goes into jit, checkpoint, custom derivatives, scan, cond
@@ -19,10 +21,11 @@ and while. It loses track of examples in primitives that it does not know, and t
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from bevel.clipping.program import batch_dims
@@ -34,6 +37,8 @@ from bevel.sharding.source_lines import SourceLine, line_of
 STATISTICS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce"}
 STATISTICS |= {"psum", "pmax", "pmin", "dot_general", "conv_general_dilated"}
 CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
+# Primitives that move values along dimensions, and the parameter that names these.
+MOVING = {"sort": "dimension", "rev": "dimensions"}
 # Primitives by which a statistic may scale per-example values.
 SCALINGS = {"mul", "div", "gather", "select_n"}
 # Operands in which a primitive is linear; None stands for all of them.
@@ -60,6 +65,8 @@ class Coupling(NamedTuple):
     def __str__(self) -> str:
         if self.primitive in CUMULATIVE:
             return f"{self.primitive} runs over the batch{_at(self.statistic)}"
+        if self.primitive in MOVING or self.primitive == "roll":
+            return f"{self.primitive} moves values from one example to another{_at(self.use)}"
         if self.statistic is None and self.primitive == "pairs":
             return f"there is a value for each pair of examples{_at(self.use)}"
         where = "" if self.use == self.statistic else _at(self.use)
@@ -132,9 +139,14 @@ def _walk(
             return _Value(batch_dims.plain(_shape_of(atom)))
         return values[atom]
 
+    pieces: dict[Any, JaxprEqn] = {}
     for eqn in jaxpr.eqns:
         how = [used.get(var, UNUSED) for var in eqn.outvars]
         if any(how):
+            if eqn.primitive.name == "slice":
+                pieces[eqn.outvars[0]] = eqn
+            elif eqn.primitive.name == "concatenate" and _rolls_examples(eqn, pieces, read):
+                raise _CouplingFoundError(Coupling(None, _line((*calls, eqn)), "roll"))
             found = _step(eqn, [read(atom) for atom in eqn.invars], how, calls)
             values.update(zip(eqn.outvars, found, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
@@ -183,7 +195,7 @@ def _computed(
                 statistic = _Statistic(equations, of_params)
             outputs.append(dataclasses.replace(value, statistic=statistic))
             continue
-        if name in CUMULATIVE and _has_examples_along(eqn, inputs[0]):
+        if how != UNUSED and any(_has_examples_along(axis, inputs[0]) for axis in _axes(eqn)):
             raise _CouplingFoundError(Coupling(_line(equations), _line(equations), name))
         if of_params and count_of_examples(dims) > 1:
             raise _CouplingFoundError(Coupling(None, _line(equations), "pairs"))
@@ -244,9 +256,33 @@ def _either(values: Sequence[_Value]) -> _Value:
     )
 
 
-def _has_examples_along(eqn: JaxprEqn, value: _Value) -> bool:
-    axis = eqn.params["axis"]
+def _axes(eqn: JaxprEqn) -> Sequence[int]:
+    """The dimensions along which a primitive carries or moves values."""
+    name = eqn.primitive.name
+    if name in CUMULATIVE:
+        return (eqn.params["axis"],)
+    return np.atleast_1d(eqn.params[MOVING[name]]).tolist() if name in MOVING else ()
+
+
+def _has_examples_along(axis: int, value: _Value) -> bool:
     return count_of_examples(value.dims[axis : axis + 1]) > 0
+
+
+def _rolls_examples(
+    eqn: JaxprEqn, pieces: Mapping[Any, JaxprEqn], read: Callable[[Any], _Value]
+) -> bool:
+    """Whether a concatenation puts slices of the examples back in another order: `jnp.roll`."""
+    if not all(not isinstance(var, Literal) and var in pieces for var in eqn.invars):
+        return False
+    slices = [pieces[var] for var in eqn.invars]
+    whole, axis = slices[0].invars[0], eqn.params["dimension"]
+    starts = [piece.params["start_indices"][axis] for piece in slices]
+    return (
+        all(piece.invars[0] is whole for piece in slices)
+        and starts != sorted(set(starts))
+        and jnp.issubdtype(getattr(eqn.outvars[0].aval, "dtype", bool), jnp.inexact)
+        and _has_examples_along(axis, read(whole))
+    )
 
 
 # How the loss depends on the variables of a program, from its outputs to its inputs.

@@ -151,6 +151,7 @@ def trace_loss(
     Also returns the types of the arguments that it was traced with.
     """
     size = "of batch size 1" if example.keep_batch_dim else "without its batch dimension"
+    rows = "a batch dimension of size 1" if example.keep_batch_dim else "no batch dimension"
     try:
         program, arguments = _trace_where_it_fits(example, leaves, layout)
     except BevelError:
@@ -159,10 +160,10 @@ def trace_loss(
         _check_signature(example, leaves, error)
         raise FixLossError(
             f"the function cannot be traced for one example {size}, which per-example clipping "
-            f"needs{_user_line(error)}. JAX says: {_first_paragraph(error)}\n"
-            "Write the function so that it accepts one example. keep_batch_dim sets whether the "
-            "example has a batch dimension of size 1. Bind Python values that control the function "
-            "with functools.partial."
+            f"needs{_user_line(error)}. {type(error).__name__}: {_first_paragraph(error)}\n"
+            f"The function must accept one example, which has {rows} "
+            f"(keep_batch_dim={example.keep_batch_dim}). Bind Python values that control the "
+            "function with functools.partial."
         ) from error
     ordered = [e for e in program.jaxpr.effects if type(e).__name__.startswith("Ordered")]
     if ordered:

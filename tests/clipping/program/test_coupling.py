@@ -87,6 +87,11 @@ def averaging_matrix(p, x):
 
 
 COUPLED = {
+    "sorted": lambda p, x: jnp.sort(each(p, x))[:2].sum(),
+    "median": lambda p, x: jnp.mean((each(p, x) - jnp.median(each(p, x))) ** 2),
+    "reversed": lambda p, x: jnp.mean(hidden(p, x) * jnp.flip(hidden(p, x), 0)),
+    "rolled": lambda p, x: jnp.mean(hidden(p, x) * jnp.roll(hidden(p, x), 1, axis=0)),
+    "mixed by a roll": lambda p, x: each(p, (x + jnp.roll(x, -1, axis=0)) / 2).mean(),
     "batch norm": lambda p, x: jnp.mean(batch_norm(hidden(p, x)) ** 3),
     "batch norm by moments": lambda p, x: jnp.mean(moments(hidden(p, x)) ** 3),
     "batch norm, examples only": lambda p, x: jnp.mean(batch_norm(hidden(p, x), 0) ** 3),
@@ -193,6 +198,12 @@ APART = {
     "instance norm": lambda p, x: jnp.mean(jax.nn.standardize(hidden(p, x), axis=1) ** 3),
     "z loss": lambda p, x: jnp.mean(jax.nn.logsumexp(hidden(p, x), axis=-1) ** 2),
     "cumulative in time": lambda p, x: jnp.mean(jnp.cumsum(hidden(p, x), axis=1) ** 2),
+    "sorted in time": lambda p, x: jnp.sort(hidden(p, x), axis=1)[:, -1].mean(),
+    "rolled in time": lambda p, x: jnp.mean(hidden(p, x) * jnp.roll(hidden(p, x), 1, axis=1)),
+    "largest features": lambda p, x: jax.lax.top_k(hidden(p, x), 2)[0].mean(),
+    "split and joined": lambda p, x: jnp.mean(
+        jnp.concatenate([hidden(p, x[:1]), hidden(p, x[1:])])
+    ),
     "attention": attention,
     "convolution": convolved,
     "layers": layers(jnp.tanh),
@@ -261,6 +272,9 @@ def test_a_line_inside_of_a_library_is_that_of_the_call():
 def test_messages_differ_by_kind():
     assert str(found(contrastive, 2)).startswith("there is a value for each pair of examples at")
     assert str(found(COUPLED["cumulative"], 2)).startswith("cumsum runs over the batch at")
+    for name, kind in {"sorted": "sort", "reversed": "rev", "rolled": "roll"}.items():
+        said = str(found(COUPLED[name], 2))
+        assert said.startswith(f"{kind} moves values from one example to another at")
 
 
 def test_a_form_that_is_not_expected_raises_nothing(monkeypatch):
