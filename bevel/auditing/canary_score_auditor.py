@@ -179,15 +179,15 @@ class CanaryScoreAuditor:
         are guessed held in; `one_sided=False` also guesses canaries below a second threshold, or
         below the same one, held out. `bevel/auditing/one_run.py` has the theorem.
 
-        - `Bonferroni()`: all numbers of guesses, highest scores first. `one_sided=False` takes as
-          many of the lowest scores, and also tries all single thresholds with a guess for each
-          canary.
+        - `Bonferroni()`: numbers of guesses from all canaries down to eight, four in each octave,
+          highest scores first. `one_sided=False` also guesses as many of the lowest scores, and
+          tries seven thresholds at which all canaries are guessed.
         - `Explicit(t)`: guesses scores above t held in and, if not one-sided, the others held out.
         - `Split()`, `MultiSplit()`: a part of the canaries chooses the thresholds for the rest.
 
-        Except for `Bonferroni()` and two-sided `Explicit(t)`, the number of guesses is random. This
-        costs a significance of delta times the number of canaries, so the bound is 0 if that is
-        more than the significance.
+        Delta costs a significance of delta / 4 (one-sided) or delta / 2 for each canary, so the
+        bound is 0 if that is more than the significance. Two-sided `Explicit(t)` costs less, because
+        the number of guesses is fixed there. Delta should be well below 1 / canaries.
         """
         significance, delta = checked_significance(significance), checked_delta(delta)
         return one_run_epsilon(self._cuts, significance, delta, one_sided, threshold_strategy)
@@ -203,8 +203,9 @@ class CanaryScoreAuditor:
         """A lower bound on epsilon from one training run, if training is Gaussian-DP for some mu.
 
         Guesses are made as in `epsilon_one_run`. They give a lower bound on mu, and this the
-        epsilon at `delta`. If the number of guesses is random, the significance is divided by the
-        number of canaries, so `Bonferroni()` is usually the best strategy.
+        epsilon at `delta`. `Bonferroni()` tries one number of guesses in each octave. Otherwise,
+        the number of guesses is random, unless it is that of a two-sided `Explicit(t)`, and the
+        significance is divided by the number of canaries. So `Bonferroni()` is usually best.
         `bevel/auditing/one_run_fdp.py` has the theorem.
         """
         significance, delta = checked_significance(significance), checked_delta(delta)

@@ -19,7 +19,7 @@ class ThresholdStrategy:
 
 @dataclasses.dataclass(frozen=True)
 class Bonferroni(ThresholdStrategy):
-    """Tries all thresholds, each with a significance that is divided by their number."""
+    """Tries all thresholds, or many, each with a significance that is divided by their number."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -154,6 +154,16 @@ def test_a_split_needs_two_canaries_of_each_group():
         assert auditor.epsilon_clopper_pearson(0.5, threshold_strategy=strategy) == 0
 
 
+def test_splits_rarely_show_anything_from_scores_without_information():
+    """Counting the canaries that chose the threshold would do so in every eighth audit."""
+    shown = []
+    for trial in range(300):
+        rng = np.random.default_rng(trial)
+        auditor = CanaryScoreAuditor(rng.random(200), rng.random(200))
+        shown.append(auditor.epsilon_clopper_pearson(0.3, threshold_strategy=Split(seed=trial)) > 0)
+    assert np.mean(shown) < 0.05
+
+
 def test_unknown_strategies_are_refused():
     cuts = ScoreCuts(np.ones(2), np.zeros(2))
     with pytest.raises(FixArgumentsError, match=r"threshold_strategy=0\.5: pass Bonferroni"):
