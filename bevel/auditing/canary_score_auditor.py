@@ -186,8 +186,8 @@ class CanaryScoreAuditor:
         - `Split()`, `MultiSplit()`: a part of the canaries chooses the thresholds for the rest.
 
         Delta costs a significance of delta / 4 (one-sided) or delta / 2 for each canary, so the
-        bound is 0 if that is more than the significance. Two-sided `Explicit(t)` costs less, because
-        the number of guesses is fixed there. Delta should be well below 1 / canaries.
+        bound is 0 if that is more than the significance: delta should be well below 1 / canaries.
+        It costs less with two-sided `Explicit(t)`, for which the number of guesses is fixed.
         """
         significance, delta = checked_significance(significance), checked_delta(delta)
         return one_run_epsilon(self._cuts, significance, delta, one_sided, threshold_strategy)
