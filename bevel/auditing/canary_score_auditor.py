@@ -226,12 +226,13 @@ def _estimate(
 def _raw_epsilon(counts: Counts, min_count: int, delta: float, one_sided: bool) -> float:
     """The largest log-ratio of observed rates whose denominator counts at least `min_count`."""
     tp, fp = counts
+    held_in, held_out = tp[-1], fp[-1]
     first = np.searchsorted(fp, min_count)
-    ratio = _largest_ratio(tp[first:] / tp[-1] - delta, fp[first:] / fp[-1])
+    ratio = _largest_ratio(tp[first:] / held_in - delta, fp[first:] / held_out)
     if not one_sided:
-        fn, tn = tp[-1] - tp, fp[-1] - fp
-        last = np.searchsorted(-fn, -min_count, side="right")
-        ratio = max(ratio, _largest_ratio(tn[:last] / fp[-1] - delta, fn[:last] / tp[-1]))
+        end = np.searchsorted(tp, held_in - min_count, side="right")
+        tnr, fnr = (held_out - fp[:end]) / held_out, (held_in - tp[:end]) / held_in
+        ratio = max(ratio, _largest_ratio(tnr - delta, fnr))
     return math.log(ratio)
 
 
