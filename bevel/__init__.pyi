@@ -25,6 +25,7 @@ from bevel import matrix_factorization as matrix_factorization
 from bevel import optimizers as optimizers
 from bevel import execution_plan as execution_plan
 from bevel import accounting as accounting
+from bevel import auditing as auditing
 from bevel import training as training
 from bevel import frameworks as frameworks
 from bevel import keras_api as keras_api

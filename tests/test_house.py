@@ -19,7 +19,7 @@ LAYERS = [
     {"checks", "precision"},
     {"sharding"},
     {"matrix_factorization", "processes"},
-    {"batch_selection", "clipping", "noise_addition", "optimizers", "accounting"},
+    {"batch_selection", "clipping", "noise_addition", "optimizers", "accounting", "auditing"},
     {"execution_plan", "experimental", "sharding_utils"},
     {"inspection"},
     {"training"},
