@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.training.checkpoint import array_handler
-from bevel.training.folder import CHECKPOINT, CHECKPOINTS, METRICS, RELEASED, RUN
+from bevel.training.folder import CHECKPOINT, CHECKPOINTS, METRICS, RELEASED, RUN, SECRETS
 from bevel.training.metrics_files import read_lines
 from bevel.training.state import path_text
 
@@ -84,7 +84,8 @@ def load(
 
 def _released_half(folder: Path) -> Path:
     for released in (folder / RELEASED, folder):
-        if (released / RUN).exists() and (released / CHECKPOINTS).is_dir():
+        is_private = (released / SECRETS).exists()  # the other half also has a run.json
+        if not is_private and (released / RUN).exists() and (released / CHECKPOINTS).is_dir():
             return released
     raise FixArgumentsError(
         f"{folder} is not the folder of a run: it has no {RELEASED}/run.json. Pass the folder that "

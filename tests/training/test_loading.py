@@ -92,6 +92,8 @@ def test_names_with_dots_stay_whole(tmp_path):
 
 def test_what_cannot_be_loaded_is_named(finished, tmp_path):
     folder, _ = finished
+    with pytest.raises(FixArgumentsError, match=r"private is not the folder of a run.*Trainer.fit"):
+        load(folder / "private")
     with pytest.raises(FixArgumentsError, match=r"is not the folder of a run.*Trainer.fit"):
         load(tmp_path)
     with pytest.raises(RestoreCheckpointError, match=r"no checkpoint of step 3; .*\[4, 6, 8\]"):
