@@ -68,7 +68,7 @@ class CanaryScoreAuditor:
         each at half the significance. `one_sided=False` also uses log((1 - FPR - delta) /
         (1 - TPR)), which needs no correction, because it follows from the same two bounds.
 
-        - `Bonferroni()`: all thresholds, each rate corrected for the counts that it can have.
+        - `Bonferroni()`: all thresholds, each rate corrected for the counts that are told apart.
         - `Explicit(t)`: the threshold t, without a correction.
         - `Split()`: part of each group chooses the threshold, the rest is counted.
         - `MultiSplit()`: the median of many splits, each at half the significance.
