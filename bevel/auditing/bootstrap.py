@@ -86,8 +86,9 @@ def bootstrap_quantiles(counts: Counts, statistic: Statistic, params: BootstrapP
         bias = special.ndtri(np.clip(share, least, 1 - least))
     if params.acceleration:
         speed = _acceleration(counts, statistic)
-    with np.errstate(invalid="ignore"):
-        shifted = bias + (bias + z) / (1 - speed * (bias + z))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Far in the tails, the denominator reaches 0, and the quantile is the most extreme one.
+        shifted = bias + (bias + z) / np.maximum(1 - speed * (bias + z), 0)
     return _quantiles(samples, special.ndtr(np.where(np.isinf(z), z, shifted)))
 
 

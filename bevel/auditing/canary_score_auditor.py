@@ -68,7 +68,7 @@ class CanaryScoreAuditor:
         each at half the significance. `one_sided=False` also uses log((1 - FPR - delta) /
         (1 - TPR)), which needs no correction, because it follows from the same two bounds.
 
-        - `Bonferroni()`: all thresholds, each rate corrected for the counts that it can have.
+        - `Bonferroni()`: all thresholds, each rate corrected for the counts that are told apart.
         - `Explicit(t)`: the threshold t, without a correction.
         - `Split()`: part of each group chooses the threshold, the rest is counted.
         - `MultiSplit()`: the median of many splits, each at half the significance.
@@ -179,15 +179,14 @@ class CanaryScoreAuditor:
         are guessed held in; `one_sided=False` also guesses canaries below a second threshold, or
         below the same one, held out. `bevel/auditing/one_run.py` has the theorem.
 
-        - `Bonferroni()`: numbers of guesses from all canaries down to eight, four in each octave,
-          highest scores first. `one_sided=False` also guesses as many of the lowest scores, and
-          tries seven thresholds at which all canaries are guessed.
+        - `Bonferroni()`: the highest half of the scores, the highest quarter, and so on, down to
+          eight canaries. `one_sided=False` also guesses as many of the lowest scores. Of equal
+          scores, random ones are guessed.
         - `Explicit(t)`: guesses scores above t held in and, if not one-sided, the others held out.
         - `Split()`, `MultiSplit()`: a part of the canaries chooses the thresholds for the rest.
 
-        Delta costs a significance of delta / 4 (one-sided) or delta / 2 for each canary, so the
-        bound is 0 if that is more than the significance: delta should be well below 1 / canaries.
-        It costs less with two-sided `Explicit(t)`, for which the number of guesses is fixed.
+        Delta costs a significance of at most delta / 4 (one-sided) or delta / 2 for each canary. If
+        this is more than half the significance, a few correct guesses are given up instead.
         """
         significance, delta = checked_significance(significance), checked_delta(delta)
         return one_run_epsilon(self._cuts, significance, delta, one_sided, threshold_strategy)
@@ -203,7 +202,8 @@ class CanaryScoreAuditor:
         """A lower bound on epsilon from one training run, if training is Gaussian-DP for some mu.
 
         Guesses are made as in `epsilon_one_run`. They give a lower bound on mu, and this the
-        epsilon at `delta`. `Bonferroni()` tries one number of guesses in each octave. Otherwise,
+        epsilon at `delta`. `Bonferroni()` tries only three numbers of guesses: a third, a twelfth
+        and a 48th of the canaries, or a half, an eighth and a 32nd if not one-sided. Otherwise,
         the number of guesses is random, unless it is that of a two-sided `Explicit(t)`, and the
         significance is divided by the number of canaries. So `Bonferroni()` is usually best.
         `bevel/auditing/one_run_fdp.py` has the theorem.

@@ -28,6 +28,9 @@ from bevel.auditing.thresholds import (
 from bevel.checks import positive_number
 from bevel.errors import FixArgumentsError
 
+_ALL_COUNTS = 36  # up to here, eight in each octave are not fewer
+_PER_OCTAVE = 8
+
 
 def lower_bound(successes: Ints, trials: int | Ints, significance: float) -> Floats:
     """The p with Pr[Bin(trials, p) >= successes] = significance: p is below the rate with
@@ -50,19 +53,52 @@ def uniform_rate_bounds(cuts: ScoreCuts, significance: float) -> tuple[Floats, F
     fail somewhere with probability at most `significance`.
 
     The observed scores are thresholds that depend on the data, so a union bound over them proves
-    nothing. It is over counts instead. Let u(k) be the upper bound for k false positives among n,
-    each at level a. If some threshold with k false positives has an FPR above u(k), let s be the
-    supremum of the thresholds with FPR > u(k), a fixed number. The FPR is right-continuous and does
-    not grow with the threshold, so at most k held-out scores are at least s, while the probability
-    of such a score is at least u(k). By the definition of u(k), this happens with probability at
-    most a. There are n counts k < n, and u(n) = 1 never fails, so a = (significance / 2) / n. The
-    proof for the TPR is the same.
+    nothing. It is over counts instead. Fix some counts k < n of the n held-out canaries, and let
+    u(k) be the upper bound for k false positives at level a. If some threshold with at most k false
+    positives has an FPR above u(k), let s be the supremum of the thresholds with FPR > u(k), a
+    fixed number. The FPR is right-continuous and does not grow with the threshold, so the threshold
+    is below s, and at most k held-out scores are at least s, while the probability of such a score
+    is at least u(k). By the definition of u(k), this happens with probability at most a. So with
+    a = (significance / 2) / (number of fixed counts), no u(k) fails with probability at least
+    1 - significance / 2. A threshold takes the u(k) of the next fixed count that is not below its
+    own; if there is none, its bound is 1. The proof for the TPR and its misses is the same.
     """
     tp, fp = cuts.counts().corners()
+    misses = _next_fixed(cuts.num_in - tp, cuts.num_in)
+    false_positives = _next_fixed(fp, cuts.num_out)
     return (
-        lower_bound(tp, cuts.num_in, significance / 2 / cuts.num_in),
-        upper_bound(fp, cuts.num_out, significance / 2 / cuts.num_out),
+        lower_bound(cuts.num_in - misses, cuts.num_in, significance / 2 / num_tests(cuts.num_in)),
+        upper_bound(false_positives, cuts.num_out, significance / 2 / num_tests(cuts.num_out)),
     )
+
+
+def fixed_counts(trials: int) -> Ints:
+    """The counts below `trials` that `uniform_rate_bounds` fixes: all, or eight in each octave.
+
+    The octaves are those of the distance to the nearer end, so that small and large counts are all
+    there. Neighbours among the others hardly differ, and each would cost significance.
+    """
+    if trials < _ALL_COUNTS:
+        return np.arange(trials)
+    half = (trials - 1) // 2
+    ends = np.floor(2 ** (np.arange(_PER_OCTAVE * math.log2(half + 1)) / _PER_OCTAVE))
+    ends = np.append(0, ends[ends <= half]).astype(np.int64)
+    return np.unique(np.append(ends, trials - 1 - ends))
+
+
+def num_tests(trials: int) -> float:
+    """At least the number of fixed counts, but a smooth function of `trials`.
+
+    On each end there are 12 counts up to 11. A power 2^(i/8), rounded down, is above 11 from i = 29
+    on, and below (trials + 1) / 2 only if i < 8 log2(trials + 1) - 8. So both ends together have at
+    most 2 (12 + 8 log2(trials + 1) - 8 - 28) counts.
+    """
+    return trials if trials < _ALL_COUNTS else 2 * _PER_OCTAVE * math.log2(trials + 1) - 48
+
+
+def _next_fixed(counts: Ints, trials: int) -> Ints:
+    tested = np.append(fixed_counts(trials), trials)
+    return tested[np.searchsorted(tested, counts)]
 
 
 def epsilon_of_rates(tpr: Floats, fpr: Floats, delta: float, one_sided: bool) -> Floats:
@@ -123,7 +159,7 @@ def fewest_canaries(
         level, counted = significance / 2, canaries
         match threshold_strategy:
             case Bonferroni():
-                level /= canaries
+                level /= num_tests(canaries)
             case Split(frac) | MultiSplit(threshold_estimation_frac=frac):
                 counted = canaries - split_size(frac, canaries)
                 level /= 2 if isinstance(threshold_strategy, MultiSplit) else 1

@@ -27,7 +27,7 @@ from bevel.auditing.thresholds import (
 )
 
 _FEWEST = 8  # guesses: fewer correct ones show next to nothing
-_SINGLE_CUTS = 8  # the parts of the canaries between which all are guessed
+_FEW_WAYS = 3
 
 
 class Guesses(NamedTuple):
@@ -44,14 +44,15 @@ class Audit:
     Attributes:
         guesses: One entry for each way to guess, or for each split.
         canaries: The number of canaries in the game.
-        most: For each way, a number of guesses that is fixed before the scores are seen, and not
-            exceeded. None if there is no such number.
+        ways: The number of ways to guess, of which the best counts.
+        fixed: Whether the number of guesses of each way is fixed before the scores are seen.
         splits: Whether the guesses are those of several splits, of which the median counts.
     """
 
     guesses: Guesses
     canaries: int
-    most: Ints | None = None
+    ways: int = 1
+    fixed: bool = False
     splits: bool = False
 
     def combined(self, bounds: Floats) -> float:
@@ -64,23 +65,24 @@ def audit_of(
     significance: float,
     one_sided: bool,
     strategy: ThresholdStrategy,
-    ways_per_octave: int,
+    few_ways: bool,
 ) -> Audit:
     """The guesses of a strategy.
 
     `Bonferroni` does not try all numbers of guesses, because neighbours hardly differ, and each
-    costs significance: it tries `ways_per_octave` of them from one power of two to the next.
+    costs significance. It halves the canaries until few are left or, with `few_ways`, tries three
+    numbers. They depend on nothing but the number of canaries.
     """
     counts, canaries = cuts.counts(), cuts.num_in + cuts.num_out
     match strategy:
         case Bonferroni():
-            return _all_ways(counts, canaries, one_sided, ways_per_octave)
+            return _all_ways(cuts, one_sided, few_ways)
         case Explicit(threshold):
             cut = np.array([cuts.cut_at(threshold)])
             if one_sided:
                 last = np.array([cuts.num_values])
                 return Audit(_guesses(counts, cut, last), canaries)
-            return Audit(_guesses(counts, cut, cut), canaries, np.array([canaries]))
+            return Audit(_guesses(counts, cut, cut), canaries, fixed=True)
         case Split(frac, seed):
             return _audit_of_splits(cuts, significance, one_sided, 1, frac, seed)
         case MultiSplit(splits, frac, seed):
@@ -89,31 +91,37 @@ def audit_of(
     raise unknown_strategy(strategy)
 
 
-def _all_ways(counts: Counts, canaries: int, one_sided: bool, ways_per_octave: int) -> Audit:
-    """The highest scores guessed held in, and as many of the lowest held out.
+def _all_ways(cuts: ScoreCuts, one_sided: bool, few_ways: bool) -> Audit:
+    """The highest scores guessed held in and, unless one-sided, as many of the lowest held out.
 
-    If scores are equal, fewer guesses are made, because cuts lie between distinct scores. Two-sided
-    audits also guess all canaries, with one cut below each eighth of them.
+    Of equal scores, random ones are guessed, so the number of guesses is fixed.
     """
-    above = counts.true_positives + counts.false_positives
-    numbers = _grid(canaries if one_sided else canaries // 2, ways_per_octave)
-    first = np.searchsorted(above, numbers, side="right") - 1
-    if one_sided:
-        second = np.full_like(first, above.size - 1)
-        return Audit(_guesses(counts, first, second), canaries, numbers)
-    second = np.searchsorted(above, canaries - numbers)
-    eighths = np.arange(1, _SINGLE_CUTS) * canaries // _SINGLE_CUTS
-    single = np.searchsorted(above, eighths, side="right") - 1
-    first, second = np.append(first, single), np.append(second, single)
-    most = np.append(2 * numbers, np.full_like(eighths, canaries))
-    return Audit(_guesses(counts, first, second), canaries, most)
+    canaries = cuts.num_in + cuts.num_out
+    ranks = np.concatenate([cuts.in_ranks, cuts.out_ranks])
+    order = np.lexsort((np.random.default_rng(0).random(canaries), ranks))
+    tp = np.append(0, np.cumsum(order < cuts.num_in))
+    counts = Counts(tp, np.arange(canaries + 1) - tp)
+    numbers = _few_numbers(canaries, one_sided) if few_ways else _many_numbers(canaries)
+    last = np.full_like(numbers, canaries)
+    guesses = _guesses(counts, numbers, last if one_sided else last - numbers)
+    return Audit(guesses, canaries, numbers.size, fixed=True)
 
 
-def _grid(largest: int, ways_per_octave: int) -> Ints:
-    """Numbers of guesses from the largest down to a few. They depend on nothing else."""
-    octaves = np.log2(max(largest / _FEWEST, 1))
-    powers = np.arange(int(octaves * ways_per_octave) + 1) / ways_per_octave
-    return np.unique(np.floor(largest / 2**powers).astype(np.int64))
+def _many_numbers(canaries: int) -> Ints:
+    """How many of the highest scores are guessed: a half, a quarter, and so on, down to a few."""
+    halvings = int(np.log2(max(canaries / 2 / _FEWEST, 1)))
+    return canaries // 2 ** np.arange(1, halvings + 2)
+
+
+def _few_numbers(canaries: int, one_sided: bool) -> Ints:
+    """How many of the highest scores are guessed: one-sided, a third, a twelfth and a 48th, and
+    otherwise a quarter, a sixteenth and a 64th, with as many of the lowest.
+
+    Other numbers may be better for some mu and some number of canaries, but these are never bad:
+    many guesses are best for a large mu, few for a small mu and many canaries.
+    """
+    numbers = canaries // (3 if one_sided else 4) // 4 ** np.arange(_FEW_WAYS)
+    return np.maximum(numbers[numbers >= _FEWEST] if numbers[0] >= _FEWEST else numbers[:1], 1)
 
 
 def _guesses(counts: Counts, first: Ints, second: Ints) -> Guesses:

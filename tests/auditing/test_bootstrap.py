@@ -94,6 +94,14 @@ def test_extreme_quantiles_and_samples_without_spread():
     assert [low, high] == samples.tolist() and low < high
 
 
+def test_quantiles_far_in_the_tails_stay_in_order():
+    """The acceleration is -0.03 here, and Efron's formula turns round where it divides by 0."""
+    auditor = CanaryScoreAuditor(np.append(np.arange(5.0), -30), [-20.0, -1.5, 0.5, 2.5])
+    quantiles = (1e-300, 1e-100, 1e-9, 0.01, 0.5, 0.99)
+    params = BootstrapParams(200, quantiles, acceleration=True, seed=0)
+    assert (np.diff(auditor.attack_auroc(bootstrap_params=params)) >= 0).all()
+
+
 def test_one_canary_can_be_resampled():
     params = BootstrapParams(10, acceleration=True, seed=0)
     assert CanaryScoreAuditor([1.0], [0.0]).attack_auroc(bootstrap_params=params).tolist() == [1, 1]

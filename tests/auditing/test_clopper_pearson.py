@@ -17,7 +17,9 @@ from bevel.auditing import (
 from bevel.auditing.clopper_pearson import (
     clopper_pearson_epsilon,
     epsilon_of_rates,
+    fixed_counts,
     lower_bound,
+    num_tests,
     uniform_rate_bounds,
     upper_bound,
     wilson_bound,
@@ -47,17 +49,33 @@ def test_bounds_are_those_of_scipy(trials, significance):
 
 @pytest.mark.parametrize("one_sided", [True, False])
 @pytest.mark.parametrize("delta", [0, 0.01, 0.3])
-def test_all_thresholds_are_tried_with_their_correction(one_sided, delta):
+@pytest.mark.parametrize(("num_in", "num_out"), [(35, 30), (60, 45)])
+def test_all_thresholds_are_tried_with_their_correction(one_sided, delta, num_in, num_out):
     rng = np.random.default_rng(1)
-    ins, outs = rng.normal(2, 1, 50), rng.normal(0, 1, 40)
+    ins, outs = rng.normal(2, 1, num_in), rng.normal(0, 1, num_out)
     wanted = 0.0
     for threshold in np.concatenate([ins, outs]):
-        tpr = slow_bounds((ins >= threshold).sum(), 50, 0.05 / 2 / 50)[0]
-        fpr = slow_bounds((outs >= threshold).sum(), 40, 0.05 / 2 / 40)[1]
+        misses = min(k for k in [*fixed_counts(num_in), num_in] if k >= (ins < threshold).sum())
+        hits = min(k for k in [*fixed_counts(num_out), num_out] if k >= (outs >= threshold).sum())
+        tpr = slow_bounds(num_in - misses, num_in, 0.05 / 2 / num_tests(num_in))[0]
+        fpr = slow_bounds(hits, num_out, 0.05 / 2 / num_tests(num_out))[1]
         ratios = [(tpr - delta) / fpr] + ([] if one_sided else [(1 - fpr - delta) / (1 - tpr)])
         wanted = max([wanted, *(math.log(ratio) for ratio in ratios if ratio > 0)])
     found = CanaryScoreAuditor(ins, outs).epsilon_clopper_pearson(0.05, delta, one_sided)
     assert wanted > 0 and found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_few_counts_are_corrected_for():
+    assert fixed_counts(35).tolist() == list(range(35)) and num_tests(35) == 35
+    for trials in [*range(1, 600), 999, 1000, 10_001, 123_456, 1_000_000]:
+        tested = fixed_counts(trials)
+        assert tested[0] == 0 and tested[-1] == trials - 1
+        assert tested.size <= num_tests(trials) <= trials
+        assert (tested == trials - 1 - tested[::-1]).all()  # the same for misses as for hits
+    assert num_tests(1_000_000) < 300
+    # Neighbours are next to each other, or not far apart.
+    lower = tested[tested < 500_000]
+    assert (np.diff(lower) <= np.maximum(lower[:-1] / 6, 1)).all()
 
 
 def test_an_explicit_threshold_has_no_correction():
@@ -84,7 +102,7 @@ def test_separated_scores_have_a_closed_form(canaries):
         return math.log(rate / (1 - rate))
 
     cases = [
-        (Bonferroni(), closed_form(0.05 / canaries, canaries)),
+        (Bonferroni(), closed_form(0.05 / num_tests(canaries), canaries)),
         (Explicit(0.5), closed_form(0.05, canaries)),
         (Split(seed=0), closed_form(0.05, rest)),
         (MultiSplit(num_samples=7, seed=0), closed_form(0.025, rest)),
@@ -115,12 +133,13 @@ def test_fewest_canaries_are_just_enough():
         fewest_canaries(1.0, 0.05, threshold_strategy=None)
 
 
-def test_bounds_hold_at_all_thresholds_at_once():
+@pytest.mark.parametrize(("num_in", "num_out", "samples"), [(30, 20, 400), (200, 90, 150)])
+def test_bounds_hold_at_all_thresholds_at_once(num_in, num_out, samples):
     """Also at thresholds that are scores themselves, in the share of samples that is promised."""
     rng = np.random.default_rng(0)
-    significance, failures, samples = 0.3, 0, 400
+    significance, failures = 0.3, 0
     for _ in range(samples):
-        ins, outs = rng.random(30) ** 0.5, rng.random(20)
+        ins, outs = rng.random(num_in) ** 0.5, rng.random(num_out)
         corners = ScoreCuts(ins, outs).counts().corners()
         tpr, fpr = uniform_rate_bounds(ScoreCuts(ins, outs), significance)
         low = dict(zip(corners.true_positives, tpr, strict=True))

@@ -26,49 +26,56 @@ def slow_guesses(ins, outs, number_in, number_out):
     return guess_in.sum() + guess_out.sum(), correct
 
 
-@pytest.mark.parametrize("decimals", [9, 0])
-def test_one_sided_numbers_of_guesses(decimals):
-    ins, outs = scores(decimals=decimals)
-    audit = audit_of(ScoreCuts(ins, outs), 0.05, True, Bonferroni(), 2)
-    assert audit.most.tolist() == [8, 12, 17, 25, 35, 50, 70, 100]
-    wanted = [slow_guesses(ins, outs, number, 0) for number in audit.most]
+@pytest.mark.parametrize(
+    ("few_ways", "one_sided", "numbers"),
+    [
+        (True, True, [333, 83, 20]),
+        (True, False, [250, 62, 15]),
+        (False, True, [500, 250, 125, 62, 31, 15]),
+        (False, False, [500, 250, 125, 62, 31, 15]),
+    ],
+)
+def test_numbers_of_guesses(few_ways, one_sided, numbers):
+    ins, outs = scores(canaries=1000)
+    audit = audit_of(ScoreCuts(ins, outs), 0.05, one_sided, Bonferroni(), few_ways)
+    wanted = [slow_guesses(ins, outs, number, 0 if one_sided else number) for number in numbers]
     assert list(zip(*audit.guesses, strict=True)) == wanted
-    assert (audit.guesses.made <= audit.most).all() and audit.canaries == 100
+    assert audit.canaries == 1000 and audit.ways == len(numbers) and audit.fixed
 
 
-@pytest.mark.parametrize("decimals", [9, 0])
-def test_two_sided_numbers_of_guesses(decimals):
-    ins, outs = scores(decimals=decimals)
-    audit = audit_of(ScoreCuts(ins, outs), 0.05, False, Bonferroni(), 1)
-    assert audit.most.tolist() == [24, 50, 100] + [100] * 7
-    pairs = list(zip(*audit.guesses, strict=True))
-    numbers = audit.most[: audit.most.size - 7] // 2
-    assert pairs[: numbers.size] == [slow_guesses(ins, outs, n, n) for n in numbers]
-    # All canaries are guessed, with one cut.
-    assert (audit.guesses.made[-7:] == 100).all() and (audit.most[-7:] == 100).all()
-    values = np.concatenate([ins, outs])
-    for eighth, correct in enumerate(audit.guesses.correct[-7:], start=1):
-        above = [v for v in values if (values >= v).sum() <= 100 * eighth // 8]
-        cut = min(above, default=np.inf)
-        assert correct == (ins >= cut).sum() + (outs < cut).sum()
+def test_of_equal_scores_random_ones_are_guessed():
+    cuts = ScoreCuts(np.repeat([1.0, 0.0], [3000, 1000]), np.repeat([1.0, 0.0], [1000, 3000]))
+    audit = audit_of(cuts, 0.05, True, Bonferroni(), few_ways=False)
+    assert (audit.guesses.made == 8000 // 2 ** np.arange(1, 10)).all()
+    share = audit.guesses.correct / audit.guesses.made
+    assert share[0] == 0.75 and np.abs(share[:4] - 0.75).max() < 0.05
 
 
 def test_numbers_of_guesses_depend_on_the_number_of_canaries_only():
     for one_sided in (True, False):
-        most = [
-            audit_of(ScoreCuts(*scores(seed)), 0.05, one_sided, Bonferroni(), 4).most
+        audits = [
+            audit_of(ScoreCuts(*scores(seed)), 0.05, one_sided, Bonferroni(), few_ways)
             for seed in range(3)
+            for few_ways in (True, False)
         ]
-        assert (most[0] == most[1]).all() and (most[0] == most[2]).all()
+        assert len({tuple(audit.guesses.made) for audit in audits}) == 2
+
+
+@pytest.mark.parametrize("few_ways", [True, False])
+@pytest.mark.parametrize("one_sided", [True, False])
+def test_two_canaries_are_enough_to_guess(one_sided, few_ways):
+    cuts = ScoreCuts(np.ones(1), np.zeros(1))
+    audit = audit_of(cuts, 0.05, one_sided, Bonferroni(), few_ways)
+    assert audit.ways == audit.guesses.made.size == 1
 
 
 def test_an_explicit_threshold_guesses_above_it():
     ins, outs = scores()
-    one = audit_of(ScoreCuts(ins, outs), 0.05, True, Explicit(0.5), 4)
-    assert one.guesses.made == (ins > 0.5).sum() + (outs > 0.5).sum() and one.most is None
+    one = audit_of(ScoreCuts(ins, outs), 0.05, True, Explicit(0.5), False)
+    assert one.guesses.made == (ins > 0.5).sum() + (outs > 0.5).sum() and not one.fixed
     assert one.guesses.correct == (ins > 0.5).sum()
-    two = audit_of(ScoreCuts(ins, outs), 0.05, False, Explicit(0.5), 4)
-    assert two.guesses.made == two.most == 100
+    two = audit_of(ScoreCuts(ins, outs), 0.05, False, Explicit(0.5), False)
+    assert two.guesses.made == 100 and two.fixed
     assert two.guesses.correct == (ins > 0.5).sum() + (outs <= 0.5).sum()
 
 
@@ -76,8 +83,8 @@ def test_an_explicit_threshold_guesses_above_it():
 def test_splits_guess_only_the_rest(one_sided):
     cuts = ScoreCuts(np.ones(40), np.zeros(60))
     strategy = MultiSplit(20, threshold_estimation_frac=0.3, seed=0)
-    audit = audit_of(cuts, 0.05, one_sided, strategy, 4)
-    assert audit.canaries == 70 and audit.splits and audit.most is None
+    audit = audit_of(cuts, 0.05, one_sided, strategy, False)
+    assert audit.canaries == 70 and audit.splits and not audit.fixed
     assert (audit.guesses.correct == audit.guesses.made).all()  # separated scores
     if one_sided:
         assert len(set(audit.guesses.made)) > 1 and (audit.guesses.made <= 40).all()
@@ -98,7 +105,7 @@ def test_a_split_does_not_look_at_the_coins_of_the_rest(one_sided):
         if 39 - flipped in chosen:
             continue
         cuts = ScoreCuts(values[coins], values[~coins])
-        audit = audit_of(cuts, 0.05, one_sided, Split(seed=5), 4)
+        audit = audit_of(cuts, 0.05, one_sided, Split(seed=5), False)
         made.add(int(audit.guesses.made[0]))
     assert len(made) == 1
 
@@ -112,4 +119,4 @@ def test_the_median_of_splits_counts_and_the_best_of_ways():
 
 def test_unknown_strategies_are_refused():
     with pytest.raises(FixArgumentsError, match="threshold_strategy='all'"):
-        audit_of(ScoreCuts(*scores()), 0.05, True, "all", 4)
+        audit_of(ScoreCuts(*scores()), 0.05, True, "all", False)

@@ -99,11 +99,17 @@ def test_a_random_number_of_guesses_is_corrected_for():
 
 
 def test_all_numbers_of_guesses_are_corrected_for():
-    auditor = CanaryScoreAuditor(np.ones(64), np.zeros(64))
-    # 8, 16, 32, 64 or 128 guesses, of which more than 64 are not made without an error.
-    mu = mu_lower_bounds(Guesses(np.array([64]), np.array([64])), 128, 0.05 / 5, True)[0]
+    auditor = CanaryScoreAuditor(np.arange(1, 241.0), -np.arange(240.0))
+    # 10, 40 or 160 guesses.
+    mu = mu_lower_bounds(Guesses(np.array([160]), np.array([160])), 480, 0.05 / 3, True)[0]
     found = auditor.epsilon_one_run_fdp(0.05, 1e-5, threshold_strategy=Bonferroni())
     assert found == pytest.approx(gaussian_epsilon(mu, 1e-5, 1e-6))
+
+
+def test_results_that_no_mu_allows_have_a_finite_bound():
+    """A canary is held in with probability 1 / 2, so no guess is correct almost always."""
+    guesses = Guesses(np.array([1]), np.array([1]))
+    assert 1000 < mu_lower_bounds(guesses, 1, 0.999, True)[0] < 3000
 
 
 @pytest.mark.parametrize("one_sided", [True, False])
