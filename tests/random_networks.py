@@ -17,6 +17,7 @@ class RandomNetwork:
     def __init__(self, seed, batch_size):
         self.rng = np.random.default_rng([seed, 11])
         self.params, self.layers = {}, []
+        self.grouped = set()  # kernels that XLA cannot split, in `jax.grad` either
         self.spatial = self.one_of(0, 1, 2)
         features = self.one_of(2, 3, 4, 5, 8)
         sizes = [self.one_of(5, 6, 8) for _ in range(self.spatial)]
@@ -79,6 +80,8 @@ class RandomNetwork:
         width = groups * self.one_of(1, 2, 4)
         window = [self.one_of(1, 2, 3) for _ in range(self.spatial)]
         kernel = self.param(*window, features // groups, width)
+        if groups > 1:
+            self.grouped.add(kernel)
         letters = "HW"[: self.spatial]
         convolve = functools.partial(
             jax.lax.conv_general_dilated,

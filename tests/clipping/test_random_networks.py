@@ -20,13 +20,14 @@ MEMORY = ("auto", "auto", "bookkeeping", "boundaries", "low", "microbatches")
 B = 8
 
 
+# XLA doubled the sum over a split batch in seed 1016, whose kernel is split too.
+FAST = (0, 1, 2, 3, 4, 1016)
+
+
 def seeds():
-    first, last = os.environ.get("BEVEL_RANDOM_NETWORKS", "0:24").split(":")
-    fast = {0, 1, 2, 3, 4}
-    return [
-        seed if seed in fast else pytest.param(seed, marks=pytest.mark.full)
-        for seed in range(int(first), int(last))
-    ]
+    first, last = os.environ.get("BEVEL_RANDOM_NETWORKS", "5:24").split(":")
+    others = range(int(first), int(last))
+    return [*FAST, *(pytest.param(seed, marks=pytest.mark.full) for seed in others)]
 
 
 def spec_of(x, rng):
@@ -39,8 +40,8 @@ def spec_of(x, rng):
     return P(*spec)
 
 
-def placed_call(place, fn, rng):
-    """`fn(params, batch, padding)` in a place."""
+def placed_call(place, fn, rng, unsplit):
+    """`fn(params, batch, padding)` in a place. Parameters are split, but for those in `unsplit`."""
     if place == "one device":
         return jax.jit(fn)
     kind = AxisType.Explicit if place == "Explicit" else AxisType.Auto
@@ -53,9 +54,9 @@ def placed_call(place, fn, rng):
 
     def call(params, batch, padding):
         # On an Explicit mesh, split parameters need `out_sharding` in the loss.
-        whole = place in ("shard_map", "Explicit")
+        whole = params if place in ("shard_map", "Explicit") else unsplit
         put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))  # noqa: E731
-        params = jax.tree.map(lambda x: put(x, P() if whole else spec_of(x, rng)), params)
+        params = {k: put(x, P() if k in whole else spec_of(x, rng)) for k, x in params.items()}
         batch, padding = jax.tree.map(lambda x: put(x, rows), (batch, padding))
         with jax.sharding.set_mesh(mesh):
             return jax.jit(fn)(params, batch, padding)
@@ -77,7 +78,8 @@ def test_the_sum_is_that_of_the_oracle(seed):
     if place.startswith("shard_map"):
         options["reduce_axes"] = "data"
     clipped = bevel.clipped_grad(network.loss, l2_clip_norm=clip_norm, **options)
-    call = placed_call(place, lambda p, b, k: clipped(p, b, is_padding_example=k), rng)
+    padded = lambda p, b, k: clipped(p, b, is_padding_example=k)  # noqa: E731
+    call = placed_call(place, padded, rng, network.grouped)
     one = np.arange(B) != rng.integers(B)
     for padding in (np.zeros(B, bool), rng.random(B) < 0.5, one):
         truth = clipped_sum(

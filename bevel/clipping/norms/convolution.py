@@ -182,11 +182,6 @@ class ConvolutionGradient:
         types = [jax.ShapeDtypeStruct(y.shape, self.multiplier.dtype) for y in (self.x, self.g)]
         return not self.separate and convolution_kernel.available(*types, tf32=tf32)
 
-    @property
-    def has_groups(self) -> bool:
-        """Whether the sum of the gradients is a grouped convolution, also by `vmap`."""
-        return self.geometry.groups > 1 or self.separate > 0
-
     def flat(self, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
         """Images and cotangents, with groups in the batch, and the place of each offset."""
         layout = ImageLayout(self.geometry, 0)
@@ -228,9 +223,9 @@ class ConvolutionGradient:
 
         def total(x: jax.Array, g: jax.Array) -> jax.Array:
             full = self.multiplier.precision
-            if self.has_groups and not on_one_device():
-                # XLA multiplies the result of a grouped convolution whose batch is split by the
-                # number of devices that hold the same examples.
+            if not on_one_device():
+                # XLA multiplies the result of a convolution over a split batch by the number of
+                # devices that hold the same examples: with groups, or if the kernel is split too.
                 stack = convolution_products.cheapest_stack(self.geometry)
                 return convolution_products.sum_by_products(self.geometry, x, g, stack, full)
             options = dict(self.options)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from clipping.test_memory import LONG, WIDE, in_loop, in_scan
 from clipping.uses.test_taps import draw, squared
+from earlier_compilers import COPIES
 from jax import lax
 
 import bevel
@@ -24,7 +25,7 @@ def test_it_costs_one_recomputed_pass_and_two_boundaries(loss, layers, times):
     plain, private = (jax.jit(f).trace(params, LONG) for f in (jax.grad(loss), fn))
     assert products(private.jaxpr) <= 1.75 * products(plain.jaxpr)  # with the norms, twice
     temporary = [f.lower().compile().memory_analysis().temp_size_in_bytes for f in (plain, private)]
-    assert temporary[1] <= times * temporary[0]
+    assert temporary[1] <= times * COPIES * temporary[0]
 
 
 def test_only_remats_with_uses_are_held():
