@@ -242,7 +242,7 @@ def _promised_delta(plan: DPExecutionPlan, delta: float | None) -> float:
     if plan.mechanism.noise_multiplier is None:
         raise FixArgumentsError(
             "the plan adds no noise, so it promises nothing that an audit could refute: audit a "
-            "private config, such as DPSGDConfig(...).calibrate(epsilon=..., delta=...)."
+            "private config, such as a calibrated DPSGDConfig."
         )
     if delta is None:
         if plan.budget is None:
@@ -265,7 +265,7 @@ def _strongest(canaries: int, significance: float, delta: float) -> float:
     bound = auditor.epsilon_one_run_fdp(significance, delta, one_sided=False)
     if bound == 0:
         raise FixArgumentsError(
-            f"canaries={canaries} are too few for significance {significance:g}: even if every "
+            f"canaries={canaries}: too few for significance {significance:g}: even if every "
             "guess were right, nothing would be shown. Use more canaries, such as 1000."
         )
     return bound
