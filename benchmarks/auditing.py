@@ -83,9 +83,9 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=["power", "mnist"])
     parser.add_argument("--data")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--canaries", type=int, default=5_000)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--canaries", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=16_384)
     given = parser.parse_args()
     if given.what == "power":
         power()

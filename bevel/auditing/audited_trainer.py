@@ -4,8 +4,9 @@ Everything else is that of the trainer: its sampler, clipping, noise, optimizer 
 are added. The clipped sum of gradient canaries is computed by the same `plan.clipped_grad`, in a
 call of its own, and added to that of the other examples before the noise. A call of its own leaves
 the program of the loss as it is, and is cheap: inside the loss, a canary would be a second use of
-every parameter, whose gradients would have to be materialised for every example. And the optimizer
-keeps the noised sums at the coordinates of the canaries, one number per canary and step.
+every parameter, whose gradients would have to be materialised for every example. And two numbers
+are kept per canary and step: the noised sum at its coordinate, as the optimizer sees it, and what
+the other examples contributed there, which is private and kept with the noise state.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ import optax
 from bevel.auditing.canaries import Canaries, GradientCanaries
 from bevel.optimizers import AugmentedGradientTransformation
 from bevel.training.private_step import PrivateStep
-from bevel.training.state import TrainingState, split
+from bevel.training.state import ReleasedState, TrainingState, on_mesh, split
 from bevel.training.trainer import Trainer
 
 PyTree = Any
@@ -39,6 +40,13 @@ class Observed(NamedTuple):
     optimizer: Any
     step: jax.Array
     sums: jax.Array
+
+
+class _AuditedNoiseState(NamedTuple):
+    """The noise state, and what ordinary examples contributed at the coordinates. Both private."""
+
+    noise: Any
+    others: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,12 +68,41 @@ class _AuditedStep(PrivateStep):
         if not isinstance(self.canaries, GradientCanaries):
             return super().clip(state, inside, is_padding | (is_canary & (contribution == 0)), key)
         sums, aux = super().clip(state, inside, is_padding | is_canary, key)
+        self._others.append(self.canaries.values(self._as_released(sums, state)))
         more, own = self._clip_canaries(
             state, number, contribution, is_padding | (contribution == 0)
         )
         sums = jax.tree.map(jnp.add, sums, more)
         norms = jnp.where(is_canary, own.grad_norms.astype(aux.grad_norms.dtype), aux.grad_norms)
         return sums, aux._replace(grad_norms=norms)
+
+    def measured(
+        self, state: TrainingState, batch: tuple[PyTree, Any], is_padding: jax.Array, key_data: Any
+    ) -> tuple[TrainingState, dict[str, jax.Array]]:
+        noise_state = state.noise_state
+        if not isinstance(noise_state, _AuditedNoiseState):
+            return super().measured(state, batch, is_padding, key_data)
+        inner = dataclasses.replace(state, noise_state=noise_state.noise)
+        new, metrics = super().measured(inner, batch, is_padding, key_data)
+        others = jax.lax.dynamic_update_index_in_dim(
+            noise_state.others, self._others.pop(), state.step, 0
+        )
+        audited = _AuditedNoiseState(new.noise_state, others)
+        return dataclasses.replace(new, noise_state=audited), metrics
+
+    @functools.cached_property
+    def _others(self) -> list[jax.Array]:
+        """What `clip` hands to `measured`, within one trace."""
+        return []
+
+    def _as_released(self, sums: PyTree, state: TrainingState) -> PyTree:
+        """A clipped sum in the units of a noised one."""
+        if self.plan.counting is None:
+            return sums
+        if self.plan.clip.rescale_to_unit_norm:
+            return sums.gradient
+        clip_norm = jnp.asarray(self.plan.clip_norm(state.noise_state), jnp.float32)
+        return jax.tree.map(lambda x: x * clip_norm.astype(x.dtype), sums.gradient)
 
     def contributions(self) -> np.ndarray:
         """1 for canaries that are held in. For the others 0, or -1 under replace-one."""
@@ -108,6 +145,19 @@ class AuditedTrainer(Trainer):
     """Trains on `DataWithCanaries`. The sums that it observed are in the optimizer state."""
 
     canaries: Canaries
+
+    def init(self, params: PyTree, *, model_state: PyTree = None) -> TrainingState:
+        state = super().init(params, model_state=model_state)
+        if not isinstance(self.canaries, GradientCanaries):
+            return state
+        others = jnp.zeros((self.plan.iterations, len(self.canaries)), jnp.float32)
+        audited = _AuditedNoiseState(state.noise_state, on_mesh(others, self.mesh))
+        return dataclasses.replace(state, noise_state=audited)
+
+    def released(self, state: TrainingState) -> ReleasedState:
+        if isinstance(state.noise_state, _AuditedNoiseState):
+            state = dataclasses.replace(state, noise_state=state.noise_state.noise)
+        return super().released(state)
 
     @functools.cached_property
     def step(self) -> PrivateStep:

@@ -18,7 +18,7 @@ from bevel.auditing.canaries import Canaries, GradientCanaries, RecordCanaries, 
 from bevel.auditing.canary_score_auditor import CanaryScoreAuditor
 from bevel.auditing.data_with_canaries import DataWithCanaries
 from bevel.auditing.gaussian_tradeoff import gaussian_epsilon
-from bevel.auditing.scores import last_model_scores, white_box_scores
+from bevel.auditing.scores import last_model_scores, units_are_independent, white_box_scores
 from bevel.batch_selection import ExamplesByUser
 from bevel.checks import is_real, whole_number
 from bevel.errors import FixArgumentsError
@@ -65,7 +65,8 @@ def audit(
       params: the initial parameters.
       canaries: the number of gradient canaries, or `record_canaries(...)`, which are scored by the
         loss of the last model.
-      attack: 'every step' sees the noised sum of every step, which is what the guarantee covers.
+      attack: 'every step' sees the noised sum of every step, which is what the guarantee covers,
+        and knows what ordinary examples contributed, if the sampler draws units independently.
         'last model' sees the last parameters only, and gives lower bounds.
       runs: the number of runs, each with new canaries.
       delta: the delta of the promise; by default that of the budget.
@@ -146,8 +147,10 @@ def _scores_of(
     seen = state.opt_state
     assert isinstance(seen, Observed)
     if attack == "every step":
-        sums = np.asarray(seen.sums)[: int(state.step)]
-        return white_box_scores(sums, canaries.leaf, trainer.plan)
+        sums = np.asarray(seen.sums, np.float64)
+        if units_are_independent(trainer.plan):
+            sums = sums - np.asarray(state.noise_state.others)
+        return white_box_scores(sums[: int(state.step)], canaries.leaf, trainer.plan)
     first, last = (split(tree, trainer.trainable)[0] for tree in (params, state.params))
     first = jax.tree.map(jnp.asarray, first)
     return last_model_scores(np.asarray(canaries.values(last)) - np.asarray(canaries.values(first)))
@@ -198,7 +201,7 @@ def result_of(
     ranks = ranks_of(scores)
     auditor = CanaryScoreAuditor(ranks[held_in], ranks[~held_in])
     bound = auditor.epsilon_one_run_fdp(significance, delta, one_sided=False)
-    promised = _promised_epsilon(plan, delta)
+    promised = promised_epsilon(plan, delta)
     limit = promised
     if bound > promised:  # it takes seconds, and is only needed here
         limit = max(promised, gaussian_envelope(plan, delta))
@@ -219,7 +222,7 @@ def ranks_of(scores: Floats) -> Floats:
     return ranks
 
 
-def _promised_epsilon(plan: DPExecutionPlan, delta: float) -> float:
+def promised_epsilon(plan: DPExecutionPlan, delta: float) -> float:
     """The epsilon of the budget at its delta, otherwise that of the plan."""
     if plan.budget is not None and plan.budget.delta == delta:
         return plan.budget.epsilon

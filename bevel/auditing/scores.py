@@ -14,6 +14,10 @@ over the patterns that the sampler draws:
   two uses. If the steps take turns between groups, the group is unknown, and averaged over.
 - other samplers: the mean over patterns that the sampler itself draws with another seed.
 
+The attacker knows all other examples. If the sampler draws units independently of each other, the
+guarantee also holds for an attacker who knows when the others were used: their contribution is
+subtracted from x before anything else (`units_are_independent`).
+
 The attacker does not believe what the plan says about z. If there are enough canaries, the
 covariance of y between steps is estimated from them, for each leaf, and y is multiplied by its
 inverse root: noise that is too small, that repeats itself, or that is missing then stands out.
@@ -27,7 +31,12 @@ import numpy as np
 from scipy import special
 
 from bevel.auditing.arguments import Floats
-from bevel.batch_selection import CyclicPoissonSampling
+from bevel.batch_selection import (
+    BallsInBinsSampling,
+    BMinSepSampling,
+    CyclicPoissonSampling,
+    RandomAllocationSampling,
+)
 from bevel.batch_selection.users import UserSelectionStrategy
 from bevel.execution_plan import DPExecutionPlan
 
@@ -38,6 +47,7 @@ _MOST_USES = 0.2  # of the steps, so that uses do not move the median
 _NORMAL_MAD = 1.4826  # the standard deviation over the median absolute deviation
 _NORMAL_QUARTER = 0.3186  # the absolute value that a quarter of standard normal draws is below
 _FAR = 3.0  # standard deviations
+_MARGIN = 0.05  # of a standard deviation: the scales are estimates
 _SMALLEST = 1e-3  # of the stated noise: the least that counts as noise
 _SMALLEST_SHARE = 1e-2  # of the variance: the least that a combination of steps keeps
 _FEW_STEPS = 8  # patterns of so many steps are all drawn
@@ -83,7 +93,23 @@ def _inverse_root(values: Floats) -> Floats:
     scale = np.maximum(scale, _SMALLEST)
     scaled = np.clip(values / scale, -_FAR, _FAR)
     variances, axes = np.linalg.eigh(scaled @ scaled.T / values.shape[1])
+    # Independent noise has eigenvalues within this range by chance (Marchenko and Pastur, 1967).
+    chance = _MARGIN + np.sqrt(values.shape[0] / values.shape[1])
+    variances = np.where(np.abs(np.sqrt(np.abs(variances)) - 1) <= chance, 1, variances)
     return axes @ np.diag(np.maximum(variances, _SMALLEST_SHARE) ** -0.5) @ axes.T / scale.T
+
+
+def units_are_independent(plan: DPExecutionPlan) -> bool:
+    """Whether a guarantee holds given the steps at which all other units are used.
+
+    This is so if these say nothing about the use of the one unit. A batch of a fixed or truncated
+    size says whether there is one unit more than the others. Groups of cyclic Poisson sampling may
+    be known to the attacker: its guarantee holds for every group.
+    """
+    sampler = _sampler(plan)
+    if isinstance(sampler, CyclicPoissonSampling):
+        return sampler.truncated_batch_size is None
+    return isinstance(sampler, BallsInBinsSampling | BMinSepSampling | RandomAllocationSampling)
 
 
 def last_model_scores(change: Floats) -> Floats:

@@ -36,6 +36,7 @@ def sums(of, data, **options):
     return jax.tree.map(lambda a, b: np.asarray(a - b), PARAMS, last.params), last
 
 
+HALVES = ("released", "private")
 MESHES = [None, "data=8", "data=4,model=2"]
 
 
@@ -92,3 +93,14 @@ def test_users_can_be_canaries():
     _, state = sums(audited_trainer(of, canaries), data, user_ids=users)
     seen = np.asarray(state.opt_state.sums)[0] * N / 2
     np.testing.assert_allclose(seen, canaries.held_in, atol=1e-3)
+
+
+def test_what_other_examples_contributed_is_known_and_stays_private(tmp_path):
+    canaries = gradient_canaries(PARAMS, 20, N, seed=0)
+    audited = audited_trainer(trainer(), canaries)
+    folder = tmp_path / "run"
+    state = audited.fit(data_with_canaries(DATA, canaries), PARAMS, folder=folder, options=OPTIONS)
+    rest = np.asarray(state.opt_state.sums)[0] - np.asarray(state.noise_state.others)[0]
+    np.testing.assert_allclose(rest, canaries.held_in, atol=1e-3)
+    names = {half: [p.name for p in (folder / half).rglob("*.others")] for half in HALVES}
+    assert names["private"] and not names["released"]

@@ -5,7 +5,12 @@ import pytest
 from audited_runs import BANDMF, BLT
 
 from bevel.auditing import CanaryScoreAuditor
-from bevel.auditing.scores import last_model_scores, strategy_matrix, white_box_scores
+from bevel.auditing.scores import (
+    last_model_scores,
+    strategy_matrix,
+    units_are_independent,
+    white_box_scores,
+)
 from bevel.execution_plan import BandMFConfig, DPSGDConfig, PlanSecrets
 
 M = 2_000
@@ -98,3 +103,16 @@ def test_the_matrix_is_the_inverse_of_the_one_that_makes_the_noise(config):
 
 def test_the_last_model_moves_against_the_gradient():
     np.testing.assert_array_equal(last_model_scores(np.array([-2.0, 1.0])), [2.0, -1.0])
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_other_units_may_be_known_unless_batches_have_a_fixed_size(name):
+    assert units_are_independent(plan_of(PLANS[name])) == (name != "fixed")
+
+
+def test_other_units_of_truncated_batches_must_not_be_known():
+    config = DPSGDConfig.default(
+        M, M / 20, 8, noise_multiplier=1.0, truncated_batch_size=200,
+        neighboring_relation="REPLACE_SPECIAL",
+    )  # fmt: skip
+    assert not units_are_independent(plan_of(config))

@@ -19,7 +19,7 @@ def test_a_config_is_audited(config_file, attack, capsys):
 
 
 def test_a_bound_above_the_promise_is_exit_code_1(config_file, monkeypatch, capsys):
-    monkeypatch.setattr("bevel.auditing.run_audit._promised_epsilon", lambda plan, delta: -1.0)
+    monkeypatch.setattr("bevel.auditing.run_audit.promised_epsilon", lambda plan, delta: -1.0)
     monkeypatch.setattr("bevel.auditing.run_audit.gaussian_envelope", lambda plan, delta: -1.0)
     assert main(["audit", str(config_file), *SMALL, "--significance", "0.5"]) == 1
     assert capsys.readouterr().out.startswith("audit FAILED")
