@@ -1,4 +1,4 @@
-# ruff: noqa: I001 (in the order of use: the auditor, threshold strategies, the bootstrap, planning)
+# ruff: noqa: I001 (in the order of use: the auditor, thresholds, the bootstrap, planning, audits)
 from bevel.auditing.canary_score_auditor import CanaryScoreAuditor as CanaryScoreAuditor
 from bevel.auditing.thresholds import ThresholdStrategy as ThresholdStrategy
 from bevel.auditing.thresholds import Bonferroni as Bonferroni
@@ -7,3 +7,13 @@ from bevel.auditing.thresholds import Split as Split
 from bevel.auditing.thresholds import MultiSplit as MultiSplit
 from bevel.auditing.bootstrap import BootstrapParams as BootstrapParams
 from bevel.auditing.clopper_pearson import fewest_canaries as fewest_canaries
+from bevel.auditing.run_audit import audit as audit
+from bevel.auditing.audit_result import AuditResult as AuditResult
+from bevel.auditing.canaries import Canaries as Canaries
+from bevel.auditing.canaries import GradientCanaries as GradientCanaries
+from bevel.auditing.canaries import RecordCanaries as RecordCanaries
+from bevel.auditing.canaries import gradient_canaries as gradient_canaries
+from bevel.auditing.canaries import record_canaries as record_canaries
+from bevel.auditing.canaries import random_records as random_records
+from bevel.auditing.canaries import mislabelled_records as mislabelled_records
+from bevel.auditing.traces import released_traces as released_traces

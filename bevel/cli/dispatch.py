@@ -27,6 +27,7 @@ COMMANDS = {
     "train": "train from a config file, or resume a run",
     "plan": "show the noise, batches and cost of a privacy budget",
     "spent": "show the privacy that a ledger says was spent",
+    "audit": "attack a run, and compare what it loses with what it promises",
     "explain": "show how each parameter's gradients are clipped, and the cost",
     "scale": "estimate a step on thousands of devices without running it",
     "launch": "run one program as several local processes",

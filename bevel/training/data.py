@@ -13,7 +13,7 @@ import concurrent.futures
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ PyTree = Any
 READER_THREADS = 8
 
 
+@runtime_checkable
 class DataSource(Protocol):
     """A data set with random access to its records."""
 
@@ -40,7 +41,7 @@ class DataSource(Protocol):
 
 def source_of(data: Any) -> DataSource:
     """Wraps the data passed to `fit`. Raises if it is ambiguous or has no random access."""
-    if isinstance(data, ArraySource | RecordSource):
+    if isinstance(data, DataSource):
         return data
     if isinstance(data, list):
         raise FixArgumentsError(

@@ -79,13 +79,7 @@ class PrivateStep:
         self, state: TrainingState, batch: tuple[PyTree, Any], is_padding: jax.Array, key: jax.Array
     ) -> tuple[PyTree, Any]:
         """The clipped sum, and the per-example values, norms and aux."""
-        options: dict[str, Any] = {"batch_argnums": 2, "prng_argnum": 3, **self.clip_options}
-        options |= {"return_values": True, "return_grad_norms": True}
-        if self.transforms_gradients:
-            transform = self.optimizer.pre_clipping_transform(state.opt_state)
-            options["pre_clipping_transform"] = transform
-        if self.batch_axes is not None:
-            options["batch_axes"] = self.batch_axes
+        options = {"prng_argnum": 3, **self.clipping_options(state)}
         loss = contribution(self.loss_fn, self.plan.unit.name == "user", self.augmentation)
         quiet(loss)  # `check_coupling` reports it
         clip_norm = self.plan.clip_norm(state.noise_state)
@@ -100,6 +94,17 @@ class PrivateStep:
         check_depends_on_params(self.loss_fn, _reads(clipped.program.loss, trained))
         self.warn_of_shared_mask(clipped.program.loss, loss, (trained, fixed, batch, at_step))
         return result
+
+    def clipping_options(self, state: TrainingState) -> dict[str, Any]:
+        """The options of `plan.clipped_grad`. Examples are the argument with index 2."""
+        options: dict[str, Any] = {"batch_argnums": 2, **self.clip_options}
+        options |= {"return_values": True, "return_grad_norms": True}
+        if self.transforms_gradients:
+            transform = self.optimizer.pre_clipping_transform(state.opt_state)
+            options["pre_clipping_transform"] = transform
+        if self.batch_axes is not None:
+            options["batch_axes"] = self.batch_axes
+        return options
 
     def check_coupling(
         self, coupling: Coupling | None, state: TrainingState, batch: tuple[PyTree, Any], key: Any

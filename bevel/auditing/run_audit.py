@@ -1,0 +1,298 @@
+"""`audit`: trains with canaries, attacks what is released, and compares with the promise."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from bevel.accounting import trade_off_curve
+from bevel.auditing.arguments import Floats, checked_significance
+from bevel.auditing.audit_result import AuditResult
+from bevel.auditing.audited_trainer import AuditedTrainer, Observed
+from bevel.auditing.canaries import Canaries, GradientCanaries, RecordCanaries, gradient_canaries
+from bevel.auditing.canary_score_auditor import CanaryScoreAuditor
+from bevel.auditing.data_with_canaries import DataWithCanaries
+from bevel.auditing.gaussian_tradeoff import gaussian_epsilon
+from bevel.auditing.scores import last_model_scores, units_are_independent, white_box_scores
+from bevel.batch_selection import ExamplesByUser
+from bevel.checks import is_real, whole_number
+from bevel.errors import FixArgumentsError
+from bevel.execution_plan import DPExecutionPlan, PlanSecrets
+from bevel.training import RunOptions, Trainer
+from bevel.training.data import source_of
+from bevel.training.state import TrainingState, split
+
+PyTree = Any
+Attack = Literal["every step", "last model"]
+_FEW = 64  # canaries of one parameter: with fewer, an error in it alone may go unnoticed
+_TOLERANCE = 1e-6
+
+
+def audit(
+    trainer: Trainer,
+    dataset: Any,
+    params: PyTree,
+    *,
+    canaries: int | RecordCanaries = 1000,
+    attack: Attack = "every step",
+    runs: int = 1,
+    delta: float | None = None,
+    significance: float = 0.05,
+    seed: int | None = None,
+    model_state: PyTree = None,
+    user_ids: np.ndarray | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    options: RunOptions | None = None,
+) -> AuditResult:
+    """Trains with canaries and returns a lower bound on epsilon, next to the promised one.
+
+    The bound is `CanaryScoreAuditor.epsilon_one_run_fdp`, with guesses on both sides, at the
+    promised delta. This is fixed before any score is seen. It holds for canaries of one run, and
+    for those of several runs together, because each canary is in one run only.
+
+    The run uses fresh secrets, so it is not one of your runs. Its state is not returned: it was
+    trained on canaries. With real data it spends privacy like any other run. It is charged in the
+    ledger if you pass a folder.
+
+    Args:
+      trainer: the trainer to audit. Its plan stays the same.
+      dataset: the data of the plan. Canaries take the places of random examples (or users).
+      params: the initial parameters.
+      canaries: the number of gradient canaries, or `record_canaries(...)`, which are scored by the
+        loss of the last model.
+      attack: 'every step' sees the noised sum of every step, which is what the guarantee covers,
+        and knows what ordinary examples contributed, if the sampler draws units independently.
+        'last model' sees the last parameters only, and gives lower bounds.
+      runs: the number of runs, each with new canaries.
+      delta: the delta of the promise; by default that of the budget.
+      significance: the probability with which the bound may be wrong.
+      seed: of the canaries and coins; None draws from the entropy of the operating system.
+      model_state, user_ids, options: as in `Trainer.fit`.
+      folder: where the audited run is kept. Only for a single run.
+    """
+    plan, significance = trainer.plan, checked_significance(significance)
+    delta = _promised_delta(plan, delta)
+    whole_number("runs", runs)
+    if attack not in ("every step", "last model"):
+        raise FixArgumentsError(f"attack={attack!r}: write 'every step' or 'last model'.")
+    if runs > 1 and (folder is not None or isinstance(canaries, Canaries)):
+        raise FixArgumentsError(
+            f"runs={runs} with a folder or with records: a folder holds one run, and records have "
+            "one coin each. Call audit once for each run."
+        )
+    count = len(canaries) if isinstance(canaries, Canaries) else whole_number("canaries", canaries)
+    strongest = _strongest(runs * count, significance, delta)
+    units = len(np.unique(user_ids)) if user_ids is not None else len(source_of(dataset))
+    trained = split(params, trainer.trainable)[0]
+    scores, held_in = [], []
+    for run in range(runs):
+        drawn: Any = canaries
+        if not isinstance(canaries, Canaries):
+            own_seed = None if seed is None else seed + run
+            drawn = gradient_canaries(trained, count, units, own_seed)
+        audited = audited_trainer(trainer, drawn)
+        state = audited.fit(
+            data_with_canaries(dataset, drawn, user_ids),
+            params,
+            model_state=model_state,
+            folder=None if folder is None else Path(folder),
+            user_ids=user_ids,
+            options=options or RunOptions(progress=False),
+        )
+        scores.append(_scores_of(audited, state, params, attack))
+        held_in.append(drawn.held_in)
+    return result_of(
+        plan,
+        np.concatenate(scores),
+        np.concatenate(held_in),
+        delta=delta,
+        significance=significance,
+        strongest=strongest,
+        attack=attack,
+        canaries=drawn,
+    )
+
+
+def audited_trainer(trainer: Trainer, canaries: Canaries) -> AuditedTrainer:
+    """The trainer with canaries, and a plan with fresh secrets unless they are those of a test."""
+    fields = {field.name: getattr(trainer, field.name) for field in dataclasses.fields(Trainer)}
+    if isinstance(trainer.config, DPExecutionPlan) and not trainer.config.secrets.known:
+        fields["config"] = dataclasses.replace(trainer.config, secrets=PlanSecrets.new())
+    return AuditedTrainer(**fields, canaries=canaries)
+
+
+def data_with_canaries(
+    dataset: Any, canaries: Canaries, user_ids: np.ndarray | None = None
+) -> DataWithCanaries:
+    """The data, with canaries in the places of some units."""
+    unit_of_record = None
+    if user_ids is not None:
+        unit_of_record = np.searchsorted(ExamplesByUser.of(user_ids).user_ids, user_ids)
+    return DataWithCanaries(source_of(dataset), canaries, unit_of_record)
+
+
+def _scores_of(
+    trainer: AuditedTrainer, state: TrainingState, params: PyTree, attack: Attack
+) -> Floats:
+    """The scores of the canaries of one run."""
+    canaries = trainer.canaries
+    if isinstance(canaries, RecordCanaries):
+        return _loss_scores(trainer, state, params, canaries)
+    assert isinstance(canaries, GradientCanaries)
+    seen = state.opt_state
+    assert isinstance(seen, Observed)
+    if attack == "every step":
+        sums = np.asarray(seen.sums, np.float64)
+        if units_are_independent(trainer.plan):
+            sums = sums - np.asarray(state.noise_state.others)
+        return white_box_scores(sums[: int(state.step)], canaries.leaf, trainer.plan)
+    first, last = (split(tree, trainer.trainable)[0] for tree in (params, state.params))
+    first = jax.tree.map(jnp.asarray, first)
+    return last_model_scores(np.asarray(canaries.values(last)) - np.asarray(canaries.values(first)))
+
+
+def _loss_scores(
+    trainer: AuditedTrainer, state: TrainingState, params: PyTree, canaries: RecordCanaries
+) -> Floats:
+    """How far the loss of each record fell during training."""
+    loss: Any = trainer.loss_fn
+    extra = () if state.model_state is None else (state.model_state,)
+
+    @jax.jit
+    def losses(params: PyTree) -> jax.Array:
+        def of_record(record: PyTree) -> jax.Array:
+            one = jax.tree.map(lambda x: x[None], record)
+            return loss(params, *extra, one, jax.random.key(0))[0]
+
+        return jax.lax.map(of_record, jax.tree.map(jnp.asarray, canaries.records))
+
+    before = losses(jax.tree.map(jnp.asarray, params))
+    after = losses(trainer.released(state).evaluated)
+    return np.asarray(before, np.float64) - np.asarray(after, np.float64)
+
+
+def result_of(
+    plan: DPExecutionPlan,
+    scores: Floats,
+    held_in: np.ndarray,
+    *,
+    delta: float,
+    significance: float,
+    strongest: float,
+    attack: str,
+    canaries: Canaries,
+) -> AuditResult:
+    """The bound from the scores, and what it is compared with."""
+    if held_in.all() or not held_in.any():
+        raise FixArgumentsError(
+            f"all {len(held_in)} coins fell on the same side, so there is nothing to tell apart: "
+            "use more canaries."
+        )
+    if np.ptp(scores) == 0:
+        raise FixArgumentsError(
+            f"all {len(scores)} scores are equal, so the attack saw nothing of the canaries: check "
+            "that the parameters are trained, and that the learning rate is not 0."
+        )
+    ranks = ranks_of(scores)
+    auditor = CanaryScoreAuditor(ranks[held_in], ranks[~held_in])
+    bound = auditor.epsilon_one_run_fdp(significance, delta, one_sided=False)
+    promised = promised_epsilon(plan, delta)
+    limit = promised
+    if bound > promised:  # it takes seconds, and is only needed here
+        limit = max(promised, gaussian_envelope(plan, delta))
+    return AuditResult(
+        promised, delta, bound, limit, significance, strongest, scores, held_in, attack,
+        *_coverage(plan, canaries, attack),
+    )  # fmt: skip
+
+
+def ranks_of(scores: Floats) -> Floats:
+    """The ranks of the scores. Equal ones are ordered at random, without regard to the coins.
+
+    Without noise, many scores are equal, and a bound cannot guess some of them and not the others.
+    """
+    order = np.lexsort((np.random.default_rng(0).random(len(scores)), scores))
+    ranks = np.empty(len(scores))
+    ranks[order] = np.arange(len(scores))
+    return ranks
+
+
+def promised_epsilon(plan: DPExecutionPlan, delta: float) -> float:
+    """The epsilon of the budget at its delta, otherwise that of the plan."""
+    if plan.budget is not None and plan.budget.delta == delta:
+        return plan.budget.epsilon
+    return plan.epsilon(delta=delta)
+
+
+def gaussian_envelope(plan: DPExecutionPlan, delta: float) -> float:
+    """The epsilon of the Gaussian mechanism whose trade-off curve lies just above the plan's.
+
+    The bound of an audit is about Gaussian mechanisms. A plan of few steps with rare uses is less
+    private at some error rates than the Gaussian mechanism with its epsilon at this delta.
+    """
+    fpr, tpr = trade_off_curve(plan.dp_event, neighboring_relation=plan.neighboring_relation)
+    inside = (fpr > 0) & (tpr < 1)
+    mu = float(np.max(special.ndtri(tpr[inside]) - special.ndtri(fpr[inside]), initial=0.0))
+    return gaussian_epsilon(mu, delta, _TOLERANCE)
+
+
+def _promised_delta(plan: DPExecutionPlan, delta: float | None) -> float:
+    if plan.mechanism.noise_multiplier is None:
+        raise FixArgumentsError(
+            "the plan adds no noise, so it promises nothing that an audit could refute: audit a "
+            "private config, such as a calibrated DPSGDConfig."
+        )
+    if delta is None:
+        if plan.budget is None:
+            raise FixArgumentsError(
+                "the plan has no budget to take delta from: pass delta=..., such as 1e-5."
+            )
+        return plan.budget.delta
+    if not (is_real(delta) and 0 < delta < 1):
+        raise FixArgumentsError(
+            f"delta={delta!r}: pass a number between 0 and 1, both excluded. Gaussian noise has no "
+            "finite epsilon at delta 0, and delta 1 promises nothing."
+        )
+    return float(delta)
+
+
+def _strongest(canaries: int, significance: float, delta: float) -> float:
+    """The bound if every guess is right. Raises if it is 0, because then nothing can be shown."""
+    half = np.zeros(max(1, canaries // 2))
+    auditor = CanaryScoreAuditor(half + 1, half)
+    bound = auditor.epsilon_one_run_fdp(significance, delta, one_sided=False)
+    if bound == 0:
+        raise FixArgumentsError(
+            f"canaries={canaries}: too few for significance {significance:g}: even if every "
+            "guess were right, nothing would be shown. Use more canaries, such as 1000."
+        )
+    return bound
+
+
+def _coverage(
+    plan: DPExecutionPlan, canaries: Canaries, attack: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What was attacked and what was not, in words."""
+    unattacked = ["files: see bevel.auditing.released_traces"]
+    if plan.counting is not None:
+        unattacked.append("the count of unclipped gradients that adapts the clip norm")
+    if isinstance(canaries, RecordCanaries):
+        return (f"{len(canaries)} records, by their loss",), (
+            "everything that the loss of the last model does not show",
+            *unattacked,
+        )
+    assert isinstance(canaries, GradientCanaries)
+    counts = {canaries.paths[k]: len(numbers) for k, numbers in canaries.by_leaf().items()}
+    shown = [f"{path} ({n} canaries)" for path, n in counts.items() if n >= _FEW]
+    few = [path for path in canaries.paths if counts.get(path, 0) < _FEW]
+    if few:
+        names = ", ".join(few[:4]) + (f" and {len(few) - 4} more" if len(few) > 4 else "")
+        unattacked.append(f"errors in these parameters alone, which have few canaries: {names}")
+    if attack == "last model":
+        unattacked.append("the noised sums of single steps")
+    return tuple(shown[:6]), tuple(unattacked)

@@ -1,0 +1,203 @@
+"""Deliberate violations are found by an audit, or by a check that each test names.
+
+Every test breaks one place in the code. The honest trainers pass.
+"""
+
+import dataclasses
+import json
+
+import audited_runs as runs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bevel.auditing import released_traces
+from bevel.batch_selection import CyclicPoissonSampling
+from bevel.clipping.accumulate import sums as clipped_sums
+from bevel.errors import FixArgumentsError
+from bevel.execution_plan import BLTConfig, DPSGDConfig
+from bevel.noise_addition import gaussian_privatizer
+from bevel.sharding import make_mesh, shard_generation
+from bevel.training.checkpoint import StateHalves
+from bevel.training.loop import Loop
+from bevel.training.private_step import PrivateStep
+
+PLANS = {
+    "DP-SGD": runs.FULL_BATCH, "sampled DP-SGD": runs.HALF_BATCH, "BandMF": runs.BANDMF,
+    "BLT": runs.BLT,
+}  # fmt: skip
+ADD_NOISE = PrivateStep.add_noise
+
+
+def on_mesh():
+    return {"mesh": make_mesh("data=4,model=2"), "rules": "fsdp"}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("mesh", [False, True], ids=["one device", "data=4,model=2"])
+@pytest.mark.parametrize("name", PLANS)
+def test_honest_trainers_pass(name, mesh):
+    result = runs.audited(PLANS[name], **on_mesh() if mesh else {})
+    assert result.passed and result.epsilon > 1
+
+
+def sabotage_noise(monkeypatch, change):
+    """Changes (noised, sums) of every step before anything sees them."""
+
+    def add_noise(self, sums, state, key):
+        noised, noise_state = ADD_NOISE(self, sums, state, key)
+        return change(noised, sums), noise_state
+
+    monkeypatch.setattr(PrivateStep, "add_noise", add_noise)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", ["DP-SGD", "sampled DP-SGD"])
+def test_half_the_noise(name, monkeypatch):
+    sabotage_noise(
+        monkeypatch, lambda noised, sums: jax.tree.map(lambda a, b: (a + b) / 2, noised, sums)
+    )
+    assert not runs.audited(PLANS[name]).passed
+
+
+def test_a_leaf_without_noise(monkeypatch):
+    sabotage_noise(monkeypatch, lambda noised, sums: {**noised, "v": sums["v"]})
+    assert not runs.audited(runs.FULL_BATCH).passed
+
+
+def test_the_same_noise_at_every_step(monkeypatch):
+    def add_noise(self, sums, state, key):
+        first = state.noise_state._replace(step=jnp.zeros_like(state.noise_state.step))
+        noised, _ = ADD_NOISE(self, sums, dataclasses.replace(state, noise_state=first), key)
+        return noised, state.noise_state
+
+    monkeypatch.setattr(PrivateStep, "add_noise", add_noise)
+    assert not runs.audited(runs.HALF_BATCH).passed
+
+
+def test_one_key_for_two_privatizers_is_refused():
+    """By `bevel.noise_addition.keys`, before any noise is drawn."""
+    key = jax.random.key(12345, impl="threefry2x32")
+    key = jax.random.split(key)[0]
+    first, second = (gaussian_privatizer(stddev=1.0, prng_key=key) for _ in range(2))
+    first.update(jnp.zeros(3), first.init(jnp.zeros(3)))
+    with pytest.raises(FixArgumentsError, match="key"):
+        second.update(jnp.zeros(3), second.init(jnp.zeros(3)))
+
+
+def test_gradients_that_are_not_clipped(monkeypatch):
+    def all_ones(norm, clip_norm, clip):
+        return jnp.where(norm.upper > 0, jnp.ones_like(norm.upper), 0)
+
+    monkeypatch.setattr(clipped_sums, "coefficients", all_ones)
+    assert not runs.audited(runs.FULL_BATCH).passed
+
+
+def test_twice_the_sampling_probability(monkeypatch):
+    honest = CyclicPoissonSampling._size
+
+    def doubled(self, step, num_examples, seed):
+        twice = dataclasses.replace(self, sampling_prob=2 * self.sampling_prob)
+        return honest(twice, step, num_examples, seed)
+
+    monkeypatch.setattr(CyclicPoissonSampling, "_size", doubled)
+    assert not runs.audited(runs.HALF_BATCH).passed
+
+
+def test_fixed_batches_cannot_be_accounted_as_poisson():
+    """By `FixedBatchSampling.proven_event`: an event that is not proven for it is refused."""
+    with pytest.raises(FixArgumentsError, match="FixedBatchSampling under ADD_OR_REMOVE_ONE"):
+        DPSGDConfig.default(100, 10, 5, sampling="fixed", noise_multiplier=1.0)
+
+
+def test_averaging_noise_that_every_shard_added_before_the_sum(monkeypatch):
+    """Noise on each of 4 shards, and a mean over them where a sum should be: half is left."""
+
+    def add_noise(self, sums, state, key):
+        drawn = [
+            ADD_NOISE(self, sums, state, jax.random.wrap_key_data(
+                jax.random.key_data(key) + np.uint32(shard), impl=jax.random.key_impl(key)
+            ))
+            for shard in range(4)
+        ]  # fmt: skip
+        noised = [noised for noised, _ in drawn]
+        return jax.tree.map(lambda *shards: sum(shards) / 4, *noised), drawn[0][1]
+
+    monkeypatch.setattr(PrivateStep, "add_noise", add_noise)
+    assert not runs.audited(runs.FULL_BATCH).passed
+
+
+@pytest.mark.fast
+def test_shards_that_repeat_the_noise_of_their_neighbour(monkeypatch):
+    """By comparison with one device: `test_bits_are_equal_on_every_mesh_...` does it everywhere."""
+    zeros = jnp.zeros((16, 64))
+    sharding = jax.NamedSharding(jax.make_mesh((8,), ("data",)), jax.P("data"))
+
+    def noise(like):
+        privatizer = gaussian_privatizer(stddev=1.0, prng_key=7)
+        return np.asarray(privatizer.update(like, privatizer.init(like))[0])
+
+    one_device, honest = noise(zeros), noise(jax.device_put(zeros, sharding))
+    np.testing.assert_array_equal(one_device, honest)
+    real = shard_generation.Shard
+
+    def at_the_start(shape, full_shape, starts, *rest):
+        return real(shape, full_shape, tuple(s * 0 for s in starts), *rest)
+
+    monkeypatch.setattr(shard_generation, "Shard", at_the_start)
+    jax.clear_caches()
+    assert (noise(jax.device_put(zeros, sharding)) != one_device).any()
+    jax.clear_caches()
+
+
+@pytest.mark.fast
+def test_noise_buffers_in_a_released_file(monkeypatch, tmp_path):
+    honest = Loop.halves
+    config = BLTConfig(48, 8, 8, 4, (0.75, 0.25), (0.25, 0.125), noise_multiplier=1.5)
+    import training_runs
+
+    def fit(folder):
+        of = training_runs.trainer(config=config.make(), optimizer=_momentum())
+        training_runs.fit(folder, of=of)
+        return folder
+
+    assert not released_traces(fit(tmp_path / "honest"))
+
+    def leaking(self, state):
+        released, private = honest(self, state)
+        moved = {"momentum": released.opt_state, "buffers": state.noise_state.buffers}
+        return StateHalves(dataclasses.replace(released, opt_state=moved), private)
+
+    def joined(self, halves, fixed):
+        opened = dataclasses.replace(
+            halves.released, opt_state=halves.released.opt_state["momentum"]
+        )
+        return JOINED(self, halves._replace(released=opened), fixed)
+
+    JOINED = Loop.joined_state
+    monkeypatch.setattr(Loop, "halves", leaking)
+    monkeypatch.setattr(Loop, "joined_state", joined)
+    traces = released_traces(fit(tmp_path / "leaking"))
+    assert any("buffers" in trace.entry for trace in traces)
+    assert all("noise" in str(trace) for trace in traces)
+
+
+def test_a_raw_number_in_a_released_file(tmp_path):
+    import training_runs
+
+    folder = tmp_path / "run"
+    training_runs.fit(folder)
+    raw = json.loads((folder / "private" / "raw.jsonl").read_text().splitlines()[0])
+    metrics = folder / "released" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines[0]["speed"] = raw["signal_to_noise"]
+    metrics.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    (trace,) = released_traces(folder)
+    assert (trace.file, trace.entry) == ("metrics.jsonl", "line 1: speed")
+
+
+def _momentum():
+    import optax
+
+    return optax.sgd(0.5, momentum=0.9)
