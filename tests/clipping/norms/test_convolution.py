@@ -10,7 +10,6 @@ import numpy as np
 import oracle
 import pytest
 from compare import assert_close
-from earlier_compilers import COPIES
 from jax import lax
 
 import bevel
@@ -547,7 +546,7 @@ def test_a_network_takes_little_more_memory_than_its_gradient(channels, pixels, 
 
     times = temporary(bevel.clipped_grad(network, l2_clip_norm=1.0)) / temporary(jax.grad(network))
     # 1.35 on one device. On several, gradients that are materialised copy their values.
-    assert times <= 1.45 * COPIES
+    assert times <= (1.6 if jax.__version_info__ < (0, 12) else 1.45)  # earlier compilers copy more
 
 
 def test_chunks_of_examples_change_no_norm(monkeypatch):
