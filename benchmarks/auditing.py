@@ -50,7 +50,9 @@ def _found(rng: np.random.Generator, mu: float, promised: float, canaries: int) 
     return found
 
 
-def mnist(path: str, runs: int, canaries: int, steps: int, batch_size: int) -> None:
+def mnist(
+    path: str, first_seed: int, runs: int, canaries: int, steps: int, batch_size: int
+) -> None:
     with np.load(path) as file:
         x, y = file["x_train"], file["y_train"]
     data = {"x": (x / 255).astype(np.float32)[..., None], "y": y.astype(np.int32)}
@@ -65,7 +67,7 @@ def mnist(path: str, runs: int, canaries: int, steps: int, batch_size: int) -> N
         return run(), time.perf_counter() - start
 
     found, slower = [], []
-    for seed in range(runs):
+    for seed in range(first_seed, first_seed + runs):
         fresh = dataclasses.replace(trainer)
         _, plain = timed(lambda: fresh.fit(data, params, options=OPTIONS))  # noqa: B023
         result, audited = timed(
@@ -82,6 +84,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["power", "mnist"])
     parser.add_argument("--data")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--canaries", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=100)
@@ -90,4 +93,5 @@ if __name__ == "__main__":
     if given.what == "power":
         power()
     else:
-        mnist(given.data, given.runs, given.canaries, given.steps, given.batch_size)
+        size = given.steps, given.batch_size
+        mnist(given.data, given.first_seed, given.runs, given.canaries, *size)
