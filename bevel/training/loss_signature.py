@@ -50,12 +50,13 @@ def _advice(signature: inspect.Signature, has_model_state: bool) -> str:
         if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in WITH_STATE
     ]
     by_name = [
-        p.name
+        p
         for p in signature.parameters.values()
         if p.kind is p.KEYWORD_ONLY and p.name in WITH_STATE
     ]
-    if by_name:
-        return f"Arguments are passed by position: remove the `*` before {by_name[0]!r}."
+    # A default among these is a value that functools.partial bound.
+    if by_name and all(p.default is p.empty for p in by_name):
+        return f"Arguments are passed by position: remove the `*` before {by_name[0].name!r}."
     if required:
         return f"Bind {required[0]!r} with functools.partial(loss_fn, {required[0]}=...)."
     count = len(positional)
