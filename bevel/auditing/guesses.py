@@ -43,6 +43,7 @@ class Audit:
 
     Attributes:
         guesses: One entry for each way to guess, or for each split.
+        significance: That of the bound of a way, before the correction for several ways.
         canaries: The number of canaries in the game.
         ways: The number of ways to guess, of which the best counts.
         fixed: Whether the number of guesses of each way is fixed before the scores are seen.
@@ -50,6 +51,7 @@ class Audit:
     """
 
     guesses: Guesses
+    significance: float
     canaries: int
     ways: int = 1
     fixed: bool = False
@@ -76,13 +78,13 @@ def audit_of(
     counts, canaries = cuts.counts(), cuts.num_in + cuts.num_out
     match strategy:
         case Bonferroni():
-            return _all_ways(cuts, one_sided, few_ways)
+            return _all_ways(cuts, significance, one_sided, few_ways)
         case Explicit(threshold):
             cut = np.array([cuts.cut_at(threshold)])
             if one_sided:
                 last = np.array([cuts.num_values])
-                return Audit(_guesses(counts, cut, last), canaries)
-            return Audit(_guesses(counts, cut, cut), canaries, fixed=True)
+                return Audit(_guesses(counts, cut, last), significance, canaries)
+            return Audit(_guesses(counts, cut, cut), significance, canaries, fixed=True)
         case Split(frac, seed):
             return _audit_of_splits(cuts, significance, one_sided, 1, frac, seed)
         case MultiSplit(splits, frac, seed):
@@ -91,7 +93,7 @@ def audit_of(
     raise unknown_strategy(strategy)
 
 
-def _all_ways(cuts: ScoreCuts, one_sided: bool, few_ways: bool) -> Audit:
+def _all_ways(cuts: ScoreCuts, significance: float, one_sided: bool, few_ways: bool) -> Audit:
     """The highest scores guessed held in and, unless one-sided, as many of the lowest held out.
 
     Of equal scores, random ones are guessed, so the number of guesses is fixed.
@@ -104,7 +106,7 @@ def _all_ways(cuts: ScoreCuts, one_sided: bool, few_ways: bool) -> Audit:
     numbers = _few_numbers(canaries, one_sided) if few_ways else _many_numbers(canaries)
     last = np.full_like(numbers, canaries)
     guesses = _guesses(counts, numbers, last if one_sided else last - numbers)
-    return Audit(guesses, canaries, numbers.size, fixed=True)
+    return Audit(guesses, significance, canaries, numbers.size, fixed=True)
 
 
 def _many_numbers(canaries: int) -> Ints:
@@ -165,7 +167,7 @@ def _audit_of_splits(
         rest = Counts(*(everyone[i][places] - part[i][chosen] for i in (0, 1)))
         found = _guesses(rest, np.array([0]), np.array([1]))
         made[split], correct[split] = found.made[0], found.correct[0]
-    return Audit(Guesses(made, correct), canaries - size)
+    return Audit(Guesses(made, correct), significance, canaries - size)
 
 
 def _pairs_of_cuts(part: Counts, one_sided: bool) -> tuple[Ints, Ints]:

@@ -70,7 +70,7 @@ def one_run_epsilon(
 ) -> float:
     """The lower bound of `CanaryScoreAuditor.epsilon_one_run`."""
     audit = audit_of(cuts, significance, one_sided, strategy, few_ways=False)
-    significance /= 2 if audit.splits else 1
+    significance = audit.significance
     bounds = np.zeros(audit.guesses.made.size)
     reached = np.ones(bounds.size, bool)
     low = 0.0

@@ -67,8 +67,7 @@ def one_run_fdp_epsilon(
 ) -> float:
     """The lower bound of `CanaryScoreAuditor.epsilon_one_run_fdp`."""
     audit = audit_of(cuts, significance, one_sided, strategy, few_ways=True)
-    level = significance / 2 if audit.splits else significance
-    level /= audit.ways if audit.fixed else audit.canaries
+    level = audit.significance / (audit.ways if audit.fixed else audit.canaries)
     bounds = mu_lower_bounds(audit.guesses, audit.canaries, level, one_sided)
     return gaussian_epsilon(audit.combined(bounds), delta, _TOLERANCE)
 

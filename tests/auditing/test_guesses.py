@@ -113,8 +113,8 @@ def test_a_split_does_not_look_at_the_coins_of_the_rest(one_sided):
 def test_the_median_of_splits_counts_and_the_best_of_ways():
     guesses = Guesses(np.full(3, 9), np.array([5, 6, 9]))
     bounds = np.array([0.0, 1.0, 5.0])
-    assert Audit(guesses, 20).combined(bounds) == 5
-    assert Audit(guesses, 20, splits=True).combined(bounds) == 1
+    assert Audit(guesses, 0.05, 20).combined(bounds) == 5
+    assert Audit(guesses, 0.05, 20, splits=True).combined(bounds) == 1
 
 
 def test_unknown_strategies_are_refused():
