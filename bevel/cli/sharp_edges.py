@@ -215,8 +215,8 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     title = f"Per-example clipping on 8 virtual devices (data=4, model=2), jax {jax.__version__}"
     caption = (
-        "Errors are distances to a float64 oracle after both are scaled to length 1: bevel's sums are\n"
-        "a little shorter on purpose, to stay below the clip norm. FLOPs are per device and step."
+        "Errors are distances to a float64 oracle after both are scaled to length 1: bevel's sums\n"
+        "are a little shorter on purpose, to stay below the clip norm. FLOPs are per device."
     )
     table = Table(title=title, caption=caption)
     table.add_column("where the sharding constraint is", no_wrap=True)
