@@ -155,11 +155,11 @@ def measure(step: Callable[..., Any], arguments: Any, truth: list[np.ndarray]) -
         result = [np.asarray(g, np.float64) for g in compiled(*arguments)]
     except Exception as error:
         return type(error).__name__, "", ""
-    error = np.linalg.norm(_unit(result) - _unit(truth))
+    distance = np.linalg.norm(_unit(result) - _unit(truth))
     report = inspect_step(compiled, branch=-1)  # the branch without overflow
     short = {"all-reduce": "reduce", "all-gather": "gather", "all-to-all": "to-all"}
     counts = [f"{total.count} {short.get(k, k)}" for k, total in sorted(report.totals.items())]
-    return f"{error:.0e}", f"{report.flops / 1e6:.1f}M", ", ".join(counts)
+    return f"{distance:.0e}", f"{report.flops / 1e6:.1f}M", ", ".join(counts)
 
 
 def _unit(tree: list[np.ndarray]) -> np.ndarray:
