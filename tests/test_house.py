@@ -23,7 +23,7 @@ LAYERS = [
     {"execution_plan", "experimental", "sharding_utils"},
     {"inspection"},
     {"training"},
-    {"report", "frameworks", "auditing"},
+    {"report", "frameworks", "auditing", "shipping"},
     {"keras_api"},
     {"__init__"},
     {"cli"},
