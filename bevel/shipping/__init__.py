@@ -1,6 +1,6 @@
 """Ships a trained model with a privacy statement that anyone can check against the ledger.
 
-Verifying a statement needs neither jax nor the run folder, and imports dp-accounting on first use.
+Verifying a statement needs neither the run folder nor the packages that train or store models.
 """
 
 from bevel.lazy import lazy_exports

@@ -197,7 +197,7 @@ def _check_values(statement: Statement) -> None:
         (epsilon is None or epsilon >= 0, "epsilon", epsilon),
         (delta is None or 0 < delta < 1, "delta", delta),
         (epsilon is None or delta is not None, "delta", delta),
-        (epsilon is None or statement.key_is_secret, "epsilon", epsilon),
+        (epsilon is None or statement.key_is_secret, "key_is_secret", False),
         (budget is None or budget.keys() == {"epsilon", "delta"}, "budget", budget),
         (0 <= run.step <= run.steps, "run.step", run.step),
         (run.attempt >= 0, "run.attempt", run.attempt),

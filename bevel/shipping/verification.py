@@ -92,7 +92,8 @@ def verify(
 ) -> Verification:
     """Checks a privacy statement against a ledger, and recomputes its epsilon with dp-accounting.
 
-    It needs nothing but the files: no run folder, no data, no keys, and no jax.
+    It needs nothing but the files: no run folder, no data and no keys, and neither Orbax nor
+    safetensors.
 
     Args:
       statement: privacy.json, or the folder of an export, whose model is then checked too.
