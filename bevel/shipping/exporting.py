@@ -1,5 +1,6 @@
 """`export`: writes the model of a run and its privacy statement, from what the run released."""
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -141,7 +142,7 @@ def _statement(
         relation=terms.relation,
         epsilon=epsilon,
         delta=delta,
-        budget=terms.budget and {"epsilon": terms.budget.epsilon, "delta": terms.budget.delta},
+        budget=dataclasses.asdict(terms.budget) if terms.budget else None,
         mechanism=StatedMechanism(
             words=event_in_words(charged.event),
             event=charged.event,

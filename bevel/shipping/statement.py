@@ -263,7 +263,12 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     if origin is dict:
         _expect(isinstance(value, dict), where, "an object", value)
         return {name: _typed(inner[1], item, _at(where, name)) for name, item in value.items()}
-    names = {str: "a string", int: "an integer", float: "a finite number with a point", bool: "a bool"}
+    names = {
+        str: "a string",
+        int: "an integer",
+        float: "a finite number with a point",
+        bool: "a bool",
+    }
     # type() and not isinstance(): True is an instance of int.
     is_right = type(value) is kind and not (kind is float and not math.isfinite(value))
     _expect(is_right, where, names[kind], value)

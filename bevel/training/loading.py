@@ -99,9 +99,7 @@ def released_arrays(folder: str | os.PathLike[str], step: int | None = None) -> 
     record = json.loads((released / RUN).read_text())
     arrays = _arrays(checkpoint, record)
     last, average = (_below(part, arrays) for part in ("params", "average"))
-    return ReleasedArrays(
-        released, record, public["step"], public.get("attempt", 0), last, average
-    )
+    return ReleasedArrays(released, record, public["step"], public.get("attempt", 0), last, average)
 
 
 def _released_half(folder: Path) -> Path:
@@ -155,7 +153,7 @@ def _paths_of(names: list[str], record: dict[str, Any], checkpoint: Path) -> dic
     numbered = collections.defaultdict(list)
     for name in names:
         numbered[name.split(".", 1)[1]].append(name)
-    paths = {}
+    paths: dict[str, str] = {}
     for dotted, same in numbered.items():
         known = recorded[dotted] or [dotted.replace(".", "/")]
         if len(known) != len(same):

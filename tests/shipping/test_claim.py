@@ -19,7 +19,10 @@ def test_every_kind_of_event_has_words():
         (ledger_events.zcdp(0.25, 0.5), "zCDP of rho 0.25 and xi 0.5"),
         (ledger_events.poisson(0.1), "batches that each unit joins with probability 0.1"),
         (ledger_events.fixed(100, 7), "batches of 7 of 100 units, drawn without replacement"),
-        (ledger_events.truncated(50, 0.1, 9), "each of 50 units joins with probability 0.1, cut to"),
+        (
+            ledger_events.truncated(50, 0.1, 9),
+            "each of 50 units joins with probability 0.1, cut to",
+        ),
         (ledger_events.NOTHING, "nothing that depends on the data"),
         (ledger_events.ALL, "values without noise"),
         ({"kind": "ComposedDpEvent", "events": []}, "nothing that depends on the data"),

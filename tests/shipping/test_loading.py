@@ -38,10 +38,10 @@ def test_another_file_is_refused(shipped, tmp_path):
     model = shipped / "model.safetensors"
     shutil.copy(model, tmp_path / "alone.safetensors")
     model.write_bytes(model.read_bytes() + b"\0")
-    with pytest.raises(RestoreCheckpointError, match="'model.safetensors' is another file"):
+    with pytest.raises(RestoreCheckpointError, match=r"'model.safetensors' is another file"):
         load(shipped)
     model.unlink()
-    with pytest.raises(RestoreCheckpointError, match="'model.safetensors' is missing"):
+    with pytest.raises(RestoreCheckpointError, match=r"'model.safetensors' is missing"):
         load(shipped)
     with pytest.raises(FixArgumentsError, match="there is no privacy statement at"):
         load(tmp_path / "alone.safetensors")
@@ -99,9 +99,7 @@ def test_linen(tmp_path):
 def test_equinox(tmp_path):
     model = models.equinox_model("cnn")
     fit = {"config": CONFIG, "optimizer": optax.sgd(0.1), "options": options()}
-    trained = private_equinox.fit(
-        model, models.loss_of_rows, DATA, folder=tmp_path / "run", **fit
-    )
+    trained = private_equinox.fit(model, models.loss_of_rows, DATA, folder=tmp_path / "run", **fit)
     folder = export(tmp_path / "run")
     assert "head/weight" in load(folder).params
     names = run_snippet("Equinox", folder, model=model)

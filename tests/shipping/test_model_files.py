@@ -31,7 +31,11 @@ def test_every_dtype_and_shape_of_safetensors(tmp_path):
 
 
 def test_orbax_keeps_names_and_bits(tmp_path):
-    params = {"dense/0/w": array("float32"), "dense/0/b": array("bfloat16"), "s": array("int32", ())}
+    params = {
+        "dense/0/w": array("float32"),
+        "dense/0/b": array("bfloat16"),
+        "s": array("int32", ()),
+    }
     write_model(params, tmp_path, "orbax")
     assert same(read_model(tmp_path, "orbax"), params)
 
@@ -53,7 +57,9 @@ def test_the_same_arrays_give_the_same_bytes(tmp_path):
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("w", "int4"), ("w", "complex128"), ("__metadata__", "float32")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("w", "int4"), ("w", "complex128"), ("__metadata__", "float32")]
+)
 def test_what_safetensors_cannot_hold_is_refused(tmp_path, name, dtype):
     with pytest.raises(FixArgumentsError, match=f"parameter '{name}' of dtype {dtype}.*orbax"):
         write_model({name: array(dtype)}, tmp_path, "safetensors")
@@ -72,7 +78,7 @@ def test_damage_is_named(tmp_path):
     write_model({"w": array("float32")}, tmp_path, "safetensors")
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(RestoreCheckpointError, match="model.safetensors cannot be read"):
+    with pytest.raises(RestoreCheckpointError, match=r"model.safetensors cannot be read"):
         read_model(tmp_path, "safetensors")
 
 

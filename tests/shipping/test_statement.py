@@ -24,7 +24,7 @@ def parsed(fields):
 def test_every_field_is_needed_and_no_other_is_allowed(exported):
     fields = fields_of(exported)
     for name in fields:
-        with pytest.raises(FixArgumentsError, match="lacks|no field kind|has version None"):
+        with pytest.raises(FixArgumentsError, match=r"lacks|no field kind|has version None"):
             parsed({n: x for n, x in fields.items() if n != name})
         if isinstance(fields[name], dict) and name in ("run", "ledger", "model", "arithmetic"):
             for inner in fields[name]:

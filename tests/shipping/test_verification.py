@@ -241,7 +241,10 @@ def test_another_ledger_is_found_even_if_its_chain_is_intact(shipped):
     result = with_lines(shipped, rechained(cheaper))
     assert failed(result) == {"ledger"} and "it is another ledger" in str(result)
     with Ledger.open(
-        shipped / "other.jsonl", unit="example", relation="ADD_OR_REMOVE_ONE", budget=Budget(9, 1e-5)
+        shipped / "other.jsonl",
+        unit="example",
+        relation="ADD_OR_REMOVE_ONE",
+        budget=Budget(9, 1e-5),
     ) as ledger:
         run = ledger.run("other", plan="p", key="0" * 64)
         for step in range(9):
@@ -332,7 +335,9 @@ SCALARS = st.one_of(
 )
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=4,
 )
 # No file can contradict these: `verify` lists them as not checked.
@@ -368,7 +373,7 @@ def changed_at(fields, path, value):
     return new
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_changed_field_is_found_or_harmless(exported, data, tmp_path):
     folder = tmp_path / "forged"

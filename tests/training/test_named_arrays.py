@@ -26,7 +26,9 @@ def by_path(tree):
 def test_a_tree_is_the_same_after_the_way_there_and_back(tree):
     got = arranged(by_path(tree), like=jax.tree.map(np.empty_like, tree))
     assert jax.tree.structure(got) == jax.tree.structure(tree)
-    assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (got, tree)), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (got, tree)), strict=True)
+    )
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
