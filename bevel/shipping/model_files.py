@@ -46,10 +46,11 @@ def write_model(params: Mapping[str, np.ndarray], folder: Path, model_format: st
 
 
 def read_model(folder: Path, model_format: str) -> dict[str, np.ndarray]:
-    """Reads what `write_model` wrote."""
+    """Reads what `write_model` wrote, in the order of the names."""
     path = folder / (SAFETENSORS if model_format == "safetensors" else ORBAX)
     try:
-        return _read_safetensors(path) if path.name == SAFETENSORS else _read_orbax(path)
+        found = _read_safetensors(path) if path.name == SAFETENSORS else _read_orbax(path)
+        return dict(sorted(found.items()))
     except ImportError:
         raise
     except Exception as error:

@@ -58,6 +58,13 @@ CONFIG = DPSGDConfig.default(
 DATA = models.batch_for("cnn", 16)
 
 
+@pytest.fixture(autouse=True)
+def promotion():
+    """The frameworks promote dtypes and ranks on their own, which the other tests forbid."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 def options():
     return runs.options(delta=1e-3)
 
