@@ -373,7 +373,7 @@ def changed_at(fields, path, value):
     return new
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_changed_field_is_found_or_harmless(exported, data, tmp_path):
     folder = tmp_path / "forged"
