@@ -23,7 +23,7 @@ LAYERS = [
     {"execution_plan", "experimental", "sharding_utils"},
     {"inspection"},
     {"training"},
-    {"report", "frameworks", "auditing", "datasets"},
+    {"report", "frameworks", "auditing", "datasets", "shipping"},
     {"keras_api"},
     {"models"},
     {"__init__"},

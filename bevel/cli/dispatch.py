@@ -32,6 +32,8 @@ COMMANDS = {
     "scale": "estimate a step on thousands of devices without running it",
     "launch": "run one program as several local processes",
     "report": "write an HTML report of a run",
+    "export": "write the model of a run with a privacy statement",
+    "verify": "check a privacy statement against a ledger",
     "bench": "measure the cost of clipping relative to jax.grad",
 }
 USAGE = """usage: bevel COMMAND ...
@@ -47,7 +49,7 @@ examples:
   bevel report runs/two
 
 `bevel COMMAND --help` describes a command. BEVEL_DEBUG=1 shows tracebacks."""
-OPTIONAL = {"tyro", "orbax", "sklearn", "matplotlib", "jinja2", "grain"}
+OPTIONAL = {"tyro", "orbax", "sklearn", "matplotlib", "jinja2", "grain", "safetensors"}
 INTERRUPTED = 130
 
 

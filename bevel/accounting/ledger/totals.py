@@ -15,6 +15,7 @@ Memory grows with the number of runs and of distinct events, not with the number
 
 import collections
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -194,3 +195,15 @@ def event_counts(event: Mapping[str, Any], times: int = 1) -> collections.Counte
             total += event_counts(part, times)
         return total
     return collections.Counter({canonical(event).decode(): times})
+
+
+def event_of_counts(counts: collections.Counter[str]) -> dict[str, Any]:
+    """Composes counted parts into one event, as JSON: the inverse of `event_counts`."""
+    parts = [
+        {"kind": "SelfComposedDpEvent", "event": json.loads(text), "count": count}
+        for text, count in counts.items()
+        if count
+    ]
+    if not parts:
+        return {"kind": "NoOpDpEvent"}
+    return parts[0] if len(parts) == 1 else {"kind": "ComposedDpEvent", "events": parts}
