@@ -37,7 +37,7 @@ class CachedPLDAccountant(PLDAccountant):
             return super()._maybe_compose(event, count, do_compose)
         parts = [self._pld]
         for single, times in event_counts(event, count).items():
-            found = _single(single, self.neighboring_relation, self.interval)
+            found = of_single_event(single, self.neighboring_relation, self.interval)
             self._contains_non_dp_event |= found._contains_non_dp_event
             parts.append(found._pld.self_compose(times) if times > 1 else found._pld)
         while len(parts) > 1:
@@ -81,6 +81,8 @@ def rounding_of_many(event: DpEvent) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _single(event: DpEvent, relation: NeighboringRelation, interval: float) -> PLDAccountant:
+def of_single_event(
+    event: DpEvent, relation: NeighboringRelation, interval: float
+) -> PLDAccountant:
     """An accountant of one event."""
     return PLDAccountant(relation, interval).compose(event)

@@ -162,7 +162,7 @@ def _statement(
         ),
         ledger=StatedLedger(
             name=LEDGER,
-            head=charged.contents.hashes[-1],
+            head=charged.contents.hashes.head,
             lines=len(charged.lines),
             lines_of_run=charged.lines_of(record["name"]),
             sha256=charged.sha256,

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from bevel.accounting.ledger.archive import with_archives
 from bevel.accounting.ledger.contents import Contents, read_contents
 from bevel.accounting.ledger.event_json import EventJson
 from bevel.accounting.ledger.torn_line import is_complete, split_lines
@@ -56,7 +57,7 @@ class LedgerFile(NamedTuple):
 
 
 def read_ledger(path: str | os.PathLike[str]) -> LedgerFile:
-    """Reads a ledger without locking or changing it.
+    """Reads every line of a ledger, with those in its archives, without locking or changing it.
 
     Raises:
       FixArgumentsError: there is no such file.
@@ -64,10 +65,10 @@ def read_ledger(path: str | os.PathLike[str]) -> LedgerFile:
     """
     file = Path(path)
     try:
-        data = file.read_bytes()
+        data = with_archives(file.read_bytes(), file)
     except FileNotFoundError:
         raise FixArgumentsError(f"there is no ledger at {file}: check the path.") from None
-    contents = read_contents(data, file)
+    contents = read_contents(data, file, full=True)
     lines, rest = split_lines(data)
     if rest and is_complete(rest):
         lines.append(rest + b"\n")
@@ -75,4 +76,4 @@ def read_ledger(path: str | os.PathLike[str]) -> LedgerFile:
 
 
 def _of_lines(path: Path, lines: list[bytes]) -> LedgerFile:
-    return LedgerFile(path, lines, read_contents(b"".join(lines), path))
+    return LedgerFile(path, lines, read_contents(b"".join(lines), path, full=True))

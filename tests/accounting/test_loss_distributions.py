@@ -42,7 +42,7 @@ def fixture_made(monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(distributions, "from_gaussian_mechanism", counted)
-    loss_distributions._single.cache_clear()
+    loss_distributions.of_single_event.cache_clear()
     return calls
 
 

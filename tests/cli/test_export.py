@@ -34,7 +34,8 @@ def test_options(run, tmp_path, capsys):
     statement = read_statement(tmp_path / "out")
     assert (statement.run.step, statement.delta, statement.tuning) == (4, 1e-2, "nothing")
     assert statement.model.format == "orbax" and not (tmp_path / "out" / "ledger.jsonl").exists()
-    assert main(["export", str(run), "--ledger", str(tmp_path / "no")]) == 1
+    words = ["--ledger", str(tmp_path / "no"), "--output", str(tmp_path / "other")]
+    assert main(["export", str(run), *words]) == 1
     assert "--ledger" in capsys.readouterr().err
     assert main(["export", str(run), "--format", "zip"]) == 2
 

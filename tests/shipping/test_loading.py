@@ -115,7 +115,8 @@ def test_equinox(tmp_path):
 
 
 def keras_model():
-    return keras.Sequential([keras.Input((runs.D,)), keras.layers.Dense(2, name="dense")])
+    layers = [keras.Input((runs.D,)), keras.layers.Dense(2, name="dense")]
+    return keras.Sequential(layers, name="net")
 
 
 def test_keras(tmp_path):
@@ -130,7 +131,7 @@ def test_keras(tmp_path):
     trainer = runs.trainer(config=runs.config().make(), loss_fn=loss)
     state = runs.fit(tmp_path / "run", of=trainer, begin=params, options=options())
     folder = export(tmp_path / "run")
-    assert load(folder).params.keys() == {"dense/kernel", "dense/bias"}
+    assert load(folder).params.keys() == {"net/dense/kernel", "net/dense/bias"}
     names = run_snippet("Keras", folder, model=keras_model())
     for variable in names["model"].trainable_variables:
         assert np.array_equal(variable.value, state.params[variable.path])

@@ -180,7 +180,7 @@ def test_an_earlier_head_does_not_make_the_model_cheaper(shipped):
     early = {
         "epsilon": then.epsilon(1e-3),
         "ledger__lines": 4,
-        "ledger__head": then.contents.hashes[-1],
+        "ledger__head": then.contents.hashes.head,
         "ledger__sha256": then.sha256,
         "ledger__lines_of_run": [[2, 4]],
         "mechanism__event": then.event,
