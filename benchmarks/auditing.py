@@ -19,9 +19,9 @@ import optax
 
 from bevel.auditing import CanaryScoreAuditor, audit
 from bevel.auditing.gaussian_tradeoff import gaussian_epsilon
-from bevel.cli.config import ModelTable
-from bevel.cli.models import model
+from bevel.datasets import DataSpec
 from bevel.execution_plan import DPSGDConfig
+from bevel.models import ModelTable, build
 from bevel.training import RunOptions, Trainer
 
 DELTA, SIGNIFICANCE, AUDITS = 1e-5, 0.05, 20
@@ -58,7 +58,7 @@ def mnist(
     data = {"x": (x / 255).astype(np.float32)[..., None], "y": y.astype(np.int32)}
     config = DPSGDConfig.default(len(y), batch_size, steps).calibrate(epsilon=4, delta=DELTA)
     print(f"noise multiplier {config.noise_multiplier:.3f}, {steps} steps of {batch_size}")
-    dense = model(ModelTable(kind="mlp", widths=(128,)), (28, 28, 1), 10)
+    dense = build(ModelTable(kind="mlp", widths=(128,)), DataSpec("image", (28, 28, 1), classes=10))
     params = dense.init(jax.random.key(0))
     trainer = Trainer(config=config, loss_fn=dense.loss_fn, optimizer=optax.sgd(0.5))
 

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 
 import bevel
-from bevel.cli.config import DataTable
 from bevel.cli.demo import DIGITS, without_privacy
 from bevel.cli.job import Job, use_cpu_devices
+from bevel.datasets import DataTable
 
 
 def accuracy(config, seed: int) -> tuple[float, float]:

@@ -1,7 +1,9 @@
 """Checks of common arguments, which return plain ints and floats, and parts of their messages."""
 
+import difflib
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 from bevel.errors import FixArgumentsError
@@ -36,6 +38,12 @@ def in_one_line(text: object, limit: int = 200) -> str:
     """Text of unknown length, such as a tree or another error, as one short line of a message."""
     line = " ".join(str(text).split())
     return line if len(line) <= limit else f"{line[: limit - 4]} ..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: '. Did you mean ...?' if a known name is similar, else a full stop."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f". Did you mean {matches[0]!r}?" if matches else "."
 
 
 def is_real(value: Any) -> bool:

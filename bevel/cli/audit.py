@@ -77,7 +77,7 @@ def _audit_config(config: Config, options: argparse.Namespace) -> int:
     job = Job(config)
     result = audit(
         job.trainer,
-        {"x": job.data.x_train, "y": job.data.y_train},
+        job.data.train,
         job.init(),
         canaries=options.canaries,
         attack="last model" if options.attack == "last-model" else "every step",

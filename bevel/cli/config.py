@@ -12,34 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bevel.cli.dispatch import nearest
+from bevel.checks import nearest
+from bevel.datasets import DataTable
 from bevel.errors import FixArgumentsError
+from bevel.models import ModelTable
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class DataTable:
-    """The data to train on and to measure accuracy on."""
-
-    source: str = "digits"
-    """'digits' (from scikit-learn), or an .npz file with x_train, y_train, x_test and y_test."""
-    tune: bool = False
-    """Hold out the last fifth of the training set and measure accuracy on it, to tune options."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelTable:
-    """The model. Its initial parameters are public, so their seed need not be secret."""
-
-    kind: Literal["conv", "mlp", "linear"] = "conv"
-    """A small convolutional network, a network of dense layers, or a linear model."""
-    widths: tuple[int, ...] = (16, 32)
-    """Channels of each convolution, or units of each hidden layer."""
-    module: str | None = None
-    """'file.py:function' for your own: function(shape, classes) -> bevel.cli.models.Model."""
-    init_seed: int = 0
-    """Seed of the initial parameters."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,7 @@ def _train_and_compare(config: Config, folder: Path) -> None:
     use_cpu_devices(config.mesh.cpu_devices or 1)
     job = Job(config)
     print(
-        f"{len(job.data.x_train)} training digits, {len(job.data.x_test)} test digits; "
+        f"{len(job.data.train)} training digits, {len(job.data.test)} test digits; "
         f"noise multiplier {job.plan.mechanism.noise_multiplier:.3g} for epsilon "
         f"{config.plan.epsilon:g} at delta {config.plan.delta:g}",
         flush=True,

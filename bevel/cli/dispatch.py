@@ -8,7 +8,6 @@
 A user error prints one message to standard error. `BEVEL_DEBUG=1` also shows the traceback.
 """
 
-import difflib
 import importlib
 import io
 import logging
@@ -16,9 +15,10 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from bevel.checks import nearest
 from bevel.cli.wording import in_cli_words
 from bevel.errors import BevelError
 
@@ -107,9 +107,3 @@ def _print_error(message: str) -> None:
 def _usage() -> str:
     lines = [f"  {name:<8} {summary}" for name, summary in COMMANDS.items()]
     return USAGE.format(commands="\n".join(lines))
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: '. Did you mean ...?' if a known name is similar, else a full stop."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f". Did you mean {matches[0]!r}?" if matches else "."

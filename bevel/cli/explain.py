@@ -26,6 +26,6 @@ def main(arguments: Sequence[str]) -> int:
     )
     params = jax.eval_shape(job.init)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    batch = example_types(job.data, round(config.plan.batch_size))
+    batch = example_types(job.data.spec, round(config.plan.batch_size))
     print(explain(gradient, params, batch, key))
     return 0

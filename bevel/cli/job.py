@@ -13,11 +13,11 @@ import optax
 
 from bevel import sharding
 from bevel.cli.config import Config, OptimizerTable
-from bevel.cli.data_sets import DataSet, data_set
-from bevel.cli.models import Model, model
 from bevel.cli.plan_config import plan_config
+from bevel.datasets import DataSet, DataSpec, data_set
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
+from bevel.models import Model, build
 from bevel.optimizers import dp_adam
 from bevel.training import RunOptions, Trainer, TrainingState
 
@@ -37,11 +37,11 @@ class Job:
 
     @functools.cached_property
     def model(self) -> Model:
-        return model(self.config.model, self.data.shape, self.data.classes)
+        return build(self.config.model, self.data.spec)
 
     @functools.cached_property
     def plan(self) -> DPExecutionPlan:
-        config = plan_config(self.config.plan, len(self.data.x_train))
+        config = plan_config(self.config.plan, len(self.data.train))
         seed = self.config.run.test_seed
         return config.make(secrets=None if seed is None else PlanSecrets.for_tests(seed))
 
@@ -73,7 +73,8 @@ class Job:
 
     @functools.cached_property
     def _accuracy(self) -> Callable[[PyTree], jax.Array]:
-        x, y = self.data.x_test, self.data.y_test
+        test = self.data.test.read(np.arange(len(self.data.test)))
+        x, y = test["x"], test["y"]
         replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
         @jax.jit
@@ -104,9 +105,13 @@ class Job:
             delta=None if budget else self.config.plan.delta,
             **options,
         )
-        records = {"x": self.data.x_train, "y": self.data.y_train}
         return self.trainer.fit(
-            records, self.init(), folder=folder, evaluate=self.evaluate, options=run_options
+            self.data.train,
+            self.init(),
+            folder=folder,
+            evaluate=self.evaluate,
+            user_ids=self.data.user_ids,
+            options=run_options,
         )
 
 
@@ -150,8 +155,9 @@ def use_cpu_devices(count: int) -> None:
         )
 
 
-def example_types(data: DataSet, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+def example_types(data: DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The types of a batch of this many records."""
     return {
-        "x": jax.ShapeDtypeStruct((rows, *data.shape), np.float32),
-        "y": jax.ShapeDtypeStruct((rows,), np.int32),
+        "x": jax.ShapeDtypeStruct((rows, *data.shape), np.dtype(data.dtype)),
+        "y": jax.ShapeDtypeStruct((rows,), np.float32 if data.classes is None else np.int32),
     }

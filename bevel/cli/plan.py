@@ -28,12 +28,12 @@ class _Request:
 
 
 def main(arguments: Sequence[str]) -> int:
-    from bevel.cli.data_sets import data_set
     from bevel.cli.plan_config import plan_config
+    from bevel.datasets import data_set
 
     if arguments and not arguments[0].startswith("-"):
         config = config_and_overrides("plan", ABOUT, arguments)
-        request = _Request(config.plan, len(data_set(config.data).x_train))
+        request = _Request(config.plan, len(data_set(config.data).train))
     else:
         import tyro
 

@@ -114,7 +114,7 @@ def build_step(mesh: Any, batch_size: int, *, config: str) -> Any:
         jax.eval_shape(trainer.plan.noise_addition_transform.init, params), params, mesh
     )
     rows = on(PartitionSpec(trainer.layout.axes))
-    batch = jax.tree.map(rows, example_types(job.data, batch_size))
+    batch = jax.tree.map(rows, example_types(job.data.spec, batch_size))
     padding = rows(jax.ShapeDtypeStruct((batch_size,), bool))
     average = None if trainer.ema_decay is None else params
 

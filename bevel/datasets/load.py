@@ -1,36 +1,17 @@
 """Loads the data set of a config: scikit-learn's digits, or an .npz file."""
 
-import dataclasses
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from bevel.cli.config import DataTable
-from bevel.cli.dispatch import nearest
+from bevel.checks import nearest
+from bevel.datasets.data_set import DataSet, DataSpec
+from bevel.datasets.options import DataTable
 from bevel.errors import FixDataError
+from bevel.training.data import ArraySource
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
-
-
-@dataclasses.dataclass(frozen=True)
-class DataSet:
-    """A training set, and a test set that is only used to measure accuracy.
-
-    x has shape (examples, ...) and is float32; images have a last axis of channels. y has shape
-    (examples,) and is int32, with values from 0 to classes - 1.
-    """
-
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
-    classes: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        return self.x_train.shape[1:]
 
 
 def data_set(config: DataTable) -> DataSet:
@@ -44,7 +25,13 @@ def data_set(config: DataTable) -> DataSet:
             for axis in "xy"
         }
     classes = 1 + int(max(arrays["y_train"].max(), arrays["y_test"].max()))
-    return DataSet(**arrays, classes=classes)
+    shape = arrays["x_train"].shape[1:]
+    spec = DataSpec("image" if len(shape) == 3 else "table", shape, classes=classes)
+    train, test = (
+        ArraySource({"x": arrays[f"x_{part}"], "y": arrays[f"y_{part}"]})
+        for part in ("train", "test")
+    )
+    return DataSet(spec, train, test)
 
 
 def _digits() -> dict[str, np.ndarray]:

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bevel.cli import config
+from bevel.datasets import DataSpec
 from bevel.errors import FixArgumentsError, FixLossError
+from bevel.models.options import ModelTable
 
 PyTree = Any
 Shape = tuple[int, ...]
@@ -51,18 +52,19 @@ class Model(NamedTuple):
         return self.loss or _cross_entropy(self.predict)
 
 
-def model(table: config.ModelTable, shape: Shape, classes: int) -> Model:
-    """The model of a config, for examples of this shape."""
+def build(table: ModelTable, data: DataSpec) -> Model:
+    """The model of a config, for data of this description."""
     if table.module is not None:
-        built = load_function(table.module)(shape, classes)
+        built = load_function(table.module)(data)
         if not isinstance(built, Model) or not (callable(built.init) and callable(built.predict)):
             raise FixLossError(
                 f"[model] module: {table.module} returned {type(built).__name__}. Return "
-                "bevel.cli.models.Model(init, predict), and pass loss if it is not cross entropy."
+                "bevel.models.Model(init, predict), and pass loss if it is not cross entropy."
             )
         return built
     if any(width < 1 for width in table.widths):
         raise FixArgumentsError(f"[model] widths is {list(table.widths)}: use integers from 1 up.")
+    shape, classes = data.shape, data.classes or 1
     if table.kind == "conv":
         return _conv(shape, table.widths, classes)
     return _dense(shape, table.widths if table.kind == "mlp" else (), classes)

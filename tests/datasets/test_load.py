@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from bevel.cli.config import DataTable
-from bevel.cli.data_sets import data_set
+from bevel.datasets import DataTable, data_set
 from bevel.errors import FixDataError
 
 ARRAYS = {
@@ -28,28 +27,32 @@ def fixture_read(tmp_path):
 
 def test_the_split_of_the_digits_is_fixed():
     first, second = data_set(DataTable()), data_set(DataTable())
-    assert first.x_train.shape == (1437, 8, 8, 1)
-    assert first.x_test.shape == (360, 8, 8, 1)
-    assert first.classes == 10
-    assert first.x_train.max() == 1.0
-    np.testing.assert_array_equal(first.x_test, second.x_test)
-    assert set(first.y_test) == set(range(10))
+    assert first.train.columns["x"].shape == (1437, 8, 8, 1)
+    assert first.test.columns["x"].shape == (360, 8, 8, 1)
+    assert first.spec.classes == 10
+    assert first.train.columns["x"].max() == 1.0
+    np.testing.assert_array_equal(first.test.columns["x"], second.test.columns["x"])
+    assert set(first.test.columns["y"]) == set(range(10))
 
 
 def test_tuning_sees_nothing_of_the_test_set():
     whole, part = data_set(DataTable()), data_set(DataTable(tune=True))
-    joined = np.concatenate([part.x_train, part.x_test])
-    np.testing.assert_array_equal(joined, whole.x_train)
-    np.testing.assert_array_equal(np.concatenate([part.y_train, part.y_test]), whole.y_train)
+    joined = np.concatenate([part.train.columns["x"], part.test.columns["x"]])
+    np.testing.assert_array_equal(joined, whole.train.columns["x"])
+    np.testing.assert_array_equal(
+        np.concatenate([part.train.columns["y"], part.test.columns["y"]]), whole.train.columns["y"]
+    )
 
 
 def test_bytes_are_divided_by_255_and_get_a_channel_axis(read):
     data = read()
-    assert data.shape == (4, 4, 1)
-    assert data.classes == 4
-    assert data.x_test.max() == 1.0
-    assert data.x_train.dtype == np.float32
-    np.testing.assert_array_equal(data.x_train[0, 0, :, 0], np.float32([0, 1, 2, 3]) / 255)
+    assert data.spec.shape == (4, 4, 1)
+    assert data.spec.classes == 4
+    assert data.test.columns["x"].max() == 1.0
+    assert data.train.columns["x"].dtype == np.float32
+    np.testing.assert_array_equal(
+        data.train.columns["x"][0, 0, :, 0], np.float32([0, 1, 2, 3]) / 255
+    )
 
 
 @pytest.mark.parametrize(

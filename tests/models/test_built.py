@@ -6,16 +6,18 @@ import numpy as np
 import optax
 import pytest
 
-from bevel.cli import config
-from bevel.cli.models import load_function, model
+from bevel.datasets import DataSpec
 from bevel.errors import FixArgumentsError, FixLossError
+from bevel.models import ModelTable, build
+from bevel.models.built import load_function
 
+IMAGES = DataSpec("image", (6, 6, 1), classes=3)
 X = jax.random.normal(jax.random.key(1), (5, 6, 6, 1))
 
 
 @pytest.mark.parametrize("kind", ["conv", "mlp", "linear"])
 def test_logits_begin_at_zero_and_examples_do_not_mix(kind):
-    built = model(config.ModelTable(kind=kind, widths=(4, 6)), (6, 6, 1), 3)
+    built = build(ModelTable(kind=kind, widths=(4, 6)), IMAGES)
     params = built.init(jax.random.key(0))
     np.testing.assert_array_equal(built.predict(params, X), np.zeros((5, 3)))
     params = jax.tree.map(lambda w: w + 0.1, params)
@@ -24,7 +26,7 @@ def test_logits_begin_at_zero_and_examples_do_not_mix(kind):
 
 
 def test_the_loss_is_cross_entropy():
-    built = model(config.ModelTable(kind="linear"), (6, 6, 1), 3)
+    built = build(ModelTable(kind="linear"), IMAGES)
     params = {"dense": [], "out": {"w": jnp.ones((36, 3)) * 0.1, "b": jnp.array([1.0, 2.0, 3.0])}}
     y = jnp.array([0, 1, 2, 2, 2])
     loss, aux = built.loss_fn(params, {"x": X, "y": y}, None)
@@ -36,19 +38,19 @@ def test_the_loss_is_cross_entropy():
 
 def test_convolutions_need_images():
     with pytest.raises(FixArgumentsError, match=r"shape \(7,\) are not images"):
-        model(config.ModelTable(kind="conv"), (7,), 3)
+        build(ModelTable(kind="conv"), DataSpec("table", (7,), classes=3))
     with pytest.raises(FixArgumentsError, match="widths"):
-        model(config.ModelTable(kind="mlp", widths=(0,)), (7,), 3)
+        build(ModelTable(kind="mlp", widths=(0,)), DataSpec("table", (7,), classes=3))
 
 
 MINE = """
 import jax.numpy as jnp
-from bevel.cli.models import Model
+from bevel.models import Model
 
-def mine(shape, classes):
-    return Model(lambda key: jnp.zeros((*shape, classes)), lambda w, x: x @ w)
+def mine(data):
+    return Model(lambda key: jnp.zeros((*data.shape, data.classes)), lambda w, x: x @ w)
 
-def wrong(shape, classes):
+def wrong(data):
     return 3
 
 value = 3
@@ -58,11 +60,11 @@ value = 3
 def test_a_function_in_a_file(tmp_path):
     file = tmp_path / "my_model_for_the_test.py"
     file.write_text(MINE)
-    built = model(config.ModelTable(module=f"{file}:mine"), (2,), 3)
+    built = build(ModelTable(module=f"{file}:mine"), DataSpec("table", (2,), classes=3))
     params = built.init(jax.random.key(0))
     assert built.predict(params, jnp.ones((5, 2))).shape == (5, 3)
     with pytest.raises(FixLossError, match=r"returned int\. Return"):
-        model(config.ModelTable(module=f"{file}:wrong"), (2,), 3)
+        build(ModelTable(module=f"{file}:wrong"), DataSpec("table", (2,), classes=3))
     for location in (f"{file}:value", f"{file}:none", f"{tmp_path / 'none.py'}:mine", "mine"):
         with pytest.raises(FixArgumentsError, match=r"\[model\] module is"):
             load_function(location)
