@@ -73,7 +73,7 @@ class Loop:
             process_agreement.check_same(digests)
         changes: list[Change] = []
         like, fixed = self.halves(begin), self.fixed(begin)
-        with working("looking for a checkpoint to resume from") if run.keeps else nullcontext():
+        with working("looking for a checkpoint") if run.keeps else nullcontext():
             if isinstance(run, FolderRun):
                 found = identity_of(self.trainer, begin, self.batches, run, environment, digests)
                 changes = run.identify(found)
@@ -82,7 +82,7 @@ class Loop:
         step = int(state.step)
         if step:
             attempt = f", attempt {run.attempt}" if run.attempt else ""
-            self.progress.note(f"resuming after step {step} of {plan.iterations}{attempt}")
+            self.progress.note(f"resuming after {step} of {plan.iterations} steps{attempt}")
         if changes:
             self.progress.note(f"changed since the run began: {'; '.join(map(str, changes))}")
         if precompile and step < plan.iterations:

@@ -7,9 +7,10 @@ derive from `Progress` and pass an instance as `RunOptions(progress=...)`.
 import contextlib
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bevel.accounting import Budget
+if TYPE_CHECKING:
+    from bevel.accounting import Budget
 
 # Columns of `checkpoint` that are not metrics.
 _NOT_METRICS = {"step", "attempt", "delta", "epsilon"}
@@ -31,7 +32,7 @@ class Progress:
     def note(self, text: str) -> None:
         """A remark, such as what has changed since the run was started."""
 
-    def begin(self, step: int, steps: int, budget: Budget | None) -> None:
+    def begin(self, step: int, steps: int, budget: "Budget | None") -> None:
         """Called before the first step. `step` is the number of steps taken earlier."""
 
     def advance(self, step: int) -> None:
@@ -50,7 +51,7 @@ class Progress:
         """Called after the last step, and also if the run fails or is interrupted."""
 
 
-def released_parts(metrics: Mapping[str, Any], budget: Budget | None) -> list[str]:
+def released_parts(metrics: Mapping[str, Any], budget: "Budget | None") -> list[str]:
     """The epsilon and the metrics of a checkpoint, in short, the most important first."""
     parts = []
     spent = metrics.get("epsilon")

@@ -73,7 +73,7 @@ def _noise(rows: Sequence[dict[str, Any]]) -> str:
     if not ratios or statistics.median(ratios) >= 1:
         return ""
     return (
-        f"the clipped sum is {statistics.median(ratios):.2g} times as long as its noise (the "
-        f"median of {len(rows)} steps). Larger batches, a larger epsilon or a smaller model improve "
-        "this ratio; so does an average of the parameters."
+        f"the clipped sum of a step is {statistics.median(ratios):.2g} times as long as its noise "
+        f"(the median of {len(rows)} steps). Many steps together may still train well. If they do "
+        "not, use larger batches, a larger epsilon or a smaller model."
     )

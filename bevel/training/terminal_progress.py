@@ -16,19 +16,21 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from bevel.accounting import Budget
 from bevel.training.progress import Progress, fitting, raw_part, released_parts
+
+if TYPE_CHECKING:
+    from bevel.accounting import Budget
 
 PLAIN_WIDTH = 80
 SHORTEST_BAR = 8
 # Work that took less is not worth a line afterwards.
-_WORTH_A_LINE = 1.0
+_WORTH_A_LINE = 5.0
 # Steps from which the time that is left is estimated.
 _RECENT = 50
 
@@ -47,9 +49,10 @@ class PlainProgress(Progress):
     """Writes lines of at most 80 columns. A reader that goes away does not stop the run."""
 
     def __init__(self, file: TextIO | None = None) -> None:
-        self._file, self._steps, self._budget = file or sys.stdout, 0, None
+        self._file, self._steps = file or sys.stdout, 0
+        self._budget: Budget | None = None
 
-    def begin(self, step: int, steps: int, budget: Budget | None) -> None:
+    def begin(self, step: int, steps: int, budget: "Budget | None") -> None:
         self._steps, self._budget = steps, budget
 
     @contextlib.contextmanager
@@ -88,11 +91,13 @@ class TerminalProgress(Progress):
         self._released: list[str] = []
         self._raw = ""
 
-    def begin(self, step: int, steps: int, budget: Budget | None) -> None:
-        self._step, self._steps, self._budget, self._running = step, steps, budget, True
+    def begin(self, step: int, steps: int, budget: "Budget | None") -> None:
+        self._step, self._steps, self._budget = step, steps, budget
         self._begun = (step, time.monotonic())
         self._recent = collections.deque([self._begun], maxlen=_RECENT)
-        self._start()
+        self._running = step < steps
+        if self._running:
+            self._start()
 
     def advance(self, step: int) -> None:
         self._step = step

@@ -108,8 +108,8 @@ class LedgerTotals:
         """Raises if the run started with another plan."""
         if run in self.runs and self.runs[run].last.plan != plan:
             raise FixArgumentsError(
-                f"run {run!r} started with the plan {self.runs[run].last.plan}, but this is the "
-                f"plan {plan}, and a run has one plan. Resume with the first plan, or give the new "
+                f"run {run!r} started with the plan {self.runs[run].last.plan[:8]}, but this is the "
+                f"plan {plan[:8]}, and a run has one plan. Resume with the first plan, or give the new "
                 "run another name; both runs are then charged."
             )
 
