@@ -105,16 +105,18 @@ def _run(words: list[str]) -> int:
         except BrokenPipeError:
             raise
         except Exception as error:
-            message = _message(error, name)
+            message = _message(error, name, rest)
             if message is None:
                 raise
             return _failed(error, message, 1)
 
 
-def _message(error: Exception, command: str) -> str | None:
+def _message(error: Exception, command: str, words: Sequence[str]) -> str | None:
     """What to tell about an exception. None if it is not the user's to mend."""
     if isinstance(error, BevelError):
-        return in_cli_words(str(error))
+        from bevel.cli.config_place import with_place
+
+        return with_place(in_cli_words(str(error)), words)
     if isinstance(error, ModuleNotFoundError):
         extra = missing_extra(error, f"bevel {command}")
         if extra is not None:

@@ -48,6 +48,8 @@ ADVICE = {
     r"\b(data|model|plan|optimizer|mesh)\.(\w+) ([^;]*?) -> ([^;]*?)(?=; |\. |\.?$)": (
         r"[\1] \2: \3 in the run, \4 in the config"
     ),
+    r" \(keep_batch_dim=True\)": "",
+    r" Bind Python values that control the function with functools\.partial\.": "",
     r"iterations / expected_participations": "num_examples / expected_batch_size",
 }
 # Names in quotes, paths and dotted names are what the user wrote.

@@ -75,7 +75,7 @@ class CompiledSteps:
     def of_size(self, size: int) -> Any:
         """Returns the compiled step for batches of `size` rows, and compiles it if necessary."""
         if size not in self._compiled:
-            with self._working(f"compiling the step for batches of {size}"):
+            with self._working(f"compiling for batches of {size}"):
                 program = self._in_background.pop(size, None)
                 found = program.result() if program else self._lower(size).compile()
             self._compiled[size] = found

@@ -46,7 +46,7 @@ class StopRequest:
 def interrupts() -> Iterator[StopRequest]:
     """Yields a request that the first signal sets. A second signal has its usual effect.
 
-    A signal that is ignored, such as SIGHUP under `nohup`, stays ignored.
+    Under `nohup`, which ignores SIGHUP, it stays ignored.
     """
     request, previous_handlers = StopRequest(), dict[int, Any]()
 
@@ -61,7 +61,7 @@ def interrupts() -> Iterator[StopRequest]:
 
     if threading.current_thread() is threading.main_thread():  # others cannot set handlers
         for number in SIGNALS:
-            if signal.getsignal(number) is signal.SIG_IGN:
+            if signal.getsignal(number) is signal.SIG_IGN and number != signal.SIGINT:
                 continue
             previous_handlers[number] = signal.signal(number, request_stop)
     try:

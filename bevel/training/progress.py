@@ -26,7 +26,7 @@ class Progress:
     """
 
     def working(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Surrounds work other than steps, such as 'compiling the step for batches of 512'."""
+        """Surrounds work other than steps, such as 'compiling for batches of 512'."""
         return contextlib.nullcontext()
 
     def note(self, text: str) -> None:
