@@ -11,6 +11,7 @@ A user error prints one message to standard error. `BEVEL_DEBUG=1` also shows th
 exceptions are bugs of bevel, and end with a traceback.
 """
 
+import contextlib
 import importlib
 import io
 import logging
@@ -128,10 +129,8 @@ def _message(error: Exception, command: str, words: Sequence[str]) -> str | None
 
 def _drop_output() -> None:
     """Sends the rest of the output nowhere: Python would write it at exit, and fail again."""
-    try:
+    with contextlib.suppress(OSError, ValueError):  # the output is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # the output is not a file
-        pass
 
 
 def _failed(error: BaseException, message: str, code: int) -> int:

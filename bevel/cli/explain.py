@@ -26,7 +26,7 @@ examples:
 def main(arguments: Sequence[str]) -> int:
     wants_json, words = taken("--json", arguments)
     config = config_and_overrides("explain", ABOUT, words)
-    shown = progress_of(None if sys.stderr.isatty() else False, sys.stderr)
+    shown = progress_of(sys.stderr.isatty(), sys.stderr)
     with shown.working("tracing the model"):
         explanation = _explanation(config)
     print(json.dumps(explanation.to_dict()) if wants_json else explanation.text(width()))

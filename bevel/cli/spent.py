@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     from bevel.accounting import Ledger
 
-    with progress_of(None if sys.stderr.isatty() else False, sys.stderr).working("reading the ledger"):
+    with progress_of(sys.stderr.isatty(), sys.stderr).working("reading the ledger"):
         ledger = Ledger.read(_ledger_file(options.ledger))
         if options.head is not None:
             ledger.check_head(options.head)

@@ -81,5 +81,5 @@ _OS_ERRORS = {
     errno.EISDIR: "{path} is a folder: pass the path of a file.",
     errno.ENOTDIR: "{path}: a part of this path is a file, not a folder. Choose another path.",
     errno.EEXIST: "{path} exists and is not a folder: choose another path, or move it away.",
-    errno.ENOSPC: "{path} cannot be written, because the disk is full: free space, and start again.",
+    errno.ENOSPC: "{path} cannot be written, because the disk is full: free space and start again.",
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bevel.lazy import optional_module
 from bevel.sharding.tables import short, tables_within, wrapped
 
 LABEL = (
@@ -162,9 +163,9 @@ class ScaleReport:
 
     def plot(self, path: str) -> None:
         """Plots examples per second against devices, with ideal scaling, to an SVG file."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(10, 4), layout="constrained")
+        figure = optional_module("matplotlib.figure", "a plot").Figure(
+            figsize=(10, 4), layout="constrained"
+        )
         for axes, scaling in zip(figure.subplots(1, 2), ("weak", "strong"), strict=True):
             rows = [row for row in self.of(scaling) if not row.error]
             if not rows:

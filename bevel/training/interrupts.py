@@ -61,7 +61,8 @@ def interrupts() -> Iterator[StopRequest]:
 
     if threading.current_thread() is threading.main_thread():  # others cannot set handlers
         for number in SIGNALS:
-            if signal.getsignal(number) is signal.SIG_IGN and number != signal.SIGINT:
+            ignored = signal.getsignal(number) is signal.SIG_IGN
+            if ignored and number not in (signal.SIGINT, signal.SIGTERM):
                 continue
             previous_handlers[number] = signal.signal(number, request_stop)
     try:

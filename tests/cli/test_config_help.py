@@ -11,7 +11,9 @@ from bevel.cli.overrides import option_name
 
 def test_every_key_is_described_within_80_columns():
     text = config_help("bevel train CONFIG.toml", "About it.", None)
-    assert text.startswith("usage: bevel train CONFIG.toml\n\nAbout it.\n\n[plan] The privacy plan.")
+    assert text.startswith(
+        "usage: bevel train CONFIG.toml\n\nAbout it.\n\n[plan] The privacy plan."
+    )
     assert max(map(len, text.splitlines())) <= WIDTH
     for table, kind in typing.get_type_hints(Config).items():
         for field in dataclasses.fields(kind):
@@ -22,7 +24,9 @@ def test_every_key_is_described_within_80_columns():
 def test_only_keys_with_a_default_have_one():
     text = " ".join(config_help("", "", None).split())
     assert "Number of steps of the whole run. (required in the config)" in text
-    assert "--plan.epsilon NUMBER Privacy budget of the run. The noise is calibrated to it. --" in text
+    assert (
+        "--plan.epsilon NUMBER Privacy budget of the run. The noise is calibrated to it. --" in text
+    )
     assert "(default: 0.5)" in text and "None" not in text
     assert "--model.widths INTEGER ... " in text and "(default: 16 32)" in text
     assert "--plan.mechanism {dpsgd,bandmf,blt,none}" in text
