@@ -1,4 +1,4 @@
-"""Turns Ctrl-C, SIGTERM and SIGHUP into a request to stop after the current step is finished and saved."""
+"""Turns Ctrl-C, SIGTERM and SIGHUP into a request to stop once the current step is saved."""
 
 import contextlib
 import signal

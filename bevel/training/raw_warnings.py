@@ -1,4 +1,4 @@
-"""Warnings in words about the raw metrics of a run: what a person would notice in private/raw.jsonl.
+"""Warnings in words about the raw metrics of a run, which are in private/raw.jsonl.
 
 They say something about single batches that no epsilon covers, so they are shown to the person who
 trains and are never released.

@@ -42,8 +42,8 @@ class RunOptions:
       ahead: the number of batches to prefetch.
       compilations: the number of sizes that batches are padded to, each with a compiled program.
 
-    progress: False shows no progress; True and None show it on standard output. A `Progress` is told
-      about it instead.
+    progress: False shows no progress; True and None show it on standard output. A `Progress` of
+      your own is told about it instead.
     """
 
     checkpoint_every: int = 100

@@ -18,7 +18,7 @@ def test_a_short_demo(tmp_path, capsys):
     assert "Training on 1437 digits" in printed
     assert "without privacy" in printed
     lines = printed.splitlines()
-    assert len(lines) <= 25 and "Try next:" == lines[-4]
+    assert len(lines) <= 25 and lines[-4] == "Try next:"
     assert str(folder / "released" / "report.html") in lines[-3]
     fitting = [text for text in lines if str(folder) not in text]
     assert max(map(len, fitting)) <= 80
