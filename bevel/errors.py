@@ -43,7 +43,7 @@ class RestoreCheckpointError(BevelError):
     """The run cannot resume from its folder. Restore what the message names."""
 
 
-class InstallExtraError(BevelError, ImportError):
+class InstallExtraError(ImportError, BevelError):
     """An optional package is missing. The message has the command that installs it."""
 
 

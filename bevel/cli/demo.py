@@ -15,8 +15,8 @@ from bevel.training.folder import METRICS, RELEASED, REPORT, RUN
 
 EXAMPLES = """examples:
   bevel demo
-  bevel demo --folder runs/other     # if it is killed, start it again to resume
-  bevel demo --edges                 # per-example clipping where plain JAX fails
+  bevel demo --folder runs/other # if it is killed, start it again to resume
+  bevel demo --edges             # per-example clipping where plain JAX fails
 """
 FOLDER = Path("runs") / "demo"
 CONFIG = Path("examples") / "digits.toml"
@@ -33,7 +33,7 @@ DIGITS = Config(
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="bevel demo",
-        description="Train a private model on scikit-learn's handwritten digits, at epsilon 4 and "
+        description="Train a private model on scikit-learn's handwritten digits, at epsilon 4 and\n"
         "delta 1e-4, on 8 virtual CPU devices with the mesh data=4,model=2.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

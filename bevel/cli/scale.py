@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(
         prog="bevel scale",
-        description="Show what each device holds, computes and sends in one step. The step is "
+        description="Show what each device holds, computes and sends in one step. The step is\n"
         "compiled for up to 512 virtual devices, never run, and extrapolated beyond that.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

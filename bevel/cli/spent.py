@@ -32,8 +32,8 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="bevel spent",
-        description="Show the privacy that all runs of a ledger spent, and the hash of its last "
-        "line (its head). Store the head elsewhere to check later that no line is missing.",
+        description="Show the privacy that all runs of a ledger spent, and the hash of its last\n"
+        "line (its head). Store the head elsewhere to check later that no line is\nmissing.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
