@@ -45,11 +45,9 @@ def _documentation(kind: type) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     found = {field.name: "" for field in dataclasses.fields(kind)}
     for statement, following in zip(body.body, body.body[1:], strict=False):
-        is_field = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-        if is_field and isinstance(following, ast.Expr):
-            value = following.value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                found[statement.target.id] = " ".join(value.value.split())  # type: ignore[union-attr]
+        text = following.value if isinstance(following, ast.Expr) else None
+        if isinstance(statement, ast.AnnAssign) and isinstance(text, ast.Constant):
+            found[ast.unparse(statement.target)] = " ".join(str(text.value).split())
     return found
 
 

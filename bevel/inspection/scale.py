@@ -40,7 +40,7 @@ def scale(
     speeds: Speeds | None = None,
     compile_up_to: int = LARGEST,
     timeout: float = 600.0,
-    on_compile: Callable[[str], AbstractContextManager[None]] = nullcontext,
+    on_compile: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> ScaleReport:
     """Predicts weak and strong scaling of a step: what each device holds, computes and sends.
 

@@ -32,7 +32,7 @@ class CompiledSteps:
         state: PyTree,
         keys: PyTree,
         batches: Batches,
-        working: Callable[[str], AbstractContextManager[None]] = contextlib.nullcontext,
+        working: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self._batches, self._working = batches, working
         self._inputs = jax.tree.map(shaped, (state, keys))

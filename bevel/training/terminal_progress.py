@@ -82,8 +82,8 @@ class TerminalProgress(Progress):
         file = file or sys.stdout
         self._console = console or Console(file=file, highlight=False)
         # What user code prints meanwhile appears above the bar.
-        redirected = {"redirect_stdout": file is sys.stdout, "redirect_stderr": True}
-        self._live = Live(self, console=self._console, refresh_per_second=8, **redirected)
+        own = file is sys.stdout
+        self._live = Live(self, console=self._console, refresh_per_second=8, redirect_stdout=own)
         self._work: tuple[str, float] | None = None
         self._running = False
         self._step = self._steps = 0
