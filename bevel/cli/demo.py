@@ -107,7 +107,7 @@ def _next_steps(folder: Path) -> str:
     """Three things to try, with the command as it was called."""
     bevel = "bevel" if shutil.which("bevel") else sys.argv[0]
     bevel = f"{Path(sys.executable).name} -m bevel" if bevel.endswith(".py") else bevel
-    train = f"{bevel} train {CONFIG} --plan.epsilon=1 --run.folder=runs/one"
+    train = f"{bevel} train {CONFIG} --plan.epsilon=1"
     return "\n".join(
         [
             "",
