@@ -15,7 +15,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A part imports parts of lower layers, and itself. Parts of one layer do not import one another.
 LAYERS = [
-    {"errors", "lazy"},
+    {"errors"},
+    {"lazy"},
     {"checks", "precision"},
     {"sharding"},
     {"matrix_factorization", "processes"},

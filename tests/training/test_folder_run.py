@@ -443,11 +443,11 @@ def test_a_full_disk_is_an_error_and_the_last_checkpoint_stays(unbroken, tmp_pat
 def test_the_terminal_shows_nothing_before_the_checkpoint_is_there(tmp_path, monkeypatch):
     folder, shown = tmp_path / "run", []
 
-    def released(self, metrics, raw):
+    def checkpoint(self, metrics):
         shown.append(metrics["step"])
         assert (folder / "released" / "checkpoints" / str(metrics["step"])).is_dir()
 
-    monkeypatch.setattr("bevel.training.progress.Progress.released", released)
+    monkeypatch.setattr("bevel.training.progress.Progress.checkpoint", checkpoint)
     runs.fit(folder, evaluate=lambda params: {"seen": len(shown)})
     assert shown == [2, 4, 6, 8]
 

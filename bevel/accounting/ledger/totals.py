@@ -153,11 +153,12 @@ class LedgerTotals:
 
     def check_plan(self, run: str, plan: str) -> None:
         """Raises if the run started with another plan."""
-        if run in self.runs and self.runs[run].last.plan != plan:
+        first = self.runs[run].last.plan if run in self.runs else plan
+        if first != plan:
             raise FixArgumentsError(
-                f"run {run!r} started with the plan {self.runs[run].last.plan}, but this is the "
-                f"plan {plan}, and a run has one plan. Resume with the first plan, or give the new "
-                "run another name; both runs are then charged."
+                f"run {run!r} started with the plan {first[:8]}, but this is the plan {plan[:8]}, "
+                "and a run has one plan. Resume with the first plan, or give the new run another "
+                "name; both runs are then charged."
             )
 
     def check(self, entry: Charge | Release) -> None:
