@@ -21,11 +21,16 @@ def main(arguments: Sequence[str]) -> int:
 
     job = Job(config)
     # The explanation depends on shapes only, so the noise need not be calibrated.
+    state = () if job.model.model_state is None else (job.model.model_state,)
     gradient = clipped_grad(
-        job.model.loss_fn, has_aux=True, prng_argnum=2, l2_clip_norm=config.plan.clip_norm
+        job.model.loss_fn,
+        has_aux=True,
+        batch_argnums=1 + len(state),
+        prng_argnum=2 + len(state),
+        l2_clip_norm=config.plan.clip_norm,
     )
     params = jax.eval_shape(job.init)
     key = jax.eval_shape(lambda: jax.random.key(0))
     batch = example_types(job.data.spec, round(config.plan.batch_size))
-    print(explain(gradient, params, batch, key))
+    print(explain(gradient, params, *state, batch, key))
     return 0

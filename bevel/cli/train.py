@@ -29,6 +29,7 @@ def main(arguments: Sequence[str]) -> int:
 def _train(config: Config) -> None:
     """Trains a config to its end. The first process writes the report."""
     from bevel.cli.job import Job, use_cpu_devices
+    from bevel.models.evaluation import described
     from bevel.processes import join
     from bevel.report import write_report
     from bevel.training.process_agreement import barrier
@@ -38,8 +39,8 @@ def _train(config: Config) -> None:
         use_cpu_devices(config.mesh.cpu_devices)
     job = Job(config)
     state = job.fit(folder=config.run.folder)
-    accuracy = job.final_accuracy(state)
+    metrics = job.final_metrics(state)
     if process.index == 0:
         report = write_report(config.run.folder)
-        print(f"test accuracy {accuracy:.2%} after {int(state.step)} steps; report: {report}")
+        print(f"{described(metrics)} after {int(state.step)} steps; report: {report}")
     barrier("report")  # at exit, processes wait for each other only for a limited time
