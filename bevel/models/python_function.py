@@ -40,8 +40,10 @@ class PythonFunction:
         """Calls code of the user's. An exception becomes an error that names the line."""
         try:
             return call()
-        except BevelError:
-            raise
+        except BevelError as error:
+            where = f"[model] module {self.location}"
+            known = str(error).startswith("[model]")
+            raise (error if known else type(error)(f"{where}: {error}")) from None
         except Exception as error:
             said = in_one_line(str(error).split("\n\n")[0], 240)
             raise FixLossError(
@@ -145,6 +147,9 @@ def _offered_parameters(
     """The names that a function has a parameter for. Raises unless it takes `data` besides."""
     try:
         signature = inspect.signature(function)
+        if isinstance(function, type):  # whose metaclass may hide the parameters
+            of_instance = inspect.signature(function.__init__)
+            signature = of_instance.replace(parameters=list(of_instance.parameters.values())[1:])
     except (TypeError, ValueError):  # some callables have none
         return []
     wanted = [name for name in list(signature.parameters)[1:] if name in names]

@@ -17,10 +17,10 @@ PyTree = Any
 def text(data: DataSpec, depth: int | None, width: int | None) -> Model:
     """Embeddings of tokens and positions, and `depth` transformer blocks.
 
-    Without blocks it is a bag of embeddings, whose mean goes through a hidden layer. This is the
-    default where one output is predicted per sequence: it has few parameters, so it trains well
-    with noise. For the next token, the default is one block, with causal attention. The width is
-    32 by default, and 64 for more than 1,000 tokens.
+    Without blocks it is a bag of embeddings: a dense layer of their mean. This is the default where
+    one output is predicted per sequence, because it has few parameters to add noise to. For the
+    next token, the default is one block, with causal attention. The width is 32 by default, and 64
+    for more than 1,000 tokens.
 
     Padding tokens are left out of the mean and of attention.
     """
@@ -30,28 +30,25 @@ def text(data: DataSpec, depth: int | None, width: int | None) -> Model:
     length, vocabulary = data.shape[0], data.vocabulary or 1
 
     def init(key: jax.Array) -> PyTree:
-        keys = iter(jax.random.split(key, 3 + 4 * depth))
+        keys = iter(jax.random.split(key, 2 + 4 * depth))
         embedding = jax.random.normal(next(keys), (vocabulary, width), jnp.float32)
         position = jax.random.normal(next(keys), (length, width), jnp.float32) * 0.1
-        return {
-            "embedding": embedding,
-            **({"position": position} if depth else {}),
-            "blocks": [_block(keys, width) for _ in range(depth)],
-            "hidden": weights(next(keys), (width, width)),
-            "out": zero_weights((width, output_size(data))),
-        }
+        params = {"embedding": embedding, "out": zero_weights((width, output_size(data)))}
+        if depth:
+            blocks = [_block(keys, width) for _ in range(depth)]
+            params |= {"position": position, "blocks": blocks, "norm": norm_parameters(width)}
+        return params
 
     def predict(params: PyTree, x: jax.Array) -> jax.Array:
         h = params["embedding"][x]
         is_token = _is_token(data, x)
         if depth:
             h = h + jnp.broadcast_to(params["position"], h.shape)
-        for block in params["blocks"]:
-            h = _apply(block, h, is_token, causal=per_position)
+            for block in params["blocks"]:
+                h = _apply(block, h, is_token, causal=per_position)
+            h = layer_norm(params["norm"], h)
         if not per_position:
-            # A mean of independent embeddings is small: the root brings it back to size one.
-            h = _mean(h, is_token) * math.sqrt(length)
-        h = jnp.tanh(affine(params["hidden"], h))
+            h = _mean(h, is_token)
         return affine(params["out"], h).reshape(output_shape(data, len(x)))
 
     return Model(init, predict)
