@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from bevel.cli.parsing import config_and_overrides
 
-ABOUT = """Show how each parameter's gradients are clipped and what that costs. Nothing is run.
+ABOUT = """Show how each parameter's gradients are clipped and what that costs. Nothing is trained.
+
+A model of your own ([model] module) is a Python file that this command runs: use files you trust.
 
 examples:
   bevel explain examples/digits.toml

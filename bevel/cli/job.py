@@ -62,9 +62,12 @@ class Job:
         """The initial parameters. What is read and never trained is `model.model_state`."""
         return self.model.init()
 
+    def evaluate(self, params: PyTree) -> dict[str, float]:
+        """Metrics of the test set, which is never trained on."""
+        return self._evaluation(params)
+
     @functools.cached_property
-    def evaluate(self) -> Evaluation:
-        """Measures parameters on the test set, which is never trained on."""
+    def _evaluation(self) -> Evaluation:
         return Evaluation(self.model.predict, self.data.spec, self.data.test, self.mesh)
 
     def final_metrics(self, state: TrainingState) -> dict[str, float]:

@@ -11,6 +11,7 @@ ABOUT = """Train from a config file, or resume a run.
 You can kill the command at any time and start it again, even on another mesh. It resumes from the
 last checkpoint, and nothing is spent twice. Ctrl-C saves the state and exits with code 130. A run
 does not resume with other data or another plan. A new learning rate or loss needs --accept.
+A model of your own ([model] module) is a Python file that this command runs: use files you trust.
 
 examples:
   bevel train examples/digits.toml

@@ -73,6 +73,4 @@ def _check_sizes(table: ModelTable, what: str, allowed: tuple[str, ...]) -> None
         least = 0 if name == "depth" else 1
         if not values or any(number < least for number in values):
             shown = list(values) if name == "widths" else value
-            raise FixArgumentsError(
-                f"[model] {name} is {shown}: use integers of at least {least}."
-            )
+            raise FixArgumentsError(f"[model] {name} is {shown}: use integers of at least {least}.")

@@ -31,7 +31,9 @@ def _dense(data: DataSpec, widths: tuple[int, ...]) -> Model:
 
     def init(key: jax.Array) -> PyTree:
         keys = jax.random.split(key, len(sizes))
-        hidden = [weights(k, shape) for k, shape in zip(keys, itertools.pairwise(sizes))]
+        hidden = [
+            weights(k, shape) for k, shape in zip(keys[1:], itertools.pairwise(sizes), strict=True)
+        ]
         return {"dense": hidden, "out": zero_weights((sizes[-1], output_size(data)))}
 
     def predict(params: PyTree, x: jax.Array) -> jax.Array:

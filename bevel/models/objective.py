@@ -19,7 +19,7 @@ def output_size(data: DataSpec) -> int:
         return 1
     size = data.classes if data.target == "class" else data.vocabulary
     if size is None:
-        missing = "classes" if data.target == "class" else "vocabulary"
+        missing = "classes" if data.target == "class" else "tokens"
         raise FixDataError(
             f"the target of the data is a {data.target}, but the data does not say how many "
             f"{missing} there are."
