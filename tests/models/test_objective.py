@@ -72,7 +72,7 @@ def test_the_error_of_numbers_is_in_their_own_unit():
 
 
 def test_data_that_does_not_say_how_many_classes_there_are():
-    with pytest.raises(FixDataError, match="target of the data is a class.*how many classes"):
+    with pytest.raises(FixDataError, match=r"target of the data is a class.*how many classes"):
         output_size(DataSpec("table", (3,)))
     with pytest.raises(FixDataError, match="how many tokens"):
         output_size(DataSpec("tokens", (3,), target="next token"))

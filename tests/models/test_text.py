@@ -16,7 +16,8 @@ def with_outputs(model):
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(KEY, len(leaves))
     return jax.tree.unflatten(
-        treedef, [x + 0.3 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys)]
+        treedef,
+        [x + 0.3 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)],
     )
 
 
