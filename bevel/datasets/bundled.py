@@ -70,8 +70,12 @@ def _sequences() -> DataSet:
 
 
 def _split(spec: DataSpec, x: np.ndarray, y: np.ndarray, test: int) -> DataSet:
-    parts = (slice(None, -test), slice(-test, None))
-    return DataSet(spec, *(ArraySource({"x": x[rows], "y": y[rows]}) for rows in parts))
+    train, held_out = slice(None, -test), slice(-test, None)
+    return DataSet(
+        spec,
+        ArraySource({"x": x[train], "y": y[train]}),
+        ArraySource({"x": x[held_out], "y": y[held_out]}),
+    )
 
 
 _BUNDLED: dict[str, Callable[[], DataSet]] = {

@@ -25,17 +25,16 @@ class FrameworkModel(NamedTuple):
 
     def built(self) -> BuiltModel:
         """The model as it is trained. Without a state, its loss does not take one."""
-        functional, loss_fn, state = self.functional, self.functional.loss_fn, None
-        if jax.tree.leaves(functional.model_state):
-            state = functional.model_state
-        else:
+        functional = self.functional
+        state = functional.model_state
 
-            def loss_fn(params: PyTree, data: PyTree, prng: jax.Array) -> Any:
-                return functional.loss_fn(params, functional.model_state, data, prng)
+        def loss_fn(params: PyTree, data: PyTree, prng: jax.Array) -> Any:
+            return functional.loss_fn(params, state, data, prng)
 
+        has_state = bool(jax.tree.leaves(state))
         return BuiltModel(
             lambda: functional.params,
             lambda params, x: self.predict(functional.merge(params), x),
-            loss_fn,
-            state,
+            functional.loss_fn if has_state else loss_fn,
+            state if has_state else None,
         )

@@ -1,6 +1,5 @@
 """What a user's function returns, as a model: plain functions, or a module of a framework."""
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +25,7 @@ def own_model(location: str, data: DataSpec, init_seed: int) -> BuiltModel:
     """Runs the user's function, and checks the model that it returns by tracing it."""
     function = load_function(location)
     key = jax.random.key(init_seed)
-    offered = {"key": lambda: key, "rngs": functools.partial(_rngs, init_seed)}
-    returned = function(data, **offered)
+    returned = function(data, key=lambda: key, rngs=lambda: _rngs(init_seed))
     built = function.run("its model", lambda: _built(returned, data, key, function))
     check_model(built, data, function)
     return built

@@ -148,7 +148,7 @@ def _offered_parameters(
     try:
         signature = inspect.signature(function)
         if isinstance(function, type):  # whose metaclass may hide the parameters
-            of_instance = inspect.signature(function.__init__)
+            of_instance = inspect.signature(getattr(function, "__init__"))  # noqa: B009
             signature = of_instance.replace(parameters=list(of_instance.parameters.values())[1:])
     except (TypeError, ValueError):  # some callables have none
         return []

@@ -17,7 +17,9 @@ DATA = ("table", "images", "table", "tokens", "images", "table")
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-@pytest.mark.parametrize(("block", "kind"), zip(BLOCKS, DATA, strict=True), ids=range(len(BLOCKS)))
+@pytest.mark.parametrize(
+    ("block", "kind"), list(zip(BLOCKS, DATA, strict=True)), ids=range(len(BLOCKS))
+)
 def test_the_examples_train(block, kind, tmp_path):
     job = job_of(data_of(SPECS[kind]), tmp_path / "mine.py", block)
     assert int(job.fit(progress=False).step) == 2
