@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_imported(tmp_path, code, message):
 
 
 def test_an_exception_of_the_function_names_its_line(folder):
-    with pytest.raises(FixLossError, match=r"raised ZeroDivisionError at model.py, line 19: div"):
+    with pytest.raises(FixLossError, match=r"raised ZeroDivisionError at model.py, line 20: div"):
         call(f"{folder}/model.py:fails")
 
 
