@@ -84,6 +84,7 @@ def _audit_config(config: Config, options: argparse.Namespace) -> int:
         delta=config.plan.delta,
         significance=options.significance,
         seed=config.run.test_seed,
+        model_state=job.model.model_state,
         folder=options.folder,
         options=RunOptions(
             progress=False,

@@ -32,6 +32,7 @@ from bevel.lazy import missing_extra
 
 COMMANDS = {
     "demo": "train a private model on bundled data, in about a minute",
+    "new": "write a small project that trains at once: config, model, README",
     "train": "train from a config file, or resume a run",
     "plan": "show the noise, batches and cost of a privacy budget",
     "spent": "show the privacy that a ledger says was spent",

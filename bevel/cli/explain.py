@@ -15,7 +15,8 @@ is traced, not trained.
 
   --json        print the table as JSON
 
-A model file (model.module) is Python code, which this command runs.
+A model of your own ([model] module) is a Python file, which this command runs:
+use files that you trust.
 
 examples:
   bevel explain examples/digits.toml
@@ -41,10 +42,15 @@ def _explanation(config: Config) -> Any:
 
     job = Job(config)
     # The explanation depends on shapes only, so the noise need not be calibrated.
+    state = () if job.model.model_state is None else (job.model.model_state,)
     gradient = clipped_grad(
-        job.model.loss_fn, has_aux=True, prng_argnum=2, l2_clip_norm=config.plan.clip_norm
+        job.model.loss_fn,
+        has_aux=True,
+        batch_argnums=1 + len(state),
+        prng_argnum=2 + len(state),
+        l2_clip_norm=config.plan.clip_norm,
     )
     params = jax.eval_shape(job.init)
     key = jax.eval_shape(lambda: jax.random.key(0))
     batch = example_types(job.data.spec, round(config.plan.batch_size))
-    return explain(gradient, params, batch, key)
+    return explain(gradient, params, *state, batch, key)

@@ -2,22 +2,20 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
 from bevel import sharding
 from bevel.cli.config import Config, OptimizerTable
 from bevel.cli.plan_config import plan_config
-from bevel.datasets import DataSet, DataSpec, data_set
+from bevel.datasets import DataSet, data_set
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
-from bevel.models import Model, build
+from bevel.models import BuiltModel, Evaluation, build
+from bevel.models.model_checks import example_types as example_types
 from bevel.optimizers import dp_adam
 from bevel.training import RunOptions, Trainer, TrainingState
 
@@ -36,7 +34,7 @@ class Job:
         return data_set(self.config.data)
 
     @functools.cached_property
-    def model(self) -> Model:
+    def model(self) -> BuiltModel:
         return build(self.config.model, self.data.spec)
 
     @functools.cached_property
@@ -61,30 +59,24 @@ class Job:
         )
 
     def init(self) -> PyTree:
-        return self.model.init(jax.random.key(self.config.model.init_seed))
+        """The initial parameters. What is read and never trained is `model.model_state`."""
+        return self.model.init()
 
     def evaluate(self, params: PyTree) -> dict[str, float]:
-        """Accuracy on the test set, which is never trained on."""
-        return {"test_accuracy": float(self._accuracy(params))}
-
-    def final_accuracy(self, state: TrainingState) -> float:
-        """Test accuracy of the final parameters, or of their moving average if there is one."""
-        return self.evaluate(self.trainer.released(state).evaluated)["test_accuracy"]
+        """Metrics of the test set, which is never trained on."""
+        return self._evaluation(params)
 
     @functools.cached_property
-    def _accuracy(self) -> Callable[[PyTree], jax.Array]:
-        test = self.data.test.read(np.arange(len(self.data.test)))
-        x, y = test["x"], test["y"]
-        replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+    def _evaluation(self) -> Evaluation:
+        return Evaluation(self.model.predict, self.data.spec, self.data.test, self.mesh)
 
-        @jax.jit
-        def accuracy(params: PyTree) -> jax.Array:
-            # The test set is not sharded. Sharded parameters would only add communication.
-            params = jax.lax.with_sharding_constraint(params, replicated)
-            correct = self.model.predict(params, jnp.asarray(x)).argmax(-1) == y
-            return correct.astype(jnp.float32).mean()
+    def final_metrics(self, state: TrainingState) -> dict[str, float]:
+        """Test metrics of the final parameters, or of their moving average if there is one."""
+        return self.evaluate(self.trainer.released(state).evaluated)
 
-        return accuracy
+    def final_accuracy(self, state: TrainingState) -> float:
+        """The test accuracy of `final_metrics`, for data with classes."""
+        return self.final_metrics(state)["test_accuracy"]
 
     def settings(self) -> dict[str, Any]:
         """What a run records of its config: every table except [run]."""
@@ -108,6 +100,7 @@ class Job:
         return self.trainer.fit(
             self.data.train,
             self.init(),
+            model_state=self.model.model_state,
             folder=folder,
             evaluate=self.evaluate,
             user_ids=self.data.user_ids,
@@ -153,11 +146,3 @@ def use_cpu_devices(count: int) -> None:
             f"[mesh] cpu_devices is {count}, but JAX already runs with {len(devices)} "
             f"{devices[0].platform} devices: start a new process."
         )
-
-
-def example_types(data: DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The types of a batch of this many records."""
-    return {
-        "x": jax.ShapeDtypeStruct((rows, *data.shape), np.dtype(data.dtype)),
-        "y": jax.ShapeDtypeStruct((rows,), np.float32 if data.classes is None else np.int32),
-    }

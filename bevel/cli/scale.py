@@ -138,7 +138,12 @@ def build_step(mesh: Any, batch_size: int, *, config: str) -> Any:
 
         number, average, loss_key_data, noise_words = other
         state = TrainingState(
-            step=number, params=params, opt_state=optimizer, noise_state=noise, average=average
+            step=number,
+            params=params,
+            opt_state=optimizer,
+            noise_state=noise,
+            average=average,
+            model_state=job.model.model_state,
         )
         words = {"loss": loss_key_data, "noise": noise_words}
         return trainer.step.measured(state, (batch[0], None), batch[1], words)

@@ -26,7 +26,8 @@ another plan. A new learning rate or loss needs --accept.
   --accept KEY  go on although this key has changed, as in
                 --accept optimizer.learning_rate
 
-A model file (model.module) is Python code, which this command runs.
+A model of your own ([model] module) is a Python file, which this command runs:
+use files that you trust.
 
 examples:
   bevel train examples/digits.toml
@@ -52,6 +53,7 @@ def _train(config: Config, quiet: bool, wants_json: bool) -> None:
     shown = progress(quiet or process.index > 0, wants_json)
     with shown.working("loading JAX and Orbax"):
         from bevel.cli.job import Job, use_cpu_devices
+        from bevel.models.evaluation import described
         from bevel.report import write_report
         from bevel.training.process_agreement import barrier
 
@@ -61,11 +63,11 @@ def _train(config: Config, quiet: bool, wants_json: bool) -> None:
     build(job, shown)
     events = JsonEvents(shown) if wants_json and process.index == 0 else None
     state = job.fit(folder=config.run.folder, progress=events or shown)
-    accuracy = job.final_accuracy(state)
+    metrics = job.final_metrics(state)
     if process.index == 0:
         with shown.working("writing the report"):
             report = write_report(config.run.folder)
-        last = f"test accuracy {accuracy:.2%} after {int(state.step)} steps; report: {report}"
+        last = f"{described(metrics)} after {int(state.step)} steps; report: {report}"
         if events is None:
             print(last)
         else:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from bevel.checks import nearest
+from bevel.datasets.bundled import bundled
 from bevel.datasets.data_set import DataSet, DataSpec
 from bevel.datasets.options import DataTable
 from bevel.errors import FixDataError
@@ -16,6 +17,8 @@ NAMES = ("x_train", "y_train", "x_test", "y_test")
 
 def data_set(config: DataTable) -> DataSet:
     """The data that a config names. With `tune`, the real test set is not used at all."""
+    if (found := bundled(config.source, config.tune)) is not None:
+        return found
     arrays = _digits() if config.source == "digits" else _from_file(Path(config.source))
     if config.tune:
         cut = len(arrays["x_train"]) * 4 // 5

@@ -26,10 +26,10 @@ def model_loss(model: Any) -> LossFnWithState:
 def model_state_of(model: Any, values: list[Any]) -> dict[str, Any]:
     """What is read and not trained, by path, from the values of all non-trainable variables."""
     variables = zip(model.non_trainable_variables, values, strict=True)
-    return {variable.path: value for variable, value in variables if not _is_seed(variable)}
+    return {variable.path: value for variable, value in variables if not is_seed(variable)}
 
 
-def _is_seed(variable: Any) -> bool:
+def is_seed(variable: Any) -> bool:
     """Whether a variable is the state of a `keras.random.SeedGenerator`."""
     return variable.name == "seed_generator_state"
 
@@ -58,7 +58,7 @@ class _Keras(Adapter):
         model: Any = parts.structure
         others = model.non_trainable_variables
         before = [
-            _seed(key, number) if _is_seed(variable) else parts.model_state[variable.path]
+            seed_of_example(key, number) if is_seed(variable) else parts.model_state[variable.path]
             for number, variable in enumerate(others)
         ]
         # What the loss adds to these is dropped: metrics are computed from the predictions.
@@ -74,7 +74,7 @@ class _Keras(Adapter):
         changed = {
             variable.path: new
             for variable, old, new in zip(others, before, after, strict=True)
-            if new is not old and not _is_seed(variable)
+            if new is not old and not is_seed(variable)
         }
         return (value, {"y_pred": y_pred}), changed
 
@@ -82,7 +82,7 @@ class _Keras(Adapter):
         raise AssertionError("Keras writes the values into the model")
 
 
-def _seed(key: jax.Array | None, number: int) -> jax.Array:
+def seed_of_example(key: jax.Array | None, number: int) -> jax.Array:
     """The state of a seed generator for one example."""
     assert key is not None
     return jax.random.bits(jax.random.fold_in(key, number), (2,), jnp.uint32)

@@ -8,11 +8,15 @@ from typing import Literal
 class ModelTable:
     """The model. Its initial parameters are public, so their seed need not be secret."""
 
-    kind: Literal["conv", "mlp", "linear"] = "conv"
-    """A small convolutional network, a network of dense layers, or a linear model."""
-    widths: tuple[int, ...] = (16, 32)
-    """Channels of each convolution, or units of each hidden layer."""
+    kind: Literal["auto", "linear", "mlp", "conv", "resnet", "text"] = "auto"
+    """By default conv for images, mlp for tables and text for token sequences."""
+    widths: tuple[int, ...] | None = None
+    """mlp, conv: units or channels of each layer. By default they follow from the data."""
+    width: int | None = None
+    """resnet: how many times wider than 16 channels; text: numbers per token."""
+    depth: int | None = None
+    """resnet: number of layers (10, 16, 22, ...); text: number of transformer blocks."""
     module: str | None = None
-    """'file.py:function' for your own: function(data: DataSpec) -> bevel.models.Model."""
+    """Your own model: 'file.py:function' or 'package.module:function'. The file is run."""
     init_seed: int = 0
     """Seed of the initial parameters."""

@@ -1,70 +1,86 @@
-"""Models have the right shapes, and a user's own model is loaded or refused with a reason."""
+"""Built-in models fit their data, start at equal outputs, and never mix examples."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from model_specs import IMAGES, NEXT, SPECS, TABLE, TOKENS, records
 
-from bevel.datasets import DataSpec
-from bevel.errors import FixArgumentsError, FixLossError
+from bevel.clipping import clipped_grad
+from bevel.errors import FixArgumentsError
 from bevel.models import ModelTable, build
-from bevel.models.built import load_function
+from bevel.models.objective import output_shape
 
-IMAGES = DataSpec("image", (6, 6, 1), classes=3)
-X = jax.random.normal(jax.random.key(1), (5, 6, 6, 1))
-
-
-@pytest.mark.parametrize("kind", ["conv", "mlp", "linear"])
-def test_logits_begin_at_zero_and_examples_do_not_mix(kind):
-    built = build(ModelTable(kind=kind, widths=(4, 6)), IMAGES)
-    params = built.init(jax.random.key(0))
-    np.testing.assert_array_equal(built.predict(params, X), np.zeros((5, 3)))
-    params = jax.tree.map(lambda w: w + 0.1, params)
-    one_by_one = [built.predict(params, X[i : i + 1])[0] for i in range(5)]
-    np.testing.assert_allclose(built.predict(params, X), np.stack(one_by_one), rtol=1e-5, atol=1e-6)
-
-
-def test_the_loss_is_cross_entropy():
-    built = build(ModelTable(kind="linear"), IMAGES)
-    params = {"dense": [], "out": {"w": jnp.ones((36, 3)) * 0.1, "b": jnp.array([1.0, 2.0, 3.0])}}
-    y = jnp.array([0, 1, 2, 2, 2])
-    loss, aux = built.loss_fn(params, {"x": X, "y": y}, None)
-    logits = X.reshape(5, -1) @ params["out"]["w"] + jnp.array([[1.0, 2.0, 3.0]])
-    expected = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-    np.testing.assert_allclose(loss, expected, rtol=1e-6)
-    np.testing.assert_allclose(aux["accuracy"], 0.6, rtol=1e-6)
+MODELS = [
+    (IMAGES, ModelTable()),
+    (IMAGES, ModelTable("linear")),
+    (IMAGES, ModelTable("mlp", widths=(4, 6))),
+    (IMAGES, ModelTable("resnet")),
+    (TABLE, ModelTable()),
+    (SPECS["numbers"], ModelTable()),
+    (TOKENS, ModelTable()),
+    (TOKENS, ModelTable("text", depth=1, width=8)),
+    (TOKENS, ModelTable("linear")),
+    pytest.param(NEXT, ModelTable(), marks=pytest.mark.fast),
+    (NEXT, ModelTable("linear")),
+]
 
 
-def test_convolutions_need_images():
-    with pytest.raises(FixArgumentsError, match=r"shape \(7,\) are not images"):
-        build(ModelTable(kind="conv"), DataSpec("table", (7,), classes=3))
-    with pytest.raises(FixArgumentsError, match="widths"):
-        build(ModelTable(kind="mlp", widths=(0,)), DataSpec("table", (7,), classes=3))
+@pytest.mark.parametrize(("spec", "table"), MODELS)
+def test_outputs_begin_at_zero_and_examples_do_not_mix(spec, table):
+    built = build(table, spec)
+    x = records(spec, 4)["x"]
+    params = built.init()
+    predict = jax.jit(built.predict)
+    np.testing.assert_array_equal(predict(params, x), np.zeros(output_shape(spec, 4)))
+    keys = jax.random.split(jax.random.key(1), len(jax.tree.leaves(params)))
+    keys = jax.tree.unflatten(jax.tree.structure(params), keys)
+    params = jax.tree.map(lambda w, k: w + 0.1 * jax.random.normal(k, w.shape), params, keys)
+    together, alone = predict(params, x), jax.vmap(lambda row: predict(params, row[None])[0])(x)
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
+    assert np.abs(np.asarray(together)).max() > 1e-3
 
 
-MINE = """
-import jax.numpy as jnp
-from bevel.models import Model
-
-def mine(data):
-    return Model(lambda key: jnp.zeros((*data.shape, data.classes)), lambda w, x: x @ w)
-
-def wrong(data):
-    return 3
-
-value = 3
-"""
+@pytest.mark.parametrize(("spec", "table"), MODELS)
+def test_the_loss_has_a_clipped_gradient(spec, table):
+    built = build(table, spec)
+    gradient = clipped_grad(
+        built.loss_fn, has_aux=True, batch_argnums=1, prng_argnum=2, l2_clip_norm=0.1
+    )
+    types = jax.eval_shape(gradient, built.init(), records(spec, 2), jax.random.key(0))[0]
+    assert jax.tree.structure(types) == jax.tree.structure(built.init())
 
 
-def test_a_function_in_a_file(tmp_path):
-    file = tmp_path / "my_model_for_the_test.py"
-    file.write_text(MINE)
-    built = build(ModelTable(module=f"{file}:mine"), DataSpec("table", (2,), classes=3))
-    params = built.init(jax.random.key(0))
-    assert built.predict(params, jnp.ones((5, 2))).shape == (5, 3)
-    with pytest.raises(FixLossError, match=r"returned int\. Return"):
-        build(ModelTable(module=f"{file}:wrong"), DataSpec("table", (2,), classes=3))
-    for location in (f"{file}:value", f"{file}:none", f"{tmp_path / 'none.py'}:mine", "mine"):
-        with pytest.raises(FixArgumentsError, match=r"\[model\] module is"):
-            load_function(location)
+def test_the_default_follows_from_the_kind_of_data():
+    assert set(build(ModelTable(), IMAGES).init()) == {"conv", "out"}
+    assert set(build(ModelTable(), TABLE).init()) == {"dense", "out"}
+    assert set(build(ModelTable(), TOKENS).init()) == {"embedding", "out"}
+    assert set(build(ModelTable(), NEXT).init()) > {"embedding", "position", "blocks"}
+
+
+def test_the_seed_gives_the_initial_parameters():
+    first, same, other = (
+        build(ModelTable(init_seed=seed), TABLE).init()["dense"][0]["w"] for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, same)
+    assert not jnp.array_equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("table", "spec", "message"),
+    [
+        (ModelTable("conv"), TABLE, r"conv, which is for image data.*Use linear or mlp, or auto"),
+        (ModelTable("mlp"), TOKENS, r"mlp, which is for image or table data.*Use linear or text"),
+        (ModelTable("text"), IMAGES, r"text, which is for tokens data"),
+        (ModelTable("mlp", widths=(0,)), TABLE, r"widths is \[0\]: use integers of at least 1"),
+        (ModelTable("mlp", widths=()), TABLE, r"widths is \[\]"),
+        (ModelTable("text", width=0), TOKENS, r"width is 0: use integers of at least 1"),
+        (ModelTable("mlp", depth=2), TABLE, r"depth is set, but kind mlp has none: it has widths"),
+        (ModelTable("linear", widths=(3,)), TABLE, r"linear has none: it has no sizes to set"),
+        (ModelTable(module="m.py:f", width=3), TABLE, r"a model of your own has none"),
+        (ModelTable("resnet", depth=12), IMAGES, r"depth is 12: a resnet has 6 n \+ 4 layers"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(table, spec, message):
+    with pytest.raises(FixArgumentsError, match=message):
+        build(table, spec)
