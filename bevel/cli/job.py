@@ -159,5 +159,8 @@ def example_types(data: DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The types of a batch of this many records."""
     return {
         "x": jax.ShapeDtypeStruct((rows, *data.shape), np.dtype(data.dtype)),
-        "y": jax.ShapeDtypeStruct((rows,), np.float32 if data.classes is None else np.int32),
+        "y": jax.ShapeDtypeStruct(
+            (rows, *data.shape) if data.target == "next token" else (rows,),
+            np.float32 if data.target == "number" else np.int32,
+        ),
     }

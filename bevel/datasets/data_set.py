@@ -17,8 +17,15 @@ class DataSpec:
         (any other numbers).
       shape: the shape of the input x of one example.
       dtype: the dtype of x, as text: 'float32', or 'int32' for tokens.
-      classes: the number of classes, or None if y is a number to predict.
+      classes: the number of classes, or None if the target is not a class.
       vocabulary: the number of token ids, for tokens.
+      target: what a model predicts, which is the y of a record:
+        'class': an int32 from 0 to classes - 1.
+        'number': a float32, scaled from `target_range` to [-1, 1].
+        'next token': int32 of the shape of x. y[t] is the token that follows x[t], or -1 where
+        there is nothing to predict because of padding.
+      padding: the token id that fills short sequences, for tokens.
+      target_range: the declared range of the target in its own unit, if it is a number.
     """
 
     kind: Literal["image", "tokens", "table"]
@@ -26,6 +33,9 @@ class DataSpec:
     dtype: str = "float32"
     classes: int | None = None
     vocabulary: int | None = None
+    target: Literal["class", "number", "next token"] = "class"
+    padding: int | None = None
+    target_range: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,8 +44,7 @@ class DataSet:
 
     Attributes:
       spec: the public description.
-      train, test: records {"x": ..., "y": ...}. y is an int32 class number from 0 to classes - 1,
-        or a float32 number if there are no classes.
+      train, test: records {"x": ..., "y": ...}, as `spec` describes them.
       user_ids: the user of each training record, if users are protected.
     """
 
