@@ -13,7 +13,7 @@ import optax
 
 from bevel import sharding
 from bevel.cli.config import Config, OptimizerTable
-from bevel.cli.plan_config import plan_config
+from bevel.cli.plan_config import plan_for
 from bevel.datasets import DataSet, DataSpec, data_set
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
@@ -41,7 +41,7 @@ class Job:
 
     @functools.cached_property
     def plan(self) -> DPExecutionPlan:
-        config = plan_config(self.config.plan, len(self.data.train))
+        config = plan_for(self.config.plan, self.data)
         seed = self.config.run.test_seed
         return config.make(secrets=None if seed is None else PlanSecrets.for_tests(seed))
 
@@ -110,7 +110,7 @@ class Job:
             self.init(),
             folder=folder,
             evaluate=self.evaluate,
-            user_ids=self.data.user_ids,
+            user_ids=self.data.user_ids if self.plan.unit.name == "user" else None,
             options=run_options,
         )
 
@@ -158,9 +158,6 @@ def use_cpu_devices(count: int) -> None:
 def example_types(data: DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The types of a batch of this many records."""
     return {
-        "x": jax.ShapeDtypeStruct((rows, *data.shape), np.dtype(data.dtype)),
-        "y": jax.ShapeDtypeStruct(
-            (rows, *data.shape) if data.target == "next token" else (rows,),
-            np.float32 if data.target == "number" else np.int32,
-        ),
+        name: jax.ShapeDtypeStruct((rows, *one.shape), one.dtype)
+        for name, one in data.record.items()
     }
