@@ -25,6 +25,7 @@ from bevel.errors import BevelError
 COMMANDS = {
     "demo": "train a private model on bundled data, in about a minute",
     "train": "train from a config file, or resume a run",
+    "data": "show what is in a data set, and propose its part of a config",
     "plan": "show the noise, batches and cost of a privacy budget",
     "spent": "show the privacy that a ledger says was spent",
     "audit": "attack a run, and compare what it loses with what it promises",
@@ -47,7 +48,7 @@ examples:
   bevel report runs/two
 
 `bevel COMMAND --help` describes a command. BEVEL_DEBUG=1 shows tracebacks."""
-OPTIONAL = {"tyro", "orbax", "sklearn", "matplotlib", "jinja2", "grain"}
+OPTIONAL = {"tyro", "orbax", "sklearn", "matplotlib", "jinja2", "grain", "pyarrow", "PIL"}
 INTERRUPTED = 130
 
 

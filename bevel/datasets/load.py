@@ -10,14 +10,18 @@ from bevel.datasets.data_set import DataSet, DataSpec
 from bevel.datasets.digits import read_digits
 from bevel.datasets.image_folder import class_folders, read_images
 from bevel.datasets.options import DataTable
-from bevel.datasets.records import read_array_records, read_function
+from bevel.datasets.records import (
+    ARRAY_RECORD,
+    array_record_files,
+    read_array_records,
+    read_function,
+)
 from bevel.datasets.split import Part, hold_out
 from bevel.datasets.table import read_table
 from bevel.datasets.table_file import CSV, PARQUET
 from bevel.errors import FixDataError
 
 TUNING_FRACTION = 0.2
-ARRAY_RECORD = (".array_record", ".arrayrecord")
 FORMATS = (
     "'digits', an .npz, .npy, .csv, .parquet or .array_record file, a folder of images by class or "
     "of .npy files, or 'file.py:function'"
@@ -75,8 +79,7 @@ def _read(table: DataTable, source: str) -> tuple[DataSpec, Part, Part | None]:
         if any(path.suffix == ".npy" for path in inside):
             return read_arrays(table, first)
         if any(path.suffix in ARRAY_RECORD for path in inside):
-            paths = [path for path in inside if path.suffix in ARRAY_RECORD]
-            return *read_array_records(table, paths), None
+            return *read_array_records(table, array_record_files(source)), None
         if class_folders(first):
             return read_images(table, first)
         raise FixDataError(
@@ -84,7 +87,7 @@ def _read(table: DataTable, source: str) -> tuple[DataSpec, Part, Part | None]:
             ".npy files and no .array_record files."
         )
     if first.suffix in ARRAY_RECORD:
-        return *read_array_records(table, paths), None
+        return *read_array_records(table, array_record_files(source)), None
     if len(paths) > 1:
         raise FixDataError(f"[data] source {source!r} names {len(paths)} files: name one of them.")
     if first.suffix in (".npz", ".npy"):

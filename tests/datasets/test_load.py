@@ -55,7 +55,11 @@ def test_no_user_is_in_both_parts(npz):
     assert data.units == len(np.unique(data.user_ids)) < 15
     test = {x.tobytes() for x in rows(data.test)["x"]}
     with np.load(npz.source) as file:
-        tested = {person for x, person in zip(file["x"], file["person"]) if x.tobytes() in test}
+        tested = {
+            person
+            for x, person in zip(file["x"], file["person"], strict=True)
+            if x.tobytes() in test
+        }
     assert len(tested) == 15 - data.units
 
 

@@ -17,5 +17,5 @@ def test_a_function_of_a_file(tmp_path):
 
 @pytest.mark.parametrize("location", ["records", "none.py:records", ":records"])
 def test_a_file_that_is_not_there(location):
-    with pytest.raises(FixArgumentsError, match="write 'file.py:function' with an existing file"):
+    with pytest.raises(FixArgumentsError, match=r"write 'file\.py:function' with an existing file"):
         load_function(location, "[data] source")
