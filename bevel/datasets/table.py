@@ -10,7 +10,7 @@ from bevel.datasets import arrow_values
 from bevel.datasets.columns import columns_of
 from bevel.datasets.data_set import DataSpec
 from bevel.datasets.growing_array import MEMORY_LIMIT, GrowingArray
-from bevel.datasets.labels import Labels, check_missing, declared_labels, labels_of
+from bevel.datasets.labels import Labels, as_texts, check_missing, declared_labels, labels_of
 from bevel.datasets.options import DataTable
 from bevel.datasets.prepared import PreparedSource
 from bevel.datasets.split import Part, Users
@@ -53,7 +53,7 @@ def read_table(
             )
         features.append(rows[~missing])
         if table.user is not None:
-            users.append(arrow_values.texts(batch.column(table.user), table.user), row, ~missing)
+            users.append(_texts(batch.column(table.user), table.user, row), row, ~missing)
         row += batch.num_rows
     check_missing(no_label.array(), table.drop_missing, where)
     spec = _spec(table, width, labels)
@@ -137,10 +137,15 @@ def _label_values(column: Any, table: DataTable, labels: Labels | None, row: int
     name = str(table.y)
     if labels is not None and not labels.names:
         return arrow_values.numbers(column, name, row)
+    return _texts(column, name, row)
+
+
+def _texts(column: Any, name: str, row: int) -> np.ndarray:
+    """Texts or whole numbers as texts: 1.0 is '1', as in a column of integers with gaps."""
     try:
         return arrow_values.texts(column, name)
-    except FixDataError:  # numbers with a fraction, such as 1.0
-        return arrow_values.numbers(column, name, row)
+    except FixDataError:
+        return as_texts(arrow_values.numbers(column, name, row))
 
 
 def _spec(table: DataTable, width: int, labels: Labels | None) -> DataSpec:

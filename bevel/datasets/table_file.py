@@ -142,7 +142,7 @@ class _clear_errors:
 
         if not isinstance(error, pa.ArrowException):
             return
-        text = in_one_line(error)
+        text = in_one_line(error).rstrip(".")
         if "Empty CSV file" in text:
             raise FixDataError(f"{self.path} is empty.") from None
         if "columns, got" in text:

@@ -80,5 +80,7 @@ def test_user_ids_make_users_the_unit(mechanism):
 def test_examples_per_user_needs_user_ids():
     plan = PlanTable(5, 6, delta=1e-3, noise_multiplier=1.0)
     assert plan_for(plan, data_of(None)).make().num_units == 90
-    with pytest.raises(FixArgumentsError, match=r"examples_per_user is 3, but \[data\] has no user"):
+    with pytest.raises(
+        FixArgumentsError, match=r"examples_per_user is 3, but \[data\] has no user"
+    ):
         plan_for(PlanTable(5, 6, delta=1e-3, examples_per_user=3), data_of(None))

@@ -61,6 +61,15 @@ def test_users_are_numbered(table):
     assert part.users.ids == ["ann", "bob", "cy"]
 
 
+def test_ids_and_labels_that_are_whole_numbers_with_gaps(tmp_path):
+    path = tmp_path / "visits.parquet"
+    columns = {"age": [1, 2, 3], "who": [7.0, 7.0, 9.0], "stars": [1.0, 2.0, None]}
+    pq.write_table(pa.table(columns), path)
+    table = DataTable(str(path), y="stars", classes=("1", "2"), user="who", columns={"age": (0, 9)})
+    _, part = read(dataclasses.replace(table, drop_missing=True))
+    assert part.users.ids == ["7", "9"] and rows(part)["y"].tolist() == [0, 1]
+
+
 def test_records_without_a_label_are_dropped_on_request(table, tmp_path):
     (tmp_path / "pay.csv").write_text(TEXT.replace("60,nurse,high,bob", "60,nurse,,bob"))
     with pytest.raises(FixDataError, match="1 of 4 records have no label, the first in row 2"):
