@@ -14,7 +14,7 @@ from bevel.datasets.image_folder import TEST_FOLDERS, class_folders, image_files
 from bevel.datasets.labels import as_texts
 from bevel.datasets.load import source_files
 from bevel.datasets.options import DataTable
-from bevel.datasets.proposal import Proposal, table_proposal
+from bevel.datasets.proposal import DataProposal, table_proposal
 from bevel.datasets.records import ARRAY_RECORD, record_sets
 from bevel.datasets.table_file import is_parquet, open_table
 from bevel.errors import FixDataError
@@ -41,7 +41,7 @@ class Overview:
     source: str
     format: str
     records: int
-    proposal: Proposal
+    proposal: DataProposal
     columns: list[ColumnOverview] | None = None
     details: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     classes: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -53,7 +53,7 @@ def overview_of(table: DataTable, label: str | None = None, user: str | None = N
     if ".py:" in table.source:
         return _records(table, "Python function")
     if table.source == "digits":
-        return Overview("digits", "scikit-learn", 1437, Proposal({"source": "digits"}))
+        return Overview("digits", "scikit-learn", 1437, DataProposal({"source": "digits"}))
     files = source_files(table.source)
     first = files[0]
     if first.suffix in ARRAY_RECORD:
@@ -145,7 +145,7 @@ def _arrays(table: DataTable, path: Path, label: str | None, user: str | None) -
         table.source,
         kind,
         len(x),
-        Proposal(data, comments=comments),
+        DataProposal(data, comments=comments),
         details=details,
         classes=classes,
         warnings=warnings,
@@ -188,7 +188,7 @@ def _images(table: DataTable, folder: Path) -> Overview:
         table.source,
         "folder of images",
         sum(classes.values()),
-        Proposal(data, comments=comments),
+        DataProposal(data, comments=comments),
         details=details,
         classes=classes,
         warnings=[*damaged[:10], *([f"... and {len(damaged) - 10} more"] if damaged[10:] else [])],
@@ -217,7 +217,7 @@ def _records(table: DataTable, kind: str) -> Overview:
     warnings = []
     if len(source) > LABELS_READ:
         warnings.append(f"only the labels of the first {LABELS_READ:,} records were read.")
-    proposal = Proposal(data)
+    proposal = DataProposal(data)
     return Overview(
         table.source,
         kind,

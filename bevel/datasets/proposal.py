@@ -16,7 +16,7 @@ FEWEST_RECORDS = 10  # of a category that is proposed
 
 
 @dataclasses.dataclass(frozen=True)
-class Proposal:
+class DataProposal:
     """Keys of [data] and [data.columns], and comments on them."""
 
     data: dict[str, Any]
@@ -37,7 +37,7 @@ def table_proposal(
     columns: list[ColumnOverview],
     label: str | None = None,
     user: str | None = None,
-) -> Proposal:
+) -> DataProposal:
     """A proposal for these columns. `data` has the keys that say how to read the file."""
     by_name = {column.name: column for column in columns}
     for name in (label, user):
@@ -62,9 +62,9 @@ def table_proposal(
         text = long_text[0]
         data |= {"kind": "tokens", "x": text.name, "encoding": "bytes"}
         data["length"] = 2 ** max(4, min(9, math.ceil(math.log2(text.length + 1))))
-        return Proposal(data, {}, comments)
+        return DataProposal(data, {}, comments)
     comments |= {c.name: _why_not(c) for c in used if c.name not in declared}
-    return Proposal(data, declared, comments)
+    return DataProposal(data, declared, comments)
 
 
 def rounded_range(low: float, high: float) -> tuple[float, float]:
