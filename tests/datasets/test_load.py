@@ -7,7 +7,7 @@ import pytest
 
 from bevel.datasets import DataTable, data_set
 from bevel.datasets.load import source_files
-from bevel.errors import FixDataError
+from bevel.errors import FixArgumentsError, FixDataError
 
 
 def rows(source):
@@ -76,7 +76,7 @@ def test_no_user_is_in_both_parts(npz):
     ],
 )
 def test_what_is_wrong_is_named(npz, changes, message):
-    with pytest.raises(FixDataError, match=message):
+    with pytest.raises((FixArgumentsError, FixDataError), match=message):
         data_set(dataclasses.replace(npz, **changes))
 
 

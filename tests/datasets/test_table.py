@@ -119,7 +119,7 @@ def test_bytes_are_cut_and_padded():
         ({"y": None}, "has no y: name the column"),
         ({"y": "payy"}, "no column 'payy'. Did you mean 'pay'"),
         ({"user": "pay"}, "y and user are both 'pay'"),
-        ({"user": "age"}, "row 3 has no user id"),
+        ({"user": "age", "columns": {"job": ("clerk",)}}, "row 3 has no user id"),
         ({"classes": None}, r'write classes = \["high", "low"\]'),
         ({"classes": ("low", "medium")}, "2 labels are not in the list.*'high'"),
         ({"classes": 2}, "row 1: column 'pay' holds 'low', which is not a number"),
