@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from bevel.checks import nearest
 from bevel.cli.toml_lines import line_of
-from bevel.datasets import DataTable
+from bevel.datasets import DataTable, declared
 from bevel.errors import FixArgumentsError
 from bevel.models import ModelTable
 
@@ -47,6 +47,8 @@ class PlanTable:
     """Which data sets are neighbours. The default depends on the mechanism."""
     bands: int = 8
     """bandmf only: number of steps over which noise is correlated."""
+    examples_per_user: int = 1
+    """With [data] user: the most examples of one user in a batch. batch_size counts users then."""
     min_sep: int | None = None
     """blt only: steps between two uses of an example. By default an epoch."""
     buffers: int = 4
@@ -183,6 +185,11 @@ def checked(value: Any, hint: Any, where: _Place | str) -> Any:
     if typing.get_origin(hint) is tuple and isinstance(value, list):
         return tuple(checked(item, choices[0], where) for item in value)
     allowed = choices if isinstance(hint, types.UnionType) else (hint,)
+    lists = [kind for kind in allowed if typing.get_origin(kind) is tuple]
+    if isinstance(value, list) and lists:
+        return checked(value, lists[0], where)
+    if typing.get_origin(hint) is dict and isinstance(value, Mapping):
+        return {name: declared(item) for name, item in value.items()}
     if float in allowed and type(value) is int:
         return float(value)
     if type(value) in (bool, int, float, str) and type(value) in allowed:

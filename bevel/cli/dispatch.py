@@ -34,6 +34,7 @@ COMMANDS = {
     "demo": "train a private model on bundled data, in about a minute",
     "new": "write a small project that trains at once: config, model, README",
     "train": "train from a config file, or resume a run",
+    "data": "show what is in a data set, and propose its part of a config",
     "plan": "show the noise, batches and cost of a privacy budget",
     "spent": "show the privacy that a ledger says was spent",
     "audit": "attack a run, and compare what it loses with what it promises",

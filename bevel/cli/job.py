@@ -10,7 +10,7 @@ import optax
 
 from bevel import sharding
 from bevel.cli.config import Config, OptimizerTable
-from bevel.cli.plan_config import plan_config
+from bevel.cli.plan_config import plan_for
 from bevel.datasets import DataSet, data_set
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
@@ -39,7 +39,7 @@ class Job:
 
     @functools.cached_property
     def plan(self) -> DPExecutionPlan:
-        config = plan_config(self.config.plan, len(self.data.train))
+        config = plan_for(self.config.plan, self.data)
         seed = self.config.run.test_seed
         return config.make(secrets=None if seed is None else PlanSecrets.for_tests(seed))
 
@@ -103,7 +103,7 @@ class Job:
             model_state=self.model.model_state,
             folder=folder,
             evaluate=self.evaluate,
-            user_ids=self.data.user_ids,
+            user_ids=self.data.user_ids if self.plan.unit.name == "user" else None,
             options=run_options,
         )
 

@@ -28,12 +28,13 @@ class _Request:
 
 
 def main(arguments: Sequence[str]) -> int:
-    from bevel.cli.plan_config import plan_config
+    from bevel.cli.plan_config import plan_config, plan_for
     from bevel.datasets import data_set
 
     if arguments and not arguments[0].startswith("-"):
         config = config_and_overrides("plan", ABOUT, arguments)
-        request = _Request(config.plan, len(data_set(config.data).train))
+        plan_for(config.plan, data_set(config.data)).make().describe(config.plan.delta)
+        return 0
     else:
         import tyro
 
