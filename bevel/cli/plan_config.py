@@ -10,8 +10,16 @@ from bevel.errors import FixArgumentsError
 Private: TypeAlias = configs.DPSGDConfig | configs.BandMFConfig | configs.BLTConfig
 
 
-def plan_config(plan: PlanTable, examples: int) -> Private | configs.NonPrivateConfig:
-    """The config for `Trainer`, calibrated to epsilon unless the noise multiplier is given."""
+def plan_config(
+    plan: PlanTable, examples: int, *, unit: str = "example", examples_per_user: int = 1
+) -> Private | configs.NonPrivateConfig:
+    """The config for `Trainer`, calibrated to epsilon unless the noise multiplier is given.
+
+    Args:
+      examples: the number of training examples; of users, if they are the unit.
+      unit: 'example' or 'user'.
+      examples_per_user: the most examples of one user in a batch, if users are the unit.
+    """
     whole_number("examples", examples, 1)
     if plan.mechanism == "none":
         private = ("epsilon", "noise_multiplier", "adapt_clip_norm_to")
@@ -30,14 +38,16 @@ def plan_config(plan: PlanTable, examples: int) -> Private | configs.NonPrivateC
             f"[plan] has no delta: set a number well below 1 / {examples}, such as "
             f"{0.1 / examples:.0e}."
         )
-    uncalibrated = _uncalibrated(plan, examples)
+    of_users = {"unit": "user", "examples_per_user_per_batch": examples_per_user}
+    uncalibrated = _uncalibrated(plan, examples, of_users if unit == "user" else {})
     if plan.epsilon is None:
         return uncalibrated
     return uncalibrated.calibrate(epsilon=plan.epsilon, delta=plan.delta)
 
 
-def _uncalibrated(plan: PlanTable, examples: int) -> Private:
+def _uncalibrated(plan: PlanTable, examples: int, unit: dict[str, Any]) -> Private:
     options: dict[str, Any] = {
+        **unit,
         "l2_clip_norm": plan.clip_norm,
         "noise_multiplier": plan.noise_multiplier,
     }
