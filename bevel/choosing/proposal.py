@@ -121,7 +121,7 @@ def propose(request: Request) -> Proposal:
         assert config.noise_multiplier is not None
         return config.noise_multiplier
 
-    epochs = _epochs(request)
+    epochs = epochs_for(request)
     least = least_noise(units, request.epsilon, delta.value, request.relation)
     fixed_steps = request.steps if request.epochs is None and request.batch_size is None else None
     curve = noise_curve(
@@ -159,7 +159,7 @@ def _delta(request: Request) -> Choice:
     )
 
 
-def _epochs(request: Request) -> Choice:
+def epochs_for(request: Request) -> Choice:
     """The epochs as given or as they follow, and otherwise a number that depends on the size."""
     units = request.num_units
     if request.epochs is not None:
@@ -183,7 +183,7 @@ def _batch_size(request: Request, epochs: float, curve: NoiseCurve) -> Choice:
         return Choice(request.batch_size)
     if request.steps is not None and request.epochs is not None:
         return Choice(epochs * units / request.steps, f"epochs x {units:,} / steps")
-    point, limit = _chosen(curve, request.steps is not None)
+    point, limit = chosen_point(curve, request.steps is not None)
     why = f"noise over the run is {curve.excess(point):.0%} above the least possible; "
     return Choice(point.batch_size, why + LIMITS[limit].format(steps=point.steps, units=units))
 
@@ -196,7 +196,7 @@ LIMITS = {
 }
 
 
-def _chosen(curve: NoiseCurve, steps_are_fixed: bool) -> tuple[NoisePoint, str]:
+def chosen_point(curve: NoiseCurve, steps_are_fixed: bool) -> tuple[NoisePoint, str]:
     """The point to propose, and which limit determines it."""
     points = [p for p in curve.points if p.batch_size >= SMALLEST_BATCH] or [curve.points[-1]]
     if not steps_are_fixed:

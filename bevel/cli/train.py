@@ -11,9 +11,11 @@ ABOUT = """Train from a config file, or resume a run.
 You can kill the command at any time and start it again, even on another mesh. It resumes from the
 last checkpoint, and nothing is spent twice. Ctrl-C saves the state and exits with code 130. A run
 does not resume with other data or another plan. A new learning rate or loss needs --accept.
+--dry-run says what will happen (privacy, memory, time, disk, folder) and changes nothing.
 
 examples:
   bevel train examples/digits.toml
+  bevel train examples/digits.toml --dry-run
   bevel train examples/digits.toml --plan.epsilon=2 --run.folder=runs/two
   bevel train examples/digits.toml --optimizer.learning_rate=0.3 --accept optimizer.learning_rate
   bevel launch --processes 2 --devices-per-process 4 -- bevel train examples/digits.toml
@@ -22,6 +24,10 @@ examples:
 
 def main(arguments: Sequence[str]) -> int:
     words = [re.sub("^--accept(?==|$)", "--run.accept", word) for word in arguments]
+    if "--dry-run" in words:
+        from bevel.cli import dry_run
+
+        return dry_run.main([word for word in words if word != "--dry-run"], ABOUT)
     _train(config_and_overrides("train", ABOUT, words))
     return 0
 

@@ -1,0 +1,50 @@
+"""Values are set in a TOML file without touching anything else in it."""
+
+import tomllib
+
+import pytest
+
+from bevel.cli.toml_tables import toml_text, with_tables
+from bevel.errors import FixArgumentsError
+
+BEFORE = """# my run
+[data]
+source = "x.npz"  # mine
+
+[plan] # the budget
+epsilon = 3  # agreed
+steps=5
+
+[run]
+folder = "runs/x"
+"""
+VALUES = {"plan": {"epsilon": 2.5, "batch_size": 64.0, "delta": 1e-06, "steps": 7}}
+
+
+def test_values_are_replaced_or_added_and_the_rest_is_kept():
+    after = with_tables(BEFORE, {**VALUES, "optimizer": {"name": "sgd"}}, "c.toml")
+    assert tomllib.loads(after) == {
+        "data": {"source": "x.npz"},
+        "plan": {"epsilon": 2.5, "batch_size": 64, "delta": 1e-6, "steps": 7},
+        "run": {"folder": "runs/x"},
+        "optimizer": {"name": "sgd"},
+    }
+    for line in ("# my run", 'source = "x.npz"  # mine', "[plan] # the budget"):
+        assert line in after.splitlines()
+    assert with_tables(after, VALUES, "c.toml") == after
+
+
+def test_an_empty_file_gets_the_tables():
+    assert with_tables("", VALUES, "c.toml") == toml_text(VALUES)
+    assert toml_text(VALUES).splitlines() == [
+        "[plan]", "epsilon = 2.5", "batch_size = 64", "delta = 1e-06", "steps = 7",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["plan = {epsilon = 3}\n", "plan.epsilon = 3\n", '[plan]\nx = """\nepsilon = 3\n"""\n'],
+)
+def test_what_is_not_understood_is_not_changed(text):
+    with pytest.raises(FixArgumentsError, match=r"c.toml does not have \[plan\].*not changed"):
+        with_tables(text, VALUES, "c.toml")
