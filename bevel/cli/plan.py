@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument("--examples", type=int, metavar="N", help="number of training examples")
     size.add_argument("--users", type=int, metavar="N", help="protect users: their number")
     help_of = {
-        "epsilon": "privacy budget of the run; 1 is strong, 8 is weak",
+        "epsilon": "privacy budget of the run; up to 1 is strong, above 3 weak",
         "delta": "by default well below one over the number of examples",
         "batch_size": "expected number of examples (or users) in a batch",
         "steps": "number of steps of the run",
@@ -184,8 +184,8 @@ def _propose(asked: _Asked, options: argparse.Namespace, *, show_plan: bool) -> 
 
     if asked.plan.epsilon is None:
         raise FixArgumentsError(
-            "epsilon is missing: write --epsilon, such as 3. Around 1 is strong, 3 to 8 is common "
-            "for deep learning, and above 10 promises little (docs/choosing.md)."
+            "epsilon is missing: write --epsilon, such as 3. Up to 1 is a strong guarantee, up to 3 "
+            "a moderate one, and above that a weak one (docs/choosing.md)."
         )
     given = dataclasses.asdict(asked.plan) | _left_out(asked.plan)
     rate = asked.optimizer.learning_rate
