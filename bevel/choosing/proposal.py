@@ -17,7 +17,7 @@ EPOCHS, EPOCHS_UP_TO = 40, 100_000
 # The proposed batch is the smallest whose noise over the run is at most this far above the least.
 TOLERATED_EXCESS = 0.15
 # Fewer steps are too few to converge, and more average noise no better, at a cost per step.
-FEWEST_STEPS, MOST_STEPS = 250, 4000
+FEWEST_STEPS, MOST_STEPS = 250, 2500
 SMALLEST_BATCH = 16
 CLIP_NORM = 1.0
 GIVEN = "as given"
@@ -138,7 +138,9 @@ def propose(request: Request) -> Proposal:
     choices = {
         "epsilon": Choice(request.epsilon),
         "delta": delta,
-        "epochs": dataclasses.replace(epochs, value=batch.value * count / units),
+        "epochs": epochs
+        if epochs.given
+        else dataclasses.replace(epochs, value=batch.value * count / units),
         "batch_size": batch,
         "steps": steps,
         "clip_norm": _clip_norm(request),

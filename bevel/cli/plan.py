@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bevel.checks import nearest
 from bevel.cli.config import OptimizerTable, PlanTable
 from bevel.cli.parsing import config_and_overrides
 from bevel.errors import FixArgumentsError
@@ -35,10 +36,21 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
 }
 # The keys of a config that are also options without the name of their table.
 OPTIONS = {
-    "plan": (
-        "epsilon delta batch_size steps clip_norm mechanism noise_multiplier sampling relation "
-        "adapt_clip_norm_to bands min_sep buffers"
-    ).split(),
+    "plan": [
+        "epsilon",
+        "delta",
+        "batch_size",
+        "steps",
+        "clip_norm",
+        "mechanism",
+        "noise_multiplier",
+        "sampling",
+        "relation",
+        "adapt_clip_norm_to",
+        "bands",
+        "min_sep",
+        "buffers",
+    ],
     "optimizer": ["learning_rate", "momentum"],
 }
 INTEGERS = {"steps", "bands", "min_sep", "buffers"}
@@ -57,9 +69,12 @@ class _Asked:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options, overrides = _parser().parse_known_args(list(arguments))
-    if overrides and (options.config is None or not overrides[0].startswith("--")):
-        _parser().error(f"unrecognized arguments: {' '.join(overrides)}")
+    parser = _parser()
+    options, overrides = parser.parse_known_args(list(arguments))
+    for word in overrides:  # only a config has tables whose keys can be overridden
+        if word.startswith("-") and ("." not in word or options.config is None):
+            known = [f"--{name.replace('_', '-')}" for name in vars(options)]
+            parser.error(f"unknown option {word}{nearest(word, known)}")
     asked = _from_options(options) if options.config is None else _from_config(options, overrides)
     plan, left_out = asked.plan, [*_left_out(asked.plan)]
     reason = _why_not_proposed(plan)
@@ -101,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     for names in OPTIONS.values():
         for name in names:
             kind: Any = int if name in INTEGERS else str if name in WORDS else float
-            shown = {} if name in WORDS and WORDS[name] else {"metavar": "X"}
+            shown = {} if WORDS.get(name) else {"metavar": "X"}
             text = help_of.get(name, f"see [plan] {name} in docs/cli.md")
             choices = WORDS.get(name)
             add(f"--{name.replace('_', '-')}", type=kind, choices=choices, help=text, **shown)

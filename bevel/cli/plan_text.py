@@ -34,12 +34,15 @@ def proposal_text(proposal: Proposal) -> str:
 def _choices(proposal: Proposal) -> str:
     lines = []
     for name, choice in proposal.choices.items():
-        value = f"{choice.value:.4g}" if choice.value < 1000 else f"{choice.value:,.0f}"
-        head = f"  {name.replace('_', ' '):<14} {value:<10} "
+        head = f"  {name.replace('_', ' '):<14} {_count(choice.value):<10} "
         lines += textwrap.wrap(
             choice.reason, WIDTH, initial_indent=head, subsequent_indent=" " * len(head)
         )
     return "\n".join(lines)
+
+
+def _count(value: float) -> str:
+    return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
 
 
 def noise_text(proposal: Proposal) -> str:
@@ -59,7 +62,7 @@ def noise_text(proposal: Proposal) -> str:
         bar = "#" * max(1, round(BAR * excess / most)) if excess > 0 else ""
         mark = ">" if point.batch_size == chosen.batch_size else " "
         lines.append(
-            f" {mark} {point.batch_size:>9,.6g} {point.steps:>9,} {point.noise_multiplier:>8.3f} "
+            f" {mark} {_count(point.batch_size):>9} {point.steps:>9,} {point.noise_multiplier:>8.3f} "
             f"{point.noise_per_step:>9.2e}   {f'{100 * max(excess, 0):.0f}%':>5} {bar}"
         )
     return "\n".join(lines)

@@ -109,7 +109,11 @@ def test_the_curve_is_drawn(tmp_path, capsys):
         (["--epsilon", "4"], 1, "the size of the data is missing: write --examples N"),
         (["--examples", "10"], 1, "epsilon is missing: write --epsilon, such as 3"),
         (["--epsilon", "four", "--examples", "10"], 2, "argument --epsilon: invalid float value"),
-        (["--epsilon", "4", "--examples", "10", "--step", "3"], 2, "unrecognized arguments: --step"),
+        (
+            ["--epsilon", "4", "--examples", "10", "--step", "3"],
+            2,
+            "unknown option --step. Did you mean '--steps'?",
+        ),
         (["--epsilon", "4", "--examples", "9", "--users", "9"], 2, "not allowed with argument"),
         (["--epsilon", "4", "--examples", "10", "--batch-size", "11"], 1, "batch_size is 11"),
         (["--epsilon", "4", "--examples", "10", "--mechanism", "blt"], 1, "steps must be given"),

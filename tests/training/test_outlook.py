@@ -1,10 +1,10 @@
 """What would happen to a run folder is said without changing it."""
 
 import fcntl
-import json
 import os
 
 import pytest
+from dp_accounting import GaussianDpEvent
 
 from bevel.accounting import Budget
 from bevel.accounting.ledger import Ledger
@@ -36,7 +36,11 @@ def outlook(folder, identity=WITHOUT_DATA, **options):
 
 def snapshot(root):
     return {
-        str(path): (path.stat().st_mtime_ns, path.stat().st_mode, path.is_file() and path.read_bytes())
+        str(path): (
+            path.stat().st_mtime_ns,
+            path.stat().st_mode,
+            path.is_file() and path.read_bytes(),
+        )
         for path in sorted(root.rglob("*"))
     }
 
@@ -100,7 +104,10 @@ def test_a_shared_ledger_says_what_is_spent(tmp_path):
         path, unit="example", relation="ADD_OR_REMOVE_ONE", budget=Budget(3, 1e-5)
     ) as ledger:
         run = ledger.run("earlier", plan="p", key="k")
-        run.charge(0, 1, json.loads('{"kind": "gaussian", "noise_multiplier": 4.0}'))
+        run.charge(0, 1, GaussianDpEvent(4.0))
     found = outlook(RunFolder(tmp_path / "run"), ledger=path)
     assert found.status == "new" and 0 < found.spent < 3
-    assert "already has a run 'earlier'" in outlook(RunFolder(tmp_path / "earlier"), ledger=path).reason
+    assert (
+        "already has a run 'earlier'"
+        in outlook(RunFolder(tmp_path / "earlier"), ledger=path).reason
+    )

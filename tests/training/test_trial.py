@@ -16,7 +16,8 @@ from bevel.training.trial import try_step
 class Unreadable:
     """A source of records that must not be read."""
 
-    record = {"x": jax.ShapeDtypeStruct((3,), np.float32)}
+    def __init__(self):
+        self.record = {"x": jax.ShapeDtypeStruct((3,), np.float32)}
 
     def __len__(self):
         return 40
