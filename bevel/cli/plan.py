@@ -34,27 +34,28 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "plan": {"batch_size": math.nan, "steps": -1, "clip_norm": math.nan},
     "optimizer": {"learning_rate": math.nan},
 }
-# The keys of a config that are also options without the name of their table.
-OPTIONS = {
-    "plan": [
-        "epsilon",
-        "delta",
-        "batch_size",
-        "steps",
-        "clip_norm",
-        "mechanism",
-        "noise_multiplier",
-        "sampling",
-        "relation",
-        "adapt_clip_norm_to",
-        "bands",
-        "min_sep",
-        "buffers",
-    ],
-    "optimizer": ["learning_rate", "momentum"],
+# The keys of a config that are also options without the name of their table: type and help.
+OPTIONS: dict[str, dict[str, tuple[Any, str]]] = {
+    "plan": {
+        "epsilon": (float, "privacy budget of the run; up to 1 is strong, above 3 weak"),
+        "delta": (float, "by default well below one over the number of examples"),
+        "batch_size": (float, "expected number of examples (or users) in a batch"),
+        "steps": (int, "number of steps of the run"),
+        "clip_norm": (float, "bound on the norm of one example's gradient"),
+        "mechanism": (("dpsgd", "bandmf", "blt", "none"), "independent or correlated noise"),
+        "noise_multiplier": (float, "instead of epsilon"),
+        "sampling": (str, "how batches are sampled"),
+        "relation": (str, "which data sets are neighbours"),
+        "adapt_clip_norm_to": (float, "quantile of the gradient norms that the clip norm follows"),
+        "bands": (int, "bandmf: steps over which noise is correlated"),
+        "min_sep": (int, "blt: steps between two uses of an example"),
+        "buffers": (int, "blt: noise buffers"),
+    },
+    "optimizer": {
+        "learning_rate": (float, "learning rate of the optimizer"),
+        "momentum": (float, "of sgd, for the learning rate"),
+    },
 }
-INTEGERS = {"steps", "bands", "min_sep", "buffers"}
-WORDS = {"mechanism": ("dpsgd", "bandmf", "blt", "none"), "sampling": None, "relation": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,21 +106,13 @@ def _parser() -> argparse.ArgumentParser:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--examples", type=int, metavar="N", help="number of training examples")
     size.add_argument("--users", type=int, metavar="N", help="protect users: their number")
-    help_of = {
-        "epsilon": "privacy budget of the run; up to 1 is strong, above 3 weak",
-        "delta": "by default well below one over the number of examples",
-        "batch_size": "expected number of examples (or users) in a batch",
-        "steps": "number of steps of the run",
-        "clip_norm": "bound on the norm of one example's gradient",
-        "learning_rate": "learning rate of the optimizer",
-    }
     for names in OPTIONS.values():
-        for name in names:
-            kind: Any = int if name in INTEGERS else str if name in WORDS else float
-            shown = {} if WORDS.get(name) else {"metavar": "X"}
-            text = help_of.get(name, f"see [plan] {name} in docs/cli.md")
-            choices = WORDS.get(name)
-            add(f"--{name.replace('_', '-')}", type=kind, choices=choices, help=text, **shown)
+        for name, (kind, text) in names.items():
+            option = f"--{name.replace('_', '-')}"
+            if isinstance(kind, tuple):
+                add(option, choices=kind, help=text)
+            else:
+                add(option, type=kind, metavar="X", help=text)
     add("--epochs", type=float, metavar="X", help="passes over the data, instead of the steps")
     add("--optimizer", choices=("sgd", "adam", "dp_adam"), help="for the learning rate")
     add("--parameters", type=int, metavar="N", help="trained parameters, for the learning rate")
@@ -199,8 +192,8 @@ def _propose(asked: _Asked, options: argparse.Namespace, *, show_plan: bool) -> 
 
     if asked.plan.epsilon is None:
         raise FixArgumentsError(
-            "epsilon is missing: write --epsilon, such as 3. Up to 1 is a strong guarantee, up to 3 "
-            "a moderate one, and above that a weak one (docs/choosing.md)."
+            "epsilon is missing: write --epsilon, such as 3. Up to 1 is a strong guarantee, up to "
+            "3 a moderate one, and above that a weak one (docs/choosing.md)."
         )
     given = dataclasses.asdict(asked.plan) | _left_out(asked.plan)
     rate = asked.optimizer.learning_rate

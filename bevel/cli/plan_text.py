@@ -62,8 +62,9 @@ def noise_text(proposal: Proposal) -> str:
         bar = "#" * max(1, round(BAR * excess / most)) if excess > 0 else ""
         mark = ">" if point.batch_size == chosen.batch_size else " "
         lines.append(
-            f" {mark} {_count(point.batch_size):>9} {point.steps:>9,} {point.noise_multiplier:>8.3f} "
-            f"{point.noise_per_step:>9.2e}   {f'{100 * max(excess, 0):.0f}%':>5} {bar}"
+            f" {mark} {_count(point.batch_size):>9} {point.steps:>9,} "
+            f"{point.noise_multiplier:>8.3f} {point.noise_per_step:>9.2e}   "
+            f"{f'{max(excess, 0):.0%}':>5} {bar}"
         )
     return "\n".join(lines)
 
