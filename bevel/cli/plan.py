@@ -16,11 +16,11 @@ from bevel.errors import FixArgumentsError
 if TYPE_CHECKING:
     from bevel.choosing import Proposal
 
-ABOUT = """Propose the batch size, steps, clip norm and learning rate for a privacy budget, or show
-the plan if you give them. Nothing is trained, and no record is looked at.
+ABOUT = """Propose the batch size, steps, clip norm and learning rate for a privacy budget,
+or show the plan if you give them. Nothing is trained, and no record is looked at.
 
-What you give is kept, and what you leave out is proposed, with the reason. Of a data set only the
-number of training records (or of users) matters."""
+What you give is kept, and what you leave out is proposed, with the reason. Of a
+data set only the number of training records (or of users) matters."""
 EXAMPLES = """examples:
   bevel plan --epsilon 3 --examples 60000
   bevel plan --epsilon 3 --examples 60000 --epochs 100 --plot noise.svg

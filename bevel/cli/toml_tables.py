@@ -24,12 +24,13 @@ def with_tables(text: str, tables: Tables, where: str) -> str:
     Raises if the file writes its tables in a way that a change by lines would not understand, such
     as `plan = {...}`: the result is read again, and must hold what was asked for and nothing else.
     """
-    changed = text
+    changed, wanted = text, tomllib.loads(text)
     for table, values in tables.items():
-        changed = _with_table(changed, table, values)
-    wanted = tomllib.loads(text)
-    for table, values in tables.items():
-        wanted[table] = {**wanted.get(table, {}), **values}
+        before = wanted.get(table, {})
+        new = {key: value for key, value in values.items() if before.get(key) != value}
+        if new:
+            changed = _with_table(changed, table, new)
+        wanted[table] = {**before, **values}
     try:
         found = tomllib.loads(changed)
     except tomllib.TOMLDecodeError:
@@ -57,7 +58,8 @@ def _with_table(text: str, table: str, values: Mapping[str, Any]) -> str:
         if at is None:
             new.append(line)
         else:
-            body[at] = line
+            comment = re.search(r"^[^#\"']*?(\s+#.*)$", body[at])
+            body[at] = line + (comment[1] if comment else "")
     while body and not body[-1].strip():
         body.pop()
     tail = [""] * (stop < len(lines))

@@ -29,9 +29,14 @@ def test_values_are_replaced_or_added_and_the_rest_is_kept():
         "run": {"folder": "runs/x"},
         "optimizer": {"name": "sgd"},
     }
-    for line in ("# my run", 'source = "x.npz"  # mine', "[plan] # the budget"):
+    kept = ["# my run", 'source = "x.npz"  # mine', "[plan] # the budget"]
+    for line in (*kept, "epsilon = 2.5  # agreed"):
         assert line in after.splitlines()
     assert with_tables(after, VALUES, "c.toml") == after
+
+
+def test_lines_whose_value_stays_are_not_touched():
+    assert with_tables(BEFORE, {"plan": {"epsilon": 3.0, "steps": 5}}, "c.toml") == BEFORE
 
 
 def test_an_empty_file_gets_the_tables():
