@@ -54,3 +54,9 @@ def test_no_privacy():
 def test_errors_name_missing_and_conflicting_fields(plan, message):
     with pytest.raises(FixArgumentsError, match=message):
         plan_config(plan, 100)
+
+
+def test_users_are_the_units_of_the_plan():
+    plan = PlanTable(10, 5, delta=1e-3, noise_multiplier=1.0)
+    made = plan_config(plan, 100, unit="user", examples_per_user=2)
+    assert (made.unit, made.examples_per_user_per_batch, made.num_examples) == ("user", 2, 100)
