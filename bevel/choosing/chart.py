@@ -38,7 +38,7 @@ def write_chart(proposal: Proposal, path: str | os.PathLike[str]) -> None:
         over_run.set_ylabel("above the least possible, %")
         over_run.set_ylim(bottom=0)
         over_run.annotate(
-            f"{point.batch_size:,g}",
+            f"{point.batch_size:,.10g}",
             (point.batch_size, 100 * curve.excess(point)),
             xytext=(6, 8),
             textcoords="offset points",

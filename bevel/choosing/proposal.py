@@ -215,7 +215,7 @@ def _steps(request: Request, epochs: float, batch_size: float) -> Choice:
         return Choice(request.steps)
     units = request.num_units
     steps = steps_of(epochs, units, batch_size)
-    return Choice(steps, f"{epochs:g} epochs x {units:,} / {batch_size:,g}")
+    return Choice(steps, f"{epochs:g} epochs x {units:,} / {batch_size:,.10g}")
 
 
 def _clip_norm(request: Request) -> Choice:

@@ -118,7 +118,7 @@ def _text(found: dict[str, Any]) -> str:
     rows = {
         "promise": _promise(found["promise"]),
         "noise": _noise(found["promise"]),
-        "steps": f"{steps['total']:,}, in batches of {size:,g} {found['promise']['unit']}s on "
+        "steps": f"{steps['total']:,}, in batches of {size:,.10g} {found['promise']['unit']}s on "
         f"average, padded to {padded}",
         "model": f"{found['parameters']:,} parameters",
         "devices": f"{devices['count']} x {devices['kind']}, mesh {axes}, parameters "

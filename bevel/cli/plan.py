@@ -221,8 +221,7 @@ def _propose(asked: _Asked, options: argparse.Namespace, *, show_plan: bool) -> 
         print(proposal_text(proposal))
         if show_plan:
             names = ("delta", "batch_size", "steps", "clip_norm")
-            values = {name: proposal.choices[name].value for name in names}
-            values["steps"] = int(values["steps"])
+            values: dict[str, Any] = {name: proposal.choices[name].value for name in names}
             _show_plan(dataclasses.replace(asked.plan, **values), asked)
     _write(proposal, options)
 
