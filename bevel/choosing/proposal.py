@@ -75,7 +75,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class ChosenNumber:
     """A number, and why it was chosen. `given` if the caller chose it."""
 
     value: float
@@ -97,7 +97,7 @@ class Proposal:
     """
 
     request: Request
-    choices: dict[str, Choice]
+    choices: dict[str, ChosenNumber]
     curve: NoiseCurve
     point: NoisePoint
 
@@ -136,7 +136,7 @@ def propose(request: Request) -> Proposal:
     count = int(steps.value)
     point = NoisePoint(batch.value, count, calibrated(batch.value, count))
     choices = {
-        "epsilon": Choice(request.epsilon),
+        "epsilon": ChosenNumber(request.epsilon),
         "delta": delta,
         "epochs": epochs
         if epochs.given
@@ -149,45 +149,47 @@ def propose(request: Request) -> Proposal:
     return Proposal(request, choices, curve, point)
 
 
-def _delta(request: Request) -> Choice:
+def _delta(request: Request) -> ChosenNumber:
     if request.delta is not None:
-        return Choice(request.delta)
+        return ChosenNumber(request.delta)
     units = request.num_units
     power = math.floor(math.log10(0.1 / units) + 1e-9)
-    return Choice(
+    return ChosenNumber(
         float(f"1e{power}"),
         f"at most a tenth of 1 / {units:,}: a delta of 1 / {units:,} would allow the release of "
         f"one {request.unit} in the clear",
     )
 
 
-def epochs_for(request: Request) -> Choice:
+def epochs_for(request: Request) -> ChosenNumber:
     """The epochs as given or as they follow, and otherwise a number that depends on the size."""
     units = request.num_units
     if request.epochs is not None:
-        return Choice(request.epochs)
+        return ChosenNumber(request.epochs)
     if request.batch_size is not None and request.steps is not None:
         value = request.batch_size * request.steps / units
-        return Choice(value, f"steps x batch size / {units:,}")
+        return ChosenNumber(value, f"steps x batch size / {units:,}")
     if request.steps is not None:
-        return Choice(math.nan, f"steps x batch size / {units:,}")
+        return ChosenNumber(math.nan, f"steps x batch size / {units:,}")
     if units <= EPOCHS_UP_TO:
         why = "common for private training; more cost time, but no more noise"
-        return Choice(float(EPOCHS), why)
+        return ChosenNumber(float(EPOCHS), why)
     value = max(1.0, round(EPOCHS * math.sqrt(EPOCHS_UP_TO / units)))
     why = f"fewer than {EPOCHS}, because there are many {request.unit}s; more cost only time"
-    return Choice(value, why)
+    return ChosenNumber(value, why)
 
 
-def _batch_size(request: Request, epochs: float, curve: NoiseCurve) -> Choice:
+def _batch_size(request: Request, epochs: float, curve: NoiseCurve) -> ChosenNumber:
     units = request.num_units
     if request.batch_size is not None:
-        return Choice(request.batch_size)
+        return ChosenNumber(request.batch_size)
     if request.steps is not None and request.epochs is not None:
-        return Choice(epochs * units / request.steps, f"epochs x {units:,} / steps")
+        return ChosenNumber(epochs * units / request.steps, f"epochs x {units:,} / steps")
     point, limit = chosen_point(curve, request.steps is not None)
     why = f"noise over the run is {curve.excess(point):.0%} above the least possible; "
-    return Choice(point.batch_size, why + LIMITS[limit].format(steps=point.steps, units=units))
+    return ChosenNumber(
+        point.batch_size, why + LIMITS[limit].format(steps=point.steps, units=units)
+    )
 
 
 LIMITS = {
@@ -210,31 +212,31 @@ def chosen_point(curve: NoiseCurve, steps_are_fixed: bool) -> tuple[NoisePoint, 
     return points[-1], "all" if points[-1] is curve.points[-1] else "fewest steps"
 
 
-def _steps(request: Request, epochs: float, batch_size: float) -> Choice:
+def _steps(request: Request, epochs: float, batch_size: float) -> ChosenNumber:
     if request.steps is not None:
-        return Choice(request.steps)
+        return ChosenNumber(request.steps)
     units = request.num_units
     steps = steps_of(epochs, units, batch_size)
-    return Choice(steps, f"{epochs:g} epochs x {units:,} / {batch_size:,.10g}")
+    return ChosenNumber(steps, f"{epochs:g} epochs x {units:,} / {batch_size:,.10g}")
 
 
-def _clip_norm(request: Request) -> Choice:
+def _clip_norm(request: Request) -> ChosenNumber:
     if request.clip_norm is not None:
-        return Choice(request.clip_norm)
-    return Choice(
+        return ChosenNumber(request.clip_norm)
+    return ChosenNumber(
         CLIP_NORM,
         "gradients are divided by it, so the learning rate fits any clip norm; lower it if nothing "
         "is clipped",
     )
 
 
-def _learning_rate(request: Request, point: NoisePoint) -> Choice:
+def _learning_rate(request: Request, point: NoisePoint) -> ChosenNumber:
     if request.learning_rate is not None:
-        return Choice(request.learning_rate)
+        return ChosenNumber(request.learning_rate)
     rate = learning_rate_for(point, request.parameters, request.optimizer, request.momentum)
     name = {"sgd": f"sgd with momentum {request.momentum:g}", "dp_adam": "dp_adam"}
     known = "an unknown number of" if request.parameters is None else f"{request.parameters:,}"
-    return Choice(
+    return ChosenNumber(
         rate,
         f"a first value for {name.get(request.optimizer, request.optimizer)}, {point.steps:,} "
         f"steps and the noise of {known} parameters; the best may be 3 times larger or smaller",

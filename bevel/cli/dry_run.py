@@ -25,13 +25,13 @@ def main(arguments: Sequence[str], about: str) -> int:
         from bevel.cli.job import use_cpu_devices
 
         use_cpu_devices(config.mesh.cpu_devices)
-    found = facts(config)
+    found = _facts(config)
     if process.index == 0:
         print(json.dumps(found, indent=2) if "--json" in arguments else _text(found))
     return int(found["folder"]["status"] == "refused")
 
 
-def facts(config: Config) -> dict[str, Any]:
+def _facts(config: Config) -> dict[str, Any]:
     """What a run of this config will do, as data.
 
     Of the data set, only its size and the shape of a record are used, and the step is timed on

@@ -23,7 +23,7 @@ from bevel.training.identity import Identity, check_resumable, read_identity
 
 
 @dataclasses.dataclass(frozen=True)
-class FolderOutlook:
+class _FolderOutlook:
     """What a run in a folder would do.
 
     Attributes:
@@ -48,7 +48,7 @@ def folder_outlook(
     ledger: str | os.PathLike[str] | None = None,
     accept: Sequence[str] = (),
     delta: float | None = None,
-) -> FolderOutlook:
+) -> _FolderOutlook:
     """Looks at a run folder and its ledger without changing them.
 
     Checkpoints are not opened, so a damaged one is not noticed, and neither is a ledger that was
@@ -62,14 +62,14 @@ def folder_outlook(
         published = numbered_folders(folder.released / CHECKPOINTS)
         if before is None:
             _check_new(folder, published, charges)
-            return FolderOutlook("new", spent=_spent(charges, delta))
+            return _FolderOutlook("new", spent=_spent(charges, delta))
         check_resumable(before, identity, accept, str(root))
     except BevelError as error:
-        return FolderOutlook("refused", reason=str(error))
+        return _FolderOutlook("refused", reason=str(error))
     staged = numbered_folders(folder.private / STAGING)
     step = max([0, *published, *staged])
     status: Literal["complete", "resumes"] = "complete" if step >= steps else "resumes"
-    return FolderOutlook(status, step, spent=_spent(charges, delta))
+    return _FolderOutlook(status, step, spent=_spent(charges, delta))
 
 
 def _check_usable(folder: RunFolder) -> None:

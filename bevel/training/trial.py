@@ -24,7 +24,7 @@ SECONDS, FEWEST, MOST = 1.0, 3, 50
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class _Trial:
     """What the compiler and a stopwatch say about a step, for the smallest padded size.
 
     Attributes:
@@ -47,7 +47,7 @@ class Trial:
 
 def try_step(
     trainer: "Trainer", begin: TrainingState, source: DataSource, compilations: int
-) -> Trial:
+) -> _Trial:
     """Compiles and times the step of `fit` on batches of zeros, with a noise key of zeros.
 
     Of the source only the shape of a record is used: no record is read. `begin` is not changed.
@@ -81,7 +81,7 @@ def try_step(
         lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding),
         ((shapes.data, shapes.is_missing), shapes.is_padding),
     )
-    return Trial(
+    return _Trial(
         sizes.sizes,
         compile_seconds,
         _median_seconds(compiled, copied(begin), (*batch, keys)),

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bevel.choosing import Choice, NoiseCurve, NoisePoint, Proposal, Request
+from bevel.choosing import ChosenNumber, NoiseCurve, NoisePoint, Proposal, Request
 from bevel.choosing.chart import write_chart
 
 POINTS = tuple(NoisePoint(2**k, 4000 // 2**k, 1 + 2**k / 64) for k in range(4, 8))
@@ -14,7 +14,7 @@ POINTS = tuple(NoisePoint(2**k, 4000 // 2**k, 1 + 2**k / 64) for k in range(4, 8
 def test_the_picture_is_reproducible(tmp_path, epochs):
     request = Request(num_units=1000, epsilon=2.0)
     curve = NoiseCurve(POINTS, least=1e-4, epochs=epochs)
-    proposal = Proposal(request, {"delta": Choice(1e-4)}, curve, POINTS[1])
+    proposal = Proposal(request, {"delta": ChosenNumber(1e-4)}, curve, POINTS[1])
     files = [tmp_path / name for name in ("one.svg", "two.svg")]
     for file in files:
         write_chart(proposal, file)

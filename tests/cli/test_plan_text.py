@@ -2,20 +2,20 @@
 
 import json
 
-from bevel.choosing import Choice, NoiseCurve, NoisePoint, Proposal, Request
+from bevel.choosing import ChosenNumber, NoiseCurve, NoisePoint, Proposal, Request
 from bevel.cli.plan_text import config_tables, effect_text, noise_text, proposal_json, proposal_text
 
 POINTS = (
     NoisePoint(1_000_000, 4000, 0.9),
     NoisePoint(2_000_000, 2000, 1.2),
-    NoisePoint(4_000_000, 1000, 2.0),
+    NoisePoint(4_000_000, 1000, 1.0),
 )
 LONG = "a reason that is long enough to be wrapped more than once in a column of this width " * 2
 
 
 def proposal(given=False, **request):
     choices = {
-        name: Choice(value) if given else Choice(value, LONG)
+        name: ChosenNumber(value) if given else ChosenNumber(value, LONG)
         for name, value in {
             "epsilon": 3.0, "delta": 1e-9, "epochs": 40.0, "batch_size": 2_000_000,
             "steps": 2000, "clip_norm": 1.0, "learning_rate": 0.0625,

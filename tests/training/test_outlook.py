@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from bevel.accounting import Budget
-from bevel.accounting.ledger import Ledger
+from bevel.accounting.ledger import Ledger, key_commitment, new_salt
 from bevel.training.folder import RunFolder
 from bevel.training.identity import Identity, write_identity
 from bevel.training.outlook import folder_outlook
@@ -103,7 +103,7 @@ def test_a_shared_ledger_says_what_is_spent(tmp_path):
     with Ledger.open(
         path, unit="example", relation="ADD_OR_REMOVE_ONE", budget=Budget(3, 1e-5)
     ) as ledger:
-        run = ledger.run("earlier", plan="p", key="k")
+        run = ledger.run("earlier", plan="p", key=key_commitment(b"key", new_salt()))
         run.charge(0, 1, GaussianDpEvent(4.0))
     found = outlook(RunFolder(tmp_path / "run"), ledger=path)
     assert found.status == "new" and 0 < found.spent < 3
