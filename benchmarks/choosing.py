@@ -6,6 +6,7 @@
 | part      | what changes around the proposal                                                |
 | --------- | ------------------------------------------------------------------------------- |
 | grid      | the batch size, with the same epochs, and the learning rate, at two epsilons     |
+| steps     | the batch size, with the same number of steps, at two epsilons                   |
 | clip_norm | the clip norm, at two epsilons                                                   |
 | epochs    | the epochs, with the batch size, steps and learning rate proposed for them       |
 | epsilon   | the epsilon, with everything proposed for it                                     |
@@ -46,10 +47,12 @@ FACTORS = {
 }
 EPOCHS = (2, 5, 10, 20, 40, 80)
 MOST_STEPS = 4000  # batch sizes that need more are left out
+STEPS, SIZES = 250, (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MANY_EPSILONS = (0.25, 0.5, 1, 2, 4, 8, 16)
 COLORS = {1.0: "#c8500a", 4.0: "#1f5fa8"}
 LABELS = {
-    "batch": "batch size",
+    "batch": "batch size (40 epochs)",
+    "steps": f"batch size ({STEPS} steps)",
     "learning_rate": "learning rate",
     "clip_norm": "clip norm",
     "epochs": "epochs",
@@ -137,6 +140,22 @@ def grid(runs: Runs):
     return curves
 
 
+def steps(runs: Runs):
+    curves = {}
+    for epsilon in EPSILONS:
+        best = runs.proposed(epsilon=epsilon, steps=STEPS)["batch_size"]
+        curves["steps", "", epsilon] = [
+            (
+                size,
+                runs.accuracies(runs.proposed(epsilon=epsilon, steps=STEPS, batch_size=size)),
+                size == best,
+            )
+            for size in SIZES
+            if size <= runs.units
+        ]
+    return curves
+
+
 def clip_norm(runs: Runs):
     curves = {}
     for epsilon in EPSILONS:
@@ -165,7 +184,7 @@ def epsilon(runs: Runs):
     return {("epsilon", "", 4.0): points}
 
 
-PARTS = {"grid": grid, "clip_norm": clip_norm, "epochs": epochs, "epsilon": epsilon}
+PARTS = {"grid": grid, "steps": steps, "clip_norm": clip_norm, "epochs": epochs, "epsilon": epsilon}
 
 
 def draw(axis: str, curves, folder: Path) -> None:
@@ -202,7 +221,10 @@ def draw(axis: str, curves, folder: Path) -> None:
         axes.set_ylabel("test accuracy, %")
         if axis != "epsilon":
             axes.plot([], [], "D", color="#777777", ms=7, ls="", label="proposed")
-            axes.legend(frameon=False, fontsize=8)
+            handles, names = axes.get_legend_handles_labels()
+            figure.legend(
+                handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8
+            )
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e4e4e4", lw=0.6)
         figure.savefig(folder / f"choosing_{axis}.svg", metadata={"Date": None})

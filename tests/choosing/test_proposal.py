@@ -5,11 +5,18 @@ import dataclasses
 import pytest
 
 from bevel.choosing import NoiseCurve, NoisePoint, Request, propose
+from bevel.choosing import noise_curve as curves
 from bevel.choosing import proposal as proposals
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPSGDConfig
 
 SMALL = Request(num_units=2000, epsilon=4.0, epochs=10)
+
+
+@pytest.fixture(autouse=True)
+def fixture_few_points(monkeypatch):
+    monkeypatch.setattr(curves, "POINTS_BELOW", 2)
+    monkeypatch.setattr(curves, "POINTS_ABOVE", 1)
 
 
 @pytest.fixture(scope="module", name="small")

@@ -6,10 +6,17 @@ import tomllib
 
 import pytest
 
+from bevel.choosing import noise_curve as curves
 from bevel.cli import main
 from bevel.cli.config import read_config
 
 NUMBERS = ["--delta", "1e-3", "--examples", "100", "--batch-size", "10", "--steps", "5"]
+
+
+@pytest.fixture(autouse=True)
+def fixture_few_points(monkeypatch):
+    monkeypatch.setattr(curves, "POINTS_BELOW", 1)
+    monkeypatch.setattr(curves, "POINTS_ABOVE", 1)
 
 
 def table(printed):
