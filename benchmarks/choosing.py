@@ -41,7 +41,7 @@ from bevel.models import ModelTable
 
 EPSILONS = (1.0, 4.0)
 FACTORS = {
-    "batch": (1 / 4, 1, 4, 16, 64),
+    "batch": (1 / 4, 1, 2, 4, 16, 64),
     "learning_rate": (1 / 10, 1 / 3, 1, 3, 10),
     "clip_norm": (0.01, 0.1, 1, 10, 100),
 }
@@ -108,7 +108,8 @@ class Runs:
 
 
 def key(row: dict[str, float]) -> str:
-    return json.dumps({k: v for k, v in sorted(row.items()) if k not in ("accuracy", "seconds")})
+    given = {name: float(x) for name, x in row.items() if name not in ("accuracy", "seconds")}
+    return json.dumps(given, sort_keys=True)
 
 
 # Each part returns curves: {(name of the axis, label, epsilon): [(x, accuracies, is proposed)]}.
