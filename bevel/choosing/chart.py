@@ -3,7 +3,9 @@
 import os
 
 from bevel.choosing.proposal import TOLERATED_EXCESS, Proposal
+from bevel.errors import FixArgumentsError
 
+FORMATS = (".svg", ".png", ".pdf")
 BLUE, ORANGE, GRAY = "#1f5fa8", "#c8500a", "#777777"
 
 
@@ -13,6 +15,8 @@ def write_chart(proposal: Proposal, path: str | os.PathLike[str]) -> None:
     The format follows from the end of the path: .svg, .png or .pdf. The same proposal always gives
     the same .svg file.
     """
+    if not os.fspath(path).endswith(FORMATS):
+        raise FixArgumentsError(f"{path} must end with {', '.join(FORMATS)}.")
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

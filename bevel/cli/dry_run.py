@@ -69,7 +69,7 @@ def _facts(config: Config) -> dict[str, Any]:
             "units": plan.num_units,
             "mechanism": config.plan.mechanism,
             "noise_multiplier": plan.mechanism.noise_multiplier,
-            "clip_norm": plan.clip.l2_clip_norm,
+            "clip_norm": plan.clip.l2_clip_norm if private else None,
             "noise_is_known": run.test_seed is not None,
         },
         "steps": {

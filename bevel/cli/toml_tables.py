@@ -24,7 +24,10 @@ def with_tables(text: str, tables: Tables, where: str) -> str:
     Raises if the file writes its tables in a way that a change by lines would not understand, such
     as `plan = {...}`: the result is read again, and must hold what was asked for and nothing else.
     """
-    changed, wanted = text, tomllib.loads(text)
+    try:
+        changed, wanted = text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FixArgumentsError(f"{where} is not valid TOML: {error}.") from None
     for table, values in tables.items():
         before = wanted.get(table, {})
         new = {key: value for key, value in values.items() if before.get(key) != value}

@@ -6,6 +6,7 @@ import pytest
 
 from bevel.choosing import ChosenNumber, NoiseCurve, NoisePoint, Proposal, Request
 from bevel.choosing.chart import write_chart
+from bevel.errors import FixArgumentsError
 
 POINTS = tuple(NoisePoint(2**k, 4000 // 2**k, 1 + 2**k / 64) for k in range(4, 8))
 
@@ -22,5 +23,7 @@ def test_the_picture_is_reproducible(tmp_path, epochs):
     assert one == two
     assert "<dc:date>" not in one
     assert len(re.findall("<!-- 32 -->", one)) == 1  # the label of the proposed batch size
+    with pytest.raises(FixArgumentsError, match=r"x.gif must end with .svg, .png, .pdf"):
+        write_chart(proposal, tmp_path / "x.gif")
     write_chart(proposal, tmp_path / "three.png")
     assert (tmp_path / "three.png").read_bytes().startswith(b"\x89PNG")

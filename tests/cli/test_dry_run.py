@@ -79,6 +79,15 @@ def test_a_run_that_is_there_resumes_is_complete_or_is_refused(config_file, repo
     assert accepted["folder"]["status"] == "complete"
 
 
+def test_a_run_without_privacy_promises_nothing(config_file, capsys):
+    text = config_file.read_text().replace("noise_multiplier = 1.0", 'mechanism = "none"')
+    config_file.write_text(text)
+    found = dry_run(capsys, config_file)
+    assert found["promise"]["epsilon"] is None and found["promise"]["clip_norm"] is None
+    assert main(["train", str(config_file), "--dry-run"]) == 0
+    assert "so nothing is protected" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("word", "promise"),
     [

@@ -46,6 +46,11 @@ def test_an_empty_file_gets_the_tables():
     ]  # fmt: skip
 
 
+def test_a_file_that_is_not_toml_is_named():
+    with pytest.raises(FixArgumentsError, match="c.toml is not valid TOML"):
+        with_tables("[plan", VALUES, "c.toml")
+
+
 @pytest.mark.parametrize(
     "text",
     ["plan = {epsilon = 3}\n", "plan.epsilon = 3\n", '[plan]\nx = """\nepsilon = 3\n"""\n'],
