@@ -47,7 +47,7 @@ def test_an_empty_file_gets_the_tables():
 
 
 def test_a_file_that_is_not_toml_is_named():
-    with pytest.raises(FixArgumentsError, match="c.toml is not valid TOML"):
+    with pytest.raises(FixArgumentsError, match=r"c\.toml is not valid TOML"):
         with_tables("[plan", VALUES, "c.toml")
 
 
