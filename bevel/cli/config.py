@@ -119,8 +119,13 @@ class Config:
     run: RunTable = dataclasses.field(default_factory=RunTable)
 
 
-def read_config(path: str | Path) -> Config:
-    """Reads a TOML config and checks every key and type."""
+def read_config(
+    path: str | Path, left_out: Mapping[str, Mapping[str, Any]] | None = None
+) -> Config:
+    """Reads a TOML config and checks every key and type.
+
+    `left_out` has values for keys that the file leaves out, by the names of their tables.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -129,6 +134,9 @@ def read_config(path: str | Path) -> Config:
         raise FixArgumentsError(f"there is no config at {path}: check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FixArgumentsError(f"{path} is not valid TOML: {error}.") from None
+    for name, values in (left_out or {}).items():
+        if isinstance(tables.setdefault(name, {}), Mapping):
+            tables[name] = {**values, **tables[name]}
     return _from_table(Config, tables, _Place(path, text))
 
 

@@ -83,10 +83,9 @@ class Job:
         tables = dataclasses.asdict(self.config)
         return {name: table for name, table in tables.items() if name != "run"}
 
-    def fit(self, *, folder: str | Path | None = None, **options: Any) -> TrainingState:
-        """Trains in a run folder, or without one, in which case nothing is saved."""
-        run, budget = self.config.run, self.plan.budget
-        run_options = RunOptions(
+    def run_options(self, **options: Any) -> RunOptions:
+        run = self.config.run
+        return RunOptions(
             checkpoint_every=run.checkpoint_every,
             keep=run.keep,
             ledger=run.ledger,
@@ -94,9 +93,12 @@ class Job:
             accept=run.accept,
             settings=self.settings(),
             compilations=run.compilations,
-            delta=None if budget else self.config.plan.delta,
+            delta=None if self.plan.budget else self.config.plan.delta,
             **options,
         )
+
+    def fit(self, *, folder: str | Path | None = None, **options: Any) -> TrainingState:
+        """Trains in a run folder, or without one, in which case nothing is saved."""
         return self.trainer.fit(
             self.data.train,
             self.init(),
@@ -104,7 +106,7 @@ class Job:
             folder=folder,
             evaluate=self.evaluate,
             user_ids=self.data.user_ids if self.plan.unit.name == "user" else None,
-            options=run_options,
+            options=self.run_options(**options),
         )
 
 

@@ -85,6 +85,17 @@ job = ["x", "y"]
     assert read(PLAN + "[data]\nclasses = 3\n").data.classes == 3
 
 
+def test_values_for_keys_that_are_left_out(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("[plan]\nsteps = 3\n")
+    left_out = {"plan": {"steps": 9, "batch_size": 8}, "optimizer": {"momentum": 0.5}}
+    found = read_config(path, left_out)
+    assert (found.plan.steps, found.plan.batch_size, found.optimizer.momentum) == (3, 8, 0.5)
+    path.write_text("plan = 3\n")
+    with pytest.raises(FixArgumentsError, match=r"\[plan\] is 3: write a table"):
+        read_config(path, left_out)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FixArgumentsError, match=r"there is no config at .*none.toml"):
         read_config(tmp_path / "none.toml")

@@ -84,3 +84,9 @@ def test_examples_per_user_needs_user_ids():
         FixArgumentsError, match=r"examples_per_user is 3, but \[data\] has no user"
     ):
         plan_for(PlanTable(5, 6, delta=1e-3, examples_per_user=3), data_of(None))
+
+
+def test_users_are_the_units_of_the_plan():
+    plan = PlanTable(10, 5, delta=1e-3, noise_multiplier=1.0)
+    made = plan_config(plan, 100, unit="user", examples_per_user=2)
+    assert (made.unit, made.examples_per_user_per_batch, made.num_examples) == ("user", 2, 100)
