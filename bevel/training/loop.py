@@ -29,6 +29,7 @@ from bevel.training.run_description import identity_of, private_record, public_r
 from bevel.training.run_json import now
 from bevel.training.run_options import RunOptions
 from bevel.training.state import ReleasedState, TrainingState, joined, shaped, split
+from bevel.training.stopwatch import seconds_by_part
 
 if TYPE_CHECKING:
     from bevel.training.trainer import Trainer
@@ -104,14 +105,15 @@ class Loop:
         run, plan = self.run, self.trainer.plan
         key_data, batches = self.key_data(), self.batches_of_attempt()
         budget = None if run.budget is None else run.budget.epsilon
-        begun = time.perf_counter()
+        begun, compiled_before = time.perf_counter(), programs.seconds
+        run.stopwatch.seconds.clear()
         with (
             Progress(plan.iterations, step, show=show, budget=budget) as progress,
             Prefetched(lambda: batches.since(step), self.options.ahead) as selected,
             interrupts() as stop,
         ):
             state, status = self.steps(state, step, programs, key_data, selected, progress, stop)
-            run.finish_release()
+            self.finish_release()
         # An interruption shows when somebody stopped the run, so only the private record has it.
         run.write_record(ending=None if status == "interrupted" else status)
         run.write_private_record(
@@ -119,8 +121,11 @@ class Loop:
             status=status,
             steps_taken=int(state.step),
             programs_compiled=programs.compiled,
-            seconds=round(time.perf_counter() - begun, 3),
+            seconds=round(seconds := time.perf_counter() - begun, 3),
             seconds_waiting_for_data=round(selected.waited, 3),
+            seconds_by_part=seconds_by_part(
+                seconds, compiled_before, programs.seconds, selected.waited, run.stopwatch
+            ),
         )
         if stop.number is not None and status == "interrupted":
             raise RunInterrupted(stop.number, state, plan.iterations, saved=run.keeps)
@@ -167,7 +172,7 @@ class Loop:
                 step += 1
                 seen.add(step - 1, run.attempt, measured, batch.digest)
                 progress.advance(step)
-                run.finish_release(if_ready=True)
+                self.finish_release(if_ready=True)
             if self.release(state, step, begun, seen, progress, since):  # account
                 return state, "ended by the callback"
             begun = step
@@ -199,15 +204,20 @@ class Loop:
         def show(released: Metrics) -> None:
             progress.released(released, raw[-1] if raw else None)
 
-        self.run.release(step, begun, self.halves(state), raw, rows, metrics, show)
+        with self.run.stopwatch.part("checkpoints"):
+            self.run.release(step, begun, self.halves(state), raw, rows, metrics, show)
         if self.evaluate is None and self.callback is None:
             return False  # the checkpoint is written while the next steps run
-        released = self.run.finish_release()  # charged before user code sees anything
+        released = self.finish_release()  # charged before user code sees anything
         if self.callback is None or released is None:
             return False
         answer = self.callback(shown, released)
         wants_end = isinstance(answer, bool | np.bool_) and bool(answer)
         return bool(process_agreement.from_first_process(float(wants_end))[0])
+
+    def finish_release(self, *, if_ready: bool = False) -> Metrics | None:
+        with self.run.stopwatch.part("checkpoints"):
+            return self.run.finish_release(if_ready=if_ready)
 
     def keep_unreleased(
         self, state: TrainingState, step: int, begun: int, seen: "PendingMetrics"
