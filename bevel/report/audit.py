@@ -106,7 +106,7 @@ def _facts(record: Mapping[str, Any], found: Mapping[str, float]) -> tuple[tuple
 
 def _down(epsilon: float) -> str:
     """A lower bound on epsilon with four digits, rounded down."""
-    value = Decimal(epsilon)
+    value = Decimal(repr(epsilon))
     last = Decimal(1).scaleb(value.adjusted() - 3) if value else Decimal(1)
     return f"{float(value.quantize(last, rounding=ROUND_FLOOR)):g}"
 

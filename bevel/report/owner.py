@@ -45,7 +45,7 @@ def times(run: RunFiles) -> list[tuple[str, str]]:
         ("Steps taken", known(record.get("steps_taken"))),
         ("Time since it was last started", _seconds(record, "seconds")),
         ("Of this, waiting for data", _seconds(record, "seconds_waiting_for_data")),
-        ("Examples per second, last", f"{rates[-1]:.4g}" if rates else "not recorded"),
+        ("Examples per second, last", f"{rates[-1]:,.0f}" if rates else "not recorded"),
         ("Programs compiled", known(record.get("programs_compiled"))),
         ("Program", known(record.get("program"))),
     ]

@@ -35,7 +35,7 @@ def epsilon_over_steps(run: RunFiles, spent: "Spent | None") -> Figure | None:
         "epsilon",
         "Privacy spent over steps",
         f"ε up to each checkpoint{delta}, as recorded in metrics.jsonl.",
-        axis_of("ε", numbers_of(series), include=[0], in_words=shown_epsilon),
+        axis_of("ε at each checkpoint", numbers_of(series), include=[0], in_words=shown_epsilon),
         series,
         Axis("step", 0, last or 1),
     )
