@@ -40,6 +40,14 @@ class Axis:
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 
+    def tick_labels(self) -> tuple[list[str], str]:
+        """The labels of the ticks, and the power of ten that they leave to the axis label."""
+        size = max(abs(self.low), abs(self.high))
+        if self.log or 1e-3 <= size < 1e6:
+            return [shown(tick) for tick in self.ticks()], ""
+        power = math.floor(math.log10(size))
+        return [shown(tick / 10.0**power) for tick in self.ticks()], f", in {power_of_ten(power)}"
+
 
 def round_step(least: float) -> float:
     """The smallest of 1, 2, 5, 10, 20, ... that is at least `least`."""

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -81,8 +82,8 @@ def by_attempt(
     """
     attempts: dict[Any, list[tuple[float, float, float]]] = {}
     for line in lines:
-        value, at = line.get(name), line.get(against)
-        if is_number(value) and is_number(at):
+        value = line.get(name)
+        if is_number(value) and is_number(at := line.get(against)):
             attempts.setdefault(line.get("attempt", 0), []).append((line["step"], at, value))
     most = max(LEAST_POINTS, MOST_POINTS // max(1, len(attempts)))
     found = []
@@ -130,5 +131,9 @@ def numbers_of(series: Sequence[Series]) -> list[float]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    """Whether a value is a finite number that a float can hold. JSON may have larger integers."""
+    if type(value) not in (int, float) and (  # asked first, because runs have millions of values
+        not isinstance(value, int | float) or isinstance(value, bool)
+    ):
+        return False
+    return bool(-sys.float_info.max <= value <= sys.float_info.max)

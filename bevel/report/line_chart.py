@@ -14,7 +14,7 @@ from bevel.report.axis import Axis, shown
 
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 78, 18, 34, 50
-MOST_LETTERS = 44  # of an axis label
+MOST_LETTERS = 40  # of an axis label
 COLOURS, DASHES, MARKERS = 6, 4, 4  # classes s1 to s6, d1 to d3 of the style sheet; see _marker
 MOST_MARKED = 40  # points; of longer lines, FEW are marked
 FEW = 9
@@ -131,10 +131,11 @@ def _grid(x: Axis, y: Axis) -> list[str]:
     """The grid lines, tick labels and axis labels."""
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     shapes = []
-    for tick in y.ticks():
+    labels, power = y.tick_labels()
+    for tick, label in zip(y.ticks(), labels, strict=True):
         down = bottom - y.fraction(tick) * (bottom - TOP)
         shapes.append(f'<path class="rule" d="M{LEFT} {down:.1f}H{right}"/>')
-        shapes.append(text(shown(tick), LEFT - 8, down + 4.5, "end"))
+        shapes.append(text(label, LEFT - 8, down + 4.5, "end"))
     for tick in x.ticks():
         across, anchor = LEFT + x.fraction(tick) * (right - LEFT), "middle"
         shapes.append(f'<path class="axis" d="M{across:.1f} {bottom}v5"/>')
@@ -143,7 +144,7 @@ def _grid(x: Axis, y: Axis) -> list[str]:
         shapes.append(text(shown(tick), across, bottom + 20, anchor))
     shapes.append(f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>')
     shapes.append(text(_shortened(x.label), (LEFT + right) / 2, HEIGHT - 8, "middle", "name"))
-    shapes.append(text(_shortened(y.label), 2, 16, "start", "name"))
+    shapes.append(text(_shortened(y.label) + power, 2, 16, "start", "name"))
     return shapes
 
 

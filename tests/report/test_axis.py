@@ -53,3 +53,16 @@ def test_numbers_in_words_have_four_digits():
         "1e−07",
         "∞",
     ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels", "power"),
+    [
+        (0.0, 1.0, ["0", "0.2", "0.4", "0.6", "0.8", "1"], ""),
+        (-1.6e-7, -1.4e-7, ["−1.6", "−1.55", "−1.5", "−1.45", "−1.4"], ", in 10⁻⁷"),
+        (0.0, 3e9, ["0", "0.5", "1", "1.5", "2", "2.5", "3"], ", in 10⁹"),
+    ],
+)
+def test_very_small_and_large_ticks_leave_their_power_to_the_axis(low, high, labels, power):
+    assert Axis("y", low, high).tick_labels() == (labels, power)
+    assert axis_of("y", [1e-9, 1e9], log=True).tick_labels()[1] == ""

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bevel.report.axis import Axis
-from bevel.report.figure import MOST_POINTS, by_attempt, figure, flat, thinned
+from bevel.report.figure import MOST_POINTS, by_attempt, figure, flat, is_number, thinned
 from bevel.report.line_chart import Series
 
 
@@ -73,3 +73,19 @@ def test_lines_without_a_number_are_left_out():
 
 def test_nested_metrics_get_names_with_slashes():
     assert flat({"a": {"b": {"c": 1}, "d": 2}, "e": 3}) == {"a/b/c": 1, "a/d": 2, "e": 3}
+
+
+def test_numbers_are_finite_and_fit_a_float():
+    assert all(map(is_number, (0, -1.5, 10**300, np.float64(2.0))))
+    odd = (
+        True,
+        None,
+        "1",
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        10**400,
+        [1],
+        np.float64("nan"),
+    )
+    assert not any(map(is_number, odd))
