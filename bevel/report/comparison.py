@@ -32,7 +32,7 @@ HEAD = ("run", "ε", "δ", "protects one", "relation", "mechanism", "steps")
 
 
 @dataclasses.dataclass(frozen=True)
-class ComparedRun:
+class _ComparedRun:
     """One run of the page, with its metrics flattened. `spent` is None if no epsilon holds."""
 
     label: str
@@ -77,13 +77,13 @@ def write_comparison(
     return write_page(Path(output), render(TEMPLATE, _content(runs)), private=False)
 
 
-def _compared(folder: Path) -> ComparedRun:
+def _compared(folder: Path) -> _ComparedRun:
     run = read_run(folder)
     try:
         spent = spent_of(run)
         claimed = spent is not None and is_claimed(run, spent)
         lines = tuple(flat(line) for line in run.metrics)
-        return ComparedRun(run.name, run, spent if claimed else None, lines)
+        return _ComparedRun(run.name, run, spent if claimed else None, lines)
     except BevelError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -93,7 +93,7 @@ def _compared(folder: Path) -> ComparedRun:
         ) from error
 
 
-def _labels(runs: Sequence[ComparedRun], folders: Sequence[str | os.PathLike[str]]) -> list[str]:
+def _labels(runs: Sequence[_ComparedRun], folders: Sequence[str | os.PathLike[str]]) -> list[str]:
     """The names of runs. Runs of the same name are told apart by their folders."""
     counts = collections.Counter(one.run.name for one in runs)
     return [
@@ -102,7 +102,7 @@ def _labels(runs: Sequence[ComparedRun], folders: Sequence[str | os.PathLike[str
     ]
 
 
-def _content(runs: Sequence[ComparedRun]) -> dict[str, Any]:
+def _content(runs: Sequence[_ComparedRun]) -> dict[str, Any]:
     """The variables of the template."""
     names = list(dict.fromkeys(n for one in runs for n in metric_names(one.lines)))
     last = [dict(last_metrics(one.lines)) for one in runs]
@@ -127,11 +127,11 @@ def _content(runs: Sequence[ComparedRun]) -> dict[str, Any]:
     }
 
 
-def _ledger_of(one: ComparedRun) -> Path:
+def _ledger_of(one: _ComparedRun) -> Path:
     return (one.run.released / str(one.run.record.get("ledger") or "")).resolve()
 
 
-def _facts(one: ComparedRun) -> list[str]:
+def _facts(one: _ComparedRun) -> list[str]:
     unit, relation, delta = one.terms
     epsilon = "none" if one.spent is None else shown_epsilon(one.spent.epsilon)
     steps = f"{one.run.last_step} of {one.run.record.get('steps') or '?'}"
@@ -139,7 +139,7 @@ def _facts(one: ComparedRun) -> list[str]:
     return [one.label, epsilon, delta, unit, relation, mechanism, steps]
 
 
-def _difference(one: ComparedRun, first: ComparedRun) -> str:
+def _difference(one: _ComparedRun, first: _ComparedRun) -> str:
     """Which of the terms differ from those of the first run."""
     names = ("unit", "relation", "δ")
     pairs = zip(names, one.terms, first.terms, strict=True)
@@ -147,7 +147,7 @@ def _difference(one: ComparedRun, first: ComparedRun) -> str:
     return f"no: another {' and '.join(differing)}" if differing else "yes"
 
 
-def _figures(runs: Sequence[ComparedRun], names: Sequence[str]) -> list[Figure]:
+def _figures(runs: Sequence[_ComparedRun], names: Sequence[str]) -> list[Figure]:
     found = []
     for number, name in enumerate(names):
         for against in ("step", "epsilon"):
@@ -156,7 +156,7 @@ def _figures(runs: Sequence[ComparedRun], names: Sequence[str]) -> list[Figure]:
     return found
 
 
-def _overlaid(id: str, name: str, runs: Sequence[ComparedRun], against: str) -> Figure | None:
+def _overlaid(id: str, name: str, runs: Sequence[_ComparedRun], against: str) -> Figure | None:
     """One line for each run. Lines differ in their colour, dashes and markers."""
     epsilons = against == "epsilon"
     series = []
@@ -190,7 +190,7 @@ def _overlaid(id: str, name: str, runs: Sequence[ComparedRun], against: str) -> 
     )
 
 
-def _differing_settings(runs: Sequence[ComparedRun]) -> list[list[str]]:
+def _differing_settings(runs: Sequence[_ComparedRun]) -> list[list[str]]:
     """The settings in which the runs differ, one row per setting and one column per run."""
     settings = [one.run.record.get("settings") or {} for one in runs]
     rows = []
