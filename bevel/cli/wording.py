@@ -30,6 +30,9 @@ FIELDS = {
 _OF_PLAN = r"(?:(?:mechanism|clip|unit)\.|expected_batch_size )"
 # What to write in Python, as a regular expression, and what to write on the command line instead.
 ADVICE = {
+    r"publish_baseline=True": "--publish-baseline",
+    r"include_raw=True": "--include-raw",
+    r"pass baseline=\.\.\.": "pass --baseline",
     r"RunOptions\(ledger=(['\"])(.*?)\1\)": r"--run.ledger=\2",
     r"RunOptions\(accept=\[.*?\]\), on the command line ": "",
     r"another name with RunOptions\(name=\.\.\.\)": "a folder of another name as --run.folder",

@@ -176,7 +176,7 @@ def _assumptions(run: RunFiles) -> tuple[str, ...]:
         else "Each person's data is under one user id."
     )
     return (
-        "Arithmetic: sums and noise are real numbers, as explained above.",
+        "Arithmetic: sums and noise are real numbers. Floating point is not covered.",
         "Tuning: the ledger has every run on these data whose results influenced this one. Runs "
         "that were used to choose settings and are not in the ledger are not counted, and "
         "choosing the best of several results also reveals something.",

@@ -1,7 +1,8 @@
 """Draws line charts as small SVGs that use the style sheet of the page.
 
 The SVGs are written directly rather than by a plotting library, so that their text stays text, they
-follow the reader's light or dark theme, and they stay readable on a phone.
+follow the reader's light or dark theme, and screen readers can read them. All charts have the same
+size in units of the SVG and the same width on the page, so their text has one size.
 """
 
 import dataclasses
@@ -9,12 +10,14 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
-from bevel.report.rounding import power_of_ten
+from bevel.report.axis import Axis, shown
 
-WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 78, 14, 14, 46
-MOST_LETTERS = 30  # of an axis label
-COLOURS = 4  # classes s1 to s4 of the style sheet
+WIDTH, HEIGHT = 460, 300
+LEFT, RIGHT, TOP, BOTTOM = 78, 18, 34, 50
+MOST_LETTERS = 40  # of an axis label
+COLOURS, DASHES, MARKERS = 6, 4, 4  # classes s1 to s6, d1 to d3 of the style sheet; see _marker
+MOST_MARKED = 40  # points; of longer lines, FEW are marked
+FEW = 9
 
 Number = float | None
 Point = tuple[float, float]
@@ -23,14 +26,22 @@ At = Callable[[Point], Point]  # from values to SVG coordinates
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One line. Values that are None or not finite leave gaps."""
+    """One line. Values that are None or not finite leave gaps.
+
+    Attributes:
+      colour: 1 to COLOURS.
+      dash: 0 for a solid line; 1, 2 and 3 are dashed, dotted and both.
+      marker: 0 for none; 1 to MARKERS are a circle, a square, a triangle and a diamond.
+      filled: fill the area between the line and the horizontal axis.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[Number]
     colour: int = 1
-    dashed: bool = False
-    marked: bool = False  # whether to draw a dot at each point
+    dash: int = 0
+    marker: int = 0
+    filled: bool = False
 
     def segments(self) -> list[list[Point]]:
         """The points, split into segments at the gaps."""
@@ -42,58 +53,33 @@ class Series:
                 segments[-1].append((float(x), float(y)))
         return [segment for segment in segments if segment]
 
+    @property
+    def line_class(self) -> str:
+        return f"line s{self.colour}" + (f" d{self.dash}" if self.dash else "")
 
-@dataclasses.dataclass(frozen=True)
-class Axis:
-    """An axis: its label and range."""
-
-    label: str
-    low: float
-    high: float
-    log: bool = False
-
-    def fraction(self, value: float) -> float:
-        """The position of a value on the axis, from 0 at the low end to 1 at the high end."""
-        low, high = self.low, self.high
-        if self.log:
-            low, high, value = math.log10(low), math.log10(high), math.log10(value)
-        return (value - low) / (high - low)
-
-    def ticks(self) -> list[float]:
-        if self.log:
-            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-            every = max(1, math.ceil((last - first + 1) / 6))
-            return [10.0**power for power in range(first, last + 1, every)]
-        step = round_step((self.high - self.low) / 5)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [number * step for number in range(first, last + 1)]
-
-
-def round_step(least: float) -> float:
-    """The smallest of 1, 2, 5, 10, 20, ... that is at least `least`."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(power * part for part in (1, 2, 5, 10) if power * part >= least * (1 - 1e-9))
-
-
-def axis_of(
-    label: str, values: Sequence[float], *, include: Sequence[float] = (), log: bool = False
-) -> Axis:
-    """An axis whose range covers all values and those in `include`."""
-    if log and min(values) > 0:
-        low, high = (math.log10(end) for end in (min(values), max(values)))
-        return Axis(
-            label, 10 ** math.floor(low), 10 ** max(math.ceil(high), math.floor(low) + 1), True
+    @property
+    def swatch(self) -> str:
+        """The line as the legend shows it. Its label follows, so screen readers skip it."""
+        marks = _marker(self, (15.0, 6.0)) if self.marker else ""
+        return (
+            '<svg class="swatch" viewBox="0 0 30 12" width="30" height="12" aria-hidden="true">'
+            f'<path class="{self.line_class}" d="M1 6H29"/>{marks}</svg>'
         )
-    low, high = min([*values, *include]), max([*values, *include])
-    if high == low:
-        pad = abs(high) / 10 or 1.0
-        return Axis(label, low - pad, high + pad)
-    pad = (high - low) * 0.05
-    return Axis(label, low if low in include else low - pad, high + pad * (high not in include))
 
 
-def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
-    """A complete SVG. Screen readers read `title`."""
+def svg(id: str, title: str, description: str, width: int, height: int, parts: str) -> str:
+    """A chart that screen readers read as its title and description."""
+    return (
+        f'<svg class="chart" role="img" viewBox="0 0 {width} {height}" '
+        f'aria-labelledby="{id}-title {id}-desc"><title id="{id}-title">{html.escape(title)}'
+        f'</title><desc id="{id}-desc">{html.escape(description)}</desc>{parts}</svg>'
+    )
+
+
+def line_chart(
+    id: str, title: str, description: str, x: Axis, y: Axis, series: Sequence[Series]
+) -> str:
+    """A complete SVG."""
 
     def at(point: Point) -> Point:
         across = LEFT + x.fraction(point[0]) * (WIDTH - LEFT - RIGHT)
@@ -101,62 +87,72 @@ def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
         return across, down
 
     parts = [*_grid(x, y), *(shape for line in series for shape in _lines(line, at))]
-    return (
-        f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'aria-label="{html.escape(title, quote=True)}">{"".join(parts)}</svg>'
-    )
+    return svg(id, title, description, WIDTH, HEIGHT, "".join(parts))
 
 
 def _lines(series: Series, at: At) -> list[str]:
-    css_class = f"line s{series.colour}" + (" dashed" if series.dashed else "")
-    shapes = []
+    """The shapes of one series: a line per segment, with its markers."""
+    shapes, marked = [], []
     for segment in series.segments():
         points = [at(point) for point in segment]
         if len(points) > 1:
             path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-            shapes.append(f'<polyline class="{css_class}" points="{path}"/>')
-        if series.marked or len(points) == 1:
-            shapes += [
-                f'<circle class="dot s{series.colour}" cx="{a:.1f}" cy="{b:.1f}" r="2.6"/>'
-                for a, b in points
-            ]
-    return shapes
+            if series.filled:
+                ends = f"{points[-1][0]:.1f},{HEIGHT - BOTTOM} {points[0][0]:.1f},{HEIGHT - BOTTOM}"
+                shapes.append(f'<polygon class="area s{series.colour}" points="{path} {ends}"/>')
+            shapes.append(f'<polyline class="{series.line_class}" points="{path}"/>')
+        else:
+            marked += points
+        if series.marker and len(points) > 1:
+            marked += points if len(points) <= MOST_MARKED else _some(points, series.colour)
+    return shapes + [_marker(series, point) for point in marked]
+
+
+def _some(points: list[Point], offset: int) -> list[Point]:
+    """A few points, at other places for every colour so that markers do not hide each other."""
+    apart = len(points) / FEW
+    return [points[int((number + offset / (COLOURS + 1)) * apart)] for number in range(FEW)]
+
+
+def _marker(series: Series, point: Point) -> str:
+    x, y = point
+    style = f'class="dot s{series.colour}"'
+    match series.marker:
+        case 2:
+            return f'<path {style} d="M{x - 3:.1f} {y - 3:.1f}h6v6h-6z"/>'
+        case 3:
+            return f'<path {style} d="M{x:.1f} {y - 4:.1f}l4 7h-8z"/>'
+        case 4:
+            return f'<path {style} d="M{x:.1f} {y - 4.4:.1f}l4.4 4.4l-4.4 4.4l-4.4 -4.4z"/>'
+    return f'<circle {style} cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
 
 
 def _grid(x: Axis, y: Axis) -> list[str]:
     """The grid lines, tick labels and axis labels."""
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     shapes = []
-    for tick in y.ticks():
+    labels, power = y.tick_labels()
+    for tick, label in zip(y.ticks(), labels, strict=True):
         down = bottom - y.fraction(tick) * (bottom - TOP)
         shapes.append(f'<path class="rule" d="M{LEFT} {down:.1f}H{right}"/>')
-        shapes.append(_text(shown(tick), LEFT - 7, down + 4, "end"))
+        shapes.append(text(label, LEFT - 8, down + 4.5, "end"))
     for tick in x.ticks():
-        across = LEFT + x.fraction(tick) * (right - LEFT)
-        shapes.append(f'<path class="axis" d="M{across:.1f} {bottom}v4"/>')
-        shapes.append(_text(shown(tick), across, bottom + 17, "middle"))
-    middle = (TOP + bottom) / 2
+        across, anchor = LEFT + x.fraction(tick) * (right - LEFT), "middle"
+        shapes.append(f'<path class="axis" d="M{across:.1f} {bottom}v5"/>')
+        if across > right - 20 and len(shown(tick)) > 3:  # centred, it would be cut off
+            across, anchor = WIDTH - 2, "end"
+        shapes.append(text(shown(tick), across, bottom + 20, anchor))
     shapes.append(f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>')
-    shapes.append(_text(_shortened(x.label), (LEFT + right) / 2, HEIGHT - 8, "middle", "name"))
-    transform = f' transform="rotate(-90 14 {middle:g})"'
-    shapes.append(_text(_shortened(y.label), 14, middle, "middle", "name", transform))
+    shapes.append(text(_shortened(x.label), (LEFT + right) / 2, HEIGHT - 8, "middle", "name"))
+    shapes.append(text(_shortened(y.label) + power, 2, 16, "start", "name"))
     return shapes
 
 
-def _text(words: str, x: float, y: float, anchor: str, style: str = "tick", turn: str = "") -> str:
-    attributes = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}'
+def text(words: str, x: float, y: float, anchor: str, style: str = "tick") -> str:
+    attributes = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f'<text class="{style}" {attributes}>{html.escape(words)}</text>'
 
 
-def shown(value: float) -> str:
-    """The label of a tick."""
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return f"{value:.6g}".replace("-", "−")
-    digits, power = f"{value:.2e}".split("e")
-    factor = f"{float(digits):g}·".replace("-", "−")
-    return ("" if factor == "1·" else factor) + power_of_ten(int(power))
-
-
 def _shortened(label: str) -> str:
-    """A label cut to a length that fits beside an axis."""
+    """A label cut to a length that fits. The title of the figure has the full name."""
     return label if len(label) <= MOST_LETTERS else label[: MOST_LETTERS - 1] + "…"

@@ -1,35 +1,54 @@
-"""Writes a report as one self-contained HTML page."""
+"""Writes the report of one run as a self-contained HTML page."""
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bevel.errors import BevelError, FixArgumentsError
-from bevel.report import figures
+from bevel.report.audit import AuditReport, read_audit
+from bevel.report.baseline import NOT_COVERED, Baseline, BaselineLike, read_baseline
 from bevel.report.guarantee import guarantee, is_claimed, spent_of
 from bevel.report.mesh_chart import layouts
+from bevel.report.metrics import (
+    evaluation,
+    headline_metric,
+    last_metrics,
+    shown_metric,
+    without_figure,
+)
+from bevel.report.owner import dropped_examples, times, where_time_went
+from bevel.report.owner_figures import owner_figures
+from bevel.report.placement import MOST_ROWS, array_rows, collective_rows, mesh_of
+from bevel.report.privacy_figures import epsilon_over_steps, trade_off
+from bevel.report.rendering import render, write_page
 from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import RunFiles, read_run
+from bevel.report.settings import change_rows, known, setting_tables, shown_value
 from bevel.report.status import status
-from bevel.sharding.tables import short, shown_bytes, shown_shape
-from bevel.training.folder import NO_TIME, RELEASED, REPORT, write_atomically
+from bevel.sharding.tables import shown_bytes
+from bevel.training.folder import RELEASED, REPORT
 
-TEMPLATE, STYLE = "page.html", "page.css"
-MOST_ROWS = 200
+if TYPE_CHECKING:
+    from bevel.accounting.ledger.spent import Spent
+
+TEMPLATE = "page.html"
 
 
 def write_report(
     run_folder: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     include_raw: bool = False,
+    *,
+    baseline: BaselineLike | None = None,
+    publish_baseline: bool = False,
+    audit: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Writes an HTML report of a run and returns its path.
 
-    The public page is a function of the released files and the ledger: the same files give the same
-    bytes. Neither page has scripts or loads other files, and secrets.json is never opened.
+    The public page is a function of the released files, the ledger and a published baseline: the
+    same ones give the same bytes. Neither page has scripts or loads other files, and secrets.json
+    is never opened.
 
     Args:
       run_folder: the folder given to `Trainer.fit(folder=...)`, or a copy of its `released` folder.
@@ -37,13 +56,22 @@ def write_report(
       output: the file to write. By default `released/report.html` in the run folder, or
         `private/report.html` with `include_raw`.
       include_raw: write the owner's page, which is *not private*: it adds times, training loss,
-        clipped fraction, gradient norms and batch sizes. Its file has mode 0600.
+        clipped fraction, gradient norms, batch sizes and the audit. Its file has mode 0600.
+      baseline: the metrics of a model that was trained without privacy, which the page shows next
+        to those of the run: a mapping from names to numbers, one number for the metric in the
+        headline, or the folder of a non-private run. No epsilon covers them.
+      publish_baseline: show the baseline on the public page too. Without it, only the owner's page
+        may have a baseline.
+      audit: the folder of another run whose audit the owner's page shows. By default that of this
+        run, if it has one.
 
     Raises:
       FixArgumentsError: the folder is not a run folder, has the layout of an older version, or the
-        page cannot be written to `output`.
+        page cannot be written to `output`; the baseline or the audit cannot be read, or may not be
+        on this page.
       RestoreLedgerError: the ledger is damaged, so nothing can be claimed.
     """
+    _check_options(include_raw, baseline, publish_baseline, audit)
     run = read_run(run_folder, include_raw)
     target = Path(output or (run.private or run.released) / REPORT)
     if run.private is not None and run.released.resolve() in target.resolve().parents:
@@ -51,8 +79,10 @@ def write_report(
             f"{target} is in {RELEASED}/, which may be shown to anyone, but a report with raw "
             "figures is not private: pass another output."
         )
+    compared = read_baseline(baseline, run)
+    audited = read_audit(run.private, audit) if include_raw else None
     try:
-        text = _render(run)
+        text = render(TEMPLATE, _content(run, compared, audited))
     except BevelError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -60,189 +90,124 @@ def write_report(
             f"the files in {run.released} are not valid records of a run ({type(error).__name__}: "
             f"{error}): restore them from a copy."
         ) from error
-    try:
-        write_atomically(target, text, private=run.private is not None)
-        if target.parent.resolve() == run.released.resolve():
-            for path in (target, target.parent):
-                os.utime(path, (NO_TIME, NO_TIME))  # like every released file
-    except OSError as error:
+    return write_page(target, text, private=run.private is not None, released=run.released)
+
+
+def _check_options(
+    include_raw: bool,
+    baseline: BaselineLike | None,
+    publish_baseline: bool,
+    audit: str | os.PathLike[str] | None,
+) -> None:
+    if baseline is not None and not include_raw and not publish_baseline:
         raise FixArgumentsError(
-            f"the report cannot be written to {target} ({error}): pass another output."
-        ) from error
-    return target
+            "a non-private baseline follows from the training data without noise, and no epsilon "
+            "covers it. Pass publish_baseline=True to show it to everyone, or include_raw=True to "
+            "write the owner's page."
+        )
+    if publish_baseline and baseline is None:
+        raise FixArgumentsError("publish_baseline=True needs a baseline: pass baseline=...")
+    if audit is not None and not include_raw:
+        raise FixArgumentsError(
+            "an audit is on the owner's page only, because its scores are not private: pass "
+            "include_raw=True."
+        )
 
 
-def _render(run: RunFiles) -> str:
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise FixArgumentsError("a report needs jinja2: run pip install 'bevel[train]'.") from error
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_read_resource(TEMPLATE)).render(_content(run))
-
-
-def _read_resource(name: str) -> str:
-    return (resources.files("bevel.report") / name).read_text(encoding="utf-8")
-
-
-def _content(run: RunFiles) -> dict[str, Any]:
+def _content(run: RunFiles, baseline: Baseline, audit: AuditReport | None) -> dict[str, Any]:
     """The variables of the template."""
     record, spent = run.record, spent_of(run)
-    curve = figures.trade_off(spent) if spent and is_claimed(run, spent) else None
+    claimed = spent is not None and is_claimed(run, spent)
+    curve = trade_off(spent) if claimed else None
     pill, ending = status(run)
-    raw = None if run.raw is None else figures.raw_figures(run.raw)
+    last = last_metrics(run.metrics)
+    arrays, collectives = record.get("arrays") or [], record.get("collectives")
     return {
-        "style": _read_resource(STYLE),
         "name": run.name,
         "status": pill,
         "ending": ending,
         "guarantee": guarantee(run, spent),
-        "headline": _headline(run, spent),
-        "epsilon": figures.epsilon_over_steps(run, spent),
+        "headline": _headline(run, spent, claimed, last, baseline),
+        "epsilon": epsilon_over_steps(run, spent),
         "trade_off": curve and curve[0],
         "rates": curve[1] if curve else [],
         "checkpoints": len(run.metrics),
-        "evaluation": figures.evaluation(run),
-        "last_metrics": figures.last_metrics(run),
-        "mesh": _mesh_of(record),
-        "layouts": layouts(record.get("arrays") or [], _mesh_of(record)),
-        "arrays": _array_rows(record.get("arrays") or []),
-        "more_arrays": max(0, len(record.get("arrays") or []) - MOST_ROWS),
-        "collectives": _collective_rows(record.get("collectives")),
-        "plan": str((record.get("plan") or {}).get("description") or "").strip(),
+        "evaluation": evaluation(run, baseline, with_epsilon=claimed),
+        "last_metrics": _metric_rows(last, baseline),
+        "without_figure": without_figure([name for name, _ in last]),
+        "baseline_note": NOT_COVERED if baseline.metrics else "",
+        "mesh": mesh_of(record),
+        "layouts": layouts(arrays, mesh_of(record)),
+        "arrays": array_rows(arrays),
+        "more_arrays": max(0, len(arrays) - MOST_ROWS),
+        "collectives": collective_rows(collectives),
+        "more_collectives": max(0, len(collectives or []) - MOST_ROWS),
+        "setting_tables": setting_tables(record),
+        "settings": [(name, shown_value(v)) for name, v in (record.get("settings") or {}).items()],
+        "changes": change_rows(record.get("changes") or []),
         "what_ran": _what_ran(record),
-        "settings": [(name, _shown_value(v)) for name, v in (record.get("settings") or {}).items()],
-        "changes": _change_rows(record.get("changes") or []),
         "versions": [
             (n, v or "not installed") for n, v in sorted((record.get("versions") or {}).items())
         ],
-        "raw": raw,
-        "raw_steps": len(run.raw or ()),
-        "times": None if run.private_record is None else _times(run),
+        "owner": None if run.private is None else _owner_content(run, audit),
         "bytes": shown_bytes,
     }
 
 
-def _headline(run: RunFiles, spent: Any) -> list[tuple[str, str]]:
-    record = run.record
+def _owner_content(run: RunFiles, audit: AuditReport | None) -> dict[str, Any]:
+    """What only the owner's page has."""
+    rows = run.raw or ()
+    return {
+        "figures": owner_figures(rows),
+        "steps": len(rows),
+        "dropped": dropped_examples(rows),
+        "times": times(run),
+        "time": where_time_went(run),
+        "audit": audit,
+    }
+
+
+def _headline(
+    run: RunFiles,
+    spent: "Spent | None",
+    claimed: bool,
+    last: list[tuple[str, float]],
+    baseline: Baseline,
+) -> list[tuple[str, str]]:
     pairs = []
-    if spent is not None and (is_claimed(run, spent) or not spent.runs):
+    if spent is not None and (claimed or not spent.runs):
         pairs += [("ε spent", shown_epsilon(spent.epsilon)), ("δ", shown_delta(spent.delta))]
     else:
         pairs.append(("guarantee", "none"))
-    pairs.append(("protects one", str(record.get("unit") or "not recorded")))
-    for name, value in figures.last_metrics(run):
-        if name.lower().endswith(("accuracy", "acc")) and 0 <= float(value) <= 1:
-            pairs.append((name.replace("_", " "), f"{100 * float(value):.3g} %"))
-            break
-    pairs.append(("steps", f"{run.last_step} of {record.get('steps') or '?'}"))
+    pairs.append(("protects one", str(run.record.get("unit") or "not recorded")))
+    name = headline_metric([name for name, _ in last])
+    if name is not None:
+        label = name.replace("_", " ")
+        pairs.append((label, shown_metric(name, dict(last)[name])))
+        if (value := baseline.value(name)) is not None:
+            pairs.append((f"{label} without privacy", shown_metric(name, value)))
+    pairs.append(("steps", f"{run.last_step} of {run.record.get('steps') or '?'}"))
     return pairs
 
 
-def _mesh_of(record: Mapping[str, Any]) -> dict[str, int]:
-    """The mesh axes and their sizes. Empty for a run without a mesh."""
-    mesh = (record.get("surroundings") or {}).get("mesh") or {}
-    return {str(name): int(size) for name, (size, _) in mesh.items()}
-
-
-def _array_rows(arrays: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    def cell(row: Mapping[str, Any], name: str, show: Callable[[Any], str]) -> str:
-        return "?" if row.get(name) is None else show(row[name])
-
-    return [
-        [
-            str(row.get("path") or "(root)"),
-            f"{row.get('dtype', '')} {cell(row, 'shape', shown_shape)}",
-            str(row.get("spec") or "-"),
-            cell(row, "shard_shape", shown_shape),
-            cell(row, "bytes_per_device", shown_bytes),
-            cell(row, "replication", "{:g}".format),
-        ]
-        for row in arrays[:MOST_ROWS]
-    ]
-
-
-def _collective_rows(found: Sequence[Mapping[str, Any]] | None) -> list[list[str]] | None:
-    """One row per collective. None if the step was not inspected."""
-    if found is None:
-        return None
-    rows = []
-    for one in found:
-        axes, size = one.get("axes"), one.get("group_size")
-        over = f"groups of {size or '?'}" if axes is None else ", ".join(axes) or "none"
-        shapes = " ".join(f"[{','.join(map(str, shape))}]" for shape in one.get("shapes") or ())
-        sent = one.get("sent")
-        rows.append(
-            [
-                str(one.get("kind")),
-                f"{one.get('dtype', '')}{shapes}",
-                short(one.get("bytes") or 0, "B"),
-                over,
-                str(one.get("times")),
-                "?" if sent is None else short(sent * (one.get("times") or 0), "B"),
-                str(one.get("line") or "-"),
-                str(one.get("operation") or "-").split("/")[-1],
-            ]
-        )
+def _metric_rows(last: list[tuple[str, float]], baseline: Baseline) -> list[list[str]]:
+    """Each metric with its last value and, if there is a baseline, the value without privacy."""
+    rows = [[name, f"{value:.5g}"] for name, value in last]
+    if baseline.metrics:
+        for row in rows:
+            value = baseline.value(row[0])
+            row.append("-" if value is None else f"{value:.5g}")
     return rows
 
 
 def _what_ran(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What ran. Facts that were not recorded are listed as such."""
-    data, around = record.get("data") or {}, record.get("surroundings") or {}
-    size, padded = data.get("expected_batch_size"), data.get("padded_sizes")
+    around = record.get("surroundings") or {}
+    commit = record.get("commit") or "not recorded: the run was not started in a git checkout"
     return [
-        ("Plan", _known((record.get("plan") or {}).get("fingerprint"))),
-        (
-            "Commit",
-            record.get("commit") or "not recorded: the run was not started in a git checkout",
-        ),
-        ("Records", _known(data.get("records"))),
-        ("Expected batch size", _known(size if size is None else f"{size:g}")),
-        ("Batches are padded to", _known(", ".join(map(str, padded or [])))),
-        ("Device", _known(around.get("device"))),
-        ("Processes", _known(around.get("processes"))),
+        ("Fingerprint of the plan", known((record.get("plan") or {}).get("fingerprint"))),
+        ("Commit", str(commit)),
+        ("Device", known(around.get("device"))),
+        ("Processes", known(around.get("processes"))),
         ("XLA flags", str(around.get("flags") or "none")),
     ]
-
-
-def _change_rows(changes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    return [
-        [_known(one.get("step")), _known(one.get("name"))]
-        + [_shown_value(one.get(end)) for end in ("from", "to")]
-        for one in changes
-    ]
-
-
-def _times(run: RunFiles) -> list[tuple[str, str]]:
-    """Times and speed of the run, for the owner's page only."""
-    record = run.private_record or {}
-
-    def seconds(name: str) -> str:
-        value = record.get(name)
-        return f"{value:.3f} s" if figures.is_number(value) else "not recorded"
-
-    rates = [r for row in run.raw or () if figures.is_number(r := row.get("examples_per_second"))]
-    return [
-        ("Began", _known(record.get("started"))),
-        ("Resumed", str(record.get("resumed") or "no")),
-        ("Ended", str(record.get("finished") or "not yet")),
-        ("Steps taken", _known(record.get("steps_taken"))),
-        ("Time since it was last started", seconds("seconds")),
-        ("Of this, waiting for data", seconds("seconds_waiting_for_data")),
-        ("Examples per second, last", f"{rates[-1]:.4g}" if rates else "not recorded"),
-        ("Programs compiled", _known(record.get("programs_compiled"))),
-        ("Program", _known(record.get("program"))),
-    ]
-
-
-def _known(value: Any) -> str:
-    return "not recorded" if value in (None, "") else str(value)
-
-
-def _shown_value(value: Any) -> str:
-    if value is None:
-        return "not set"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -72,7 +72,7 @@ def read_run(folder: str | os.PathLike[str], include_raw: bool = False) -> RunFi
             f"{released} has no {RUN}: it is not a run folder, or the run was stopped before its "
             "first step. Pass the folder of a run."
         )
-    record = _parsed_record(released / RUN)
+    record = parsed_record(released / RUN)
     if released == folder:
         _check_released(folder, record)
     ledger = released / str(record.get("ledger") or LEDGER)
@@ -94,7 +94,7 @@ def _with_private_files(run: RunFiles, private: Path) -> RunFiles:
     return dataclasses.replace(
         run,
         private=private,
-        private_record=_parsed_record(private / RUN) if (private / RUN).exists() else {},
+        private_record=parsed_record(private / RUN) if (private / RUN).exists() else {},
         raw=_lines_of(private / RAW),
     )
 
@@ -127,7 +127,7 @@ def _lines_of(path: Path) -> tuple[Line, ...]:
     return _parsed(path, lambda: tuple(read_lines(path)))
 
 
-def _parsed_record(path: Path) -> Mapping[str, Any]:
+def parsed_record(path: Path) -> Mapping[str, Any]:
     record = _parsed(path, lambda: json.loads(path.read_text(encoding="utf-8")))
     if not isinstance(record, dict):
         raise FixArgumentsError(f"{path} is not the record of a run: restore it from a copy.")

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import re
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -23,7 +24,8 @@ class CompiledSteps:
     """Runs a step on a batch of any padded size.
 
     The state is donated, and the next state has the same shardings. `compiled` is the number of
-    compiled programs. `working` surrounds the time that the run waits for one, with what it is.
+    compiled programs, and `seconds` the time that the run waited for them. `working` surrounds this
+    time, with what is compiled.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class CompiledSteps:
         self._lowered: dict[int, Any] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "bevel-compile")
         self._in_background: dict[int, concurrent.futures.Future[Any]] = {}
+        self.seconds = 0.0
 
     @property
     def compiled(self) -> int:
@@ -75,10 +78,12 @@ class CompiledSteps:
     def of_size(self, size: int) -> Any:
         """Returns the compiled step for batches of `size` rows, and compiles it if necessary."""
         if size not in self._compiled:
+            begun = time.perf_counter()
             with self._working(f"compiling for batches of {size}"):
                 program = self._in_background.pop(size, None)
                 found = program.result() if program else self._lower(size).compile()
             self._compiled[size] = found
+            self.seconds += time.perf_counter() - begun
             self._lowered.pop(size)
         return self._compiled[size]
 

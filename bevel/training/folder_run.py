@@ -49,6 +49,7 @@ from bevel.training.run_json import RunRecord
 from bevel.training.run_ledger import RunLedger
 from bevel.training.run_options import RunOptions
 from bevel.training.secrets import check_commitment, read_secrets, write_secrets
+from bevel.training.stopwatch import Stopwatch
 
 PyTree = Any
 Metrics = dict[str, Any]
@@ -72,6 +73,7 @@ class FolderRun:
 
     def __init__(self, folder: Path, plan: DPExecutionPlan, options: RunOptions) -> None:
         self.folder, self.plan, self.options = RunFolder(folder), plan, options
+        self.stopwatch = Stopwatch()
         self._last_published = (0, 0)  # step and attempt
         self._last_digest: list[str] = []  # checksums of the state at the last release
         self._earlier_rows: list[str] = []  # row digests since then, from before an interruption
@@ -282,7 +284,9 @@ class FolderRun:
 
         Steps that are run again are released at the same step as before.
         """
-        return self.ledger.affordable(step, min([stop, *(s for s in self._replays if s > step)]))
+        stop = min([stop, *(s for s in self._replays if s > step)])
+        with self.stopwatch.part("epsilon"):
+            return self.ledger.affordable(step, stop)
 
     def release(
         self,
@@ -354,7 +358,8 @@ class FolderRun:
             self.ledger.release(pending.step, self._content(pending.release))
             self.checkpoints.publish(pending.step)
             self._last_published = (pending.step, self.attempt)
-        line = {"step": pending.step, "epsilon": self.ledger.epsilon(self.delta)}
+        with self.stopwatch.part("epsilon"):
+            line: Metrics = {"step": pending.step, "epsilon": self.ledger.epsilon(self.delta)}
         line |= {"delta": self.delta, "attempt": self.attempt}
         line |= checked_metrics(pending.evaluate())
         if self._metrics:

@@ -31,6 +31,7 @@ from bevel.training.run_description import identity_of, private_record, public_r
 from bevel.training.run_json import now
 from bevel.training.run_options import RunOptions
 from bevel.training.state import ReleasedState, TrainingState, joined, shaped, split
+from bevel.training.stopwatch import seconds_by_part
 
 if TYPE_CHECKING:
     from bevel.training.trainer import Trainer
@@ -106,7 +107,8 @@ class Loop:
         """Takes the remaining steps, with the noise and batches of this attempt."""
         run, plan = self.run, self.trainer.plan
         key_data, batches = self.key_data(), self.batches_of_attempt()
-        begun = time.perf_counter()
+        begun, compiled_before = time.perf_counter(), programs.seconds
+        run.stopwatch.seconds.clear()
         self.progress.begin(step, plan.iterations, run.budget or plan.budget)
         try:
             with (
@@ -114,7 +116,7 @@ class Loop:
                 interrupts() as stop,
             ):
                 state, status = self.steps(state, step, programs, key_data, selected, stop)
-                run.finish_release()
+                self.finish_release()
         finally:
             self.progress.end()
         # An interruption shows when somebody stopped the run, so only the private record has it.
@@ -124,8 +126,11 @@ class Loop:
             status=status,
             steps_taken=int(state.step),
             programs_compiled=programs.compiled,
-            seconds=round(time.perf_counter() - begun, 3),
+            seconds=round(seconds := time.perf_counter() - begun, 3),
             seconds_waiting_for_data=round(selected.waited, 3),
+            seconds_by_part=seconds_by_part(
+                seconds, compiled_before, programs.seconds, selected.waited, run.stopwatch
+            ),
         )
         if stop.number is not None and status == "interrupted":
             raise RunInterrupted(stop.number, state, plan.iterations, saved=run.keeps)
@@ -171,7 +176,7 @@ class Loop:
                 step += 1
                 seen.add(step - 1, run.attempt, measured, batch.digest)
                 self.progress.advance(step)
-                run.finish_release(if_ready=True)
+                self.finish_release(if_ready=True)
             if self.release(state, step, begun, seen, since):  # account
                 return state, "ended by the callback"
             begun = step
@@ -206,15 +211,20 @@ class Loop:
             for warning in self.raw_warnings.of(raw):
                 self.progress.warn(warning)
 
-        self.run.release(step, begun, self.halves(state), raw, rows, metrics, show)
+        with self.run.stopwatch.part("checkpoints"):
+            self.run.release(step, begun, self.halves(state), raw, rows, metrics, show)
         if self.evaluate is None and self.callback is None:
             return False  # the checkpoint is written while the next steps run
-        released = self.run.finish_release()  # charged before user code sees anything
+        released = self.finish_release()  # charged before user code sees anything
         if self.callback is None or released is None:
             return False
         answer = self.callback(shown, released)
         wants_end = isinstance(answer, bool | np.bool_) and bool(answer)
         return bool(process_agreement.from_first_process(float(wants_end))[0])
+
+    def finish_release(self, *, if_ready: bool = False) -> Metrics | None:
+        with self.run.stopwatch.part("checkpoints"):
+            return self.run.finish_release(if_ready=if_ready)
 
     def keep_unreleased(
         self, state: TrainingState, step: int, begun: int, seen: "PendingMetrics"

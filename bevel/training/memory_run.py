@@ -7,6 +7,7 @@ from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training.metrics_files import checked_metrics
 from bevel.training.run_options import RunOptions
+from bevel.training.stopwatch import Stopwatch
 
 PyTree = Any
 Metrics = dict[str, Any]
@@ -27,7 +28,7 @@ class MemoryRun:
     ) -> None:
         self.plan, self._seed, self._reached = plan, sampling_seed, reached
         budget = options.budget or plan.budget
-        self.budget = None
+        self.budget, self.stopwatch = None, Stopwatch()
         self.delta = options.delta or (budget.delta if budget else None)
         self._line: Metrics | None = None
         if begin < reached[0] and not plan.secrets.known:

@@ -46,9 +46,15 @@ def fixture_reports(monkeypatch):
     """No report is written: what was asked for is kept."""
     asked = []
 
-    def write_report(run_folder, output=None, include_raw=False):
-        asked.append((run_folder, output, include_raw))
+    def write_report(run_folder, output=None, include_raw=False, **options):
+        given = {name: value for name, value in options.items() if value not in (None, False)}
+        asked.append((run_folder, output, include_raw, *([given] if given else [])))
         return output or f"{run_folder}/report.html"
 
+    def write_comparison(run_folders, output):
+        asked.append((*run_folders, output))
+        return output
+
     monkeypatch.setattr(bevel.report, "write_report", write_report)
+    monkeypatch.setattr(bevel.report, "write_comparison", write_comparison)
     return asked

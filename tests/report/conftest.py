@@ -112,6 +112,7 @@ def private_record_of(**changed):
         "status": "complete",
         "seconds": 3706.5,
         "seconds_waiting_for_data": 1.25,
+        "seconds_by_part": {"compiling": 7.5, "waiting_for_data": 1.25, "steps": 3000.25},
         "steps_taken": 10,
         "programs_compiled": 2,
         "program": "d19e57" * 10,
@@ -201,9 +202,30 @@ def raw_lines():
     rows = [
         {"step": s, "attempt": 0, "batch_size": 9 + s % 3, "loss": 2.718281 - s / 10}
         | {"clipped_fraction": 0.253119, "clip_norm": 1.0, "norm_quantiles": [0.1, 0.9, 7.0]}
-        | {"not_finite": 0}
+        | {"not_finite": 0, "signal_to_noise": 0.531 - s / 100}
         for s in range(10)
     ]
     for end in rows[1::2]:
         end["examples_per_second"] = 54321.0 + end["step"]
     return rows
+
+
+@pytest.fixture
+def audit_record():
+    """What private/audit.json says."""
+    return {
+        "promised": 3.0001,
+        "delta": 1e-3,
+        "bound": 0.41239,
+        "limit": 3.1,
+        "significance": 0.05,
+        "attack": "every step",
+        "canaries": 100,
+        "held_in": 52,
+        "passed": True,
+        "attacked": ["clipping", "noise"],
+        "not_attacked": ["floating point"],
+        "histogram": {"edges": [-1, 0, 1, 2], "held_in": [2, 30, 20], "held_out": [10, 28, 10]},
+        "roc": {"fpr": [0, 0.5, 1], "tpr": [0.1, 0.7, 1]},
+        "promise": {"fpr": [0, 0.5, 1], "tpr": [0.2, 0.9, 1]},
+    }

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from bevel.accounting import balls_in_bins_event, dpsgd_event, trade_off_curve
-from bevel.report import figures
+from bevel.report import privacy_figures as figures
 from bevel.report.guarantee import spent_of
-from bevel.report.line_chart import Series
 from bevel.report.run_files import read_run
 
 
@@ -78,16 +77,6 @@ def test_events_bounded_by_monte_carlo_use_the_bound_of_epsilon_and_delta():
     assert not exact
 
 
-def test_accuracies_share_a_figure_and_other_metrics_have_their_own(by_hand, metric_lines):
-    metric_lines[-1] |= {"per_class": {"accuracy": 0.5}, "text": "x", "flag": True, "none": None}
-    run = read_run(by_hand(metrics=metric_lines))
-    accuracy, loss = figures.evaluation(run)
-    assert [s.label for s in accuracy.series] == ["test_accuracy", "per_class/accuracy"]
-    assert loss.title == "test_loss" and len(accuracy.legend) == 2 and not loss.legend
-    last = dict(figures.last_metrics(run))
-    assert last == {"test_accuracy": "1", "test_loss": "0.1", "per_class/accuracy": "0.5"}
-
-
 def test_a_guess_by_the_curve_is_bounded_between_its_points_too(by_hand):
     spent = spent_of(read_run(by_hand()))
     fpr = np.asarray([0.0, 0.05, 0.95, 1.0])  # the best guess is far from all of them
@@ -102,30 +91,10 @@ def test_a_guess_by_the_curve_is_bounded_between_its_points_too(by_hand):
     assert "in real-number arithmetic" in figures.trade_off(spent)[0].caption
 
 
-def test_speed_is_never_a_metric(by_hand, metric_lines):
-    """Lines of before the folder had two halves have one."""
-    lines = [line | {"examples_per_second": 9.0} for line in metric_lines]
-    assert "examples_per_second" not in dict(figures.last_metrics(read_run(by_hand(lines))))
-
-
-def test_raw_figures_are_those_of_training_and_of_speed(raw_lines):
-    found = {figure.id: figure for figure in figures.raw_figures(raw_lines)}
-    assert set(found) == {"raw-loss", "raw-clipped", "raw-batch", "raw-norms", "raw-speed"}
-    assert list(found["raw-speed"].series[0].x) == [1, 3, 5, 7, 9]
-    labels = [series.label for series in found["raw-norms"].series]
-    assert labels == ["0.9 quantile", "median", "0.1 quantile", "clip norm"]
-    assert list(found["raw-batch"].series[0].y) == [line["batch_size"] for line in raw_lines]
-    assert figures.raw_figures([]) == []
-
-
-def test_what_is_not_finite_is_a_gap(raw_lines):
-    raw_lines[3] |= {"loss": None, "norm_quantiles": [None, None, None]}
-    found = {figure.id: figure for figure in figures.raw_figures(raw_lines)}
-    assert 3 not in found["raw-loss"].series[0].x and len(found["raw-loss"].series[0].x) == 9
-
-
-def test_many_points_become_means_of_neighbours():
-    series = Series("a", list(range(1000)), [float(x) for x in range(1000)])
-    thin = figures.thinned(series, max_points=10)
-    assert list(thin.x) == list(range(0, 1000, 100))
-    assert list(thin.y) == [x + 49.5 for x in thin.x]
+def test_descriptions_round_epsilon_and_the_bound_up(by_hand, metric_lines):
+    metric_lines[-1]["epsilon"] = 2.00001
+    run = read_run(by_hand(metrics=metric_lines))
+    spent = spent_of(run)
+    assert "to 2.001 at step 10" in figures.epsilon_over_steps(run, spent).svg
+    drawn, _ = figures.trade_off(spent)
+    assert "no attack exceeds this: from 0.0001 at" in drawn.svg  # the TPR at 0 is below
