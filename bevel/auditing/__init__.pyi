@@ -17,3 +17,5 @@ from bevel.auditing.canaries import record_canaries as record_canaries
 from bevel.auditing.canaries import random_records as random_records
 from bevel.auditing.canaries import mislabelled_records as mislabelled_records
 from bevel.auditing.traces import released_traces as released_traces
+from bevel.auditing.sensitivity import check_sensitivity as check_sensitivity
+from bevel.auditing.sensitivity_result import SensitivityResult as SensitivityResult
