@@ -16,15 +16,20 @@ from bevel.auditing.audit_result import AuditResult
 from bevel.auditing.audited_trainer import AuditedTrainer, Observed
 from bevel.auditing.canaries import Canaries, GradientCanaries, RecordCanaries, gradient_canaries
 from bevel.auditing.canary_score_auditor import CanaryScoreAuditor
+from bevel.auditing.canary_traces import canary_traces
 from bevel.auditing.data_with_canaries import DataWithCanaries
 from bevel.auditing.gaussian_tradeoff import gaussian_epsilon
+from bevel.auditing.released_files import Trace
 from bevel.auditing.scores import last_model_scores, units_are_independent, white_box_scores
+from bevel.auditing.traces import released_traces
 from bevel.batch_selection import ExamplesByUser
 from bevel.checks import is_real, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training import RunOptions, Trainer
 from bevel.training.data import source_of
+from bevel.training.folder import RELEASED, RUN
+from bevel.training.process_agreement import is_first
 from bevel.training.state import TrainingState, split
 
 PyTree = Any
@@ -56,8 +61,9 @@ def audit(
     for those of several runs together, because each canary is in one run only.
 
     The run uses fresh secrets, so it is not one of your runs. Its state is not returned: it was
-    trained on canaries. With real data it spends privacy like any other run. It is charged in the
-    ledger if you pass a folder.
+    trained on canaries. With real data it spends privacy like any other run. If you pass a folder,
+    it is charged in the ledger, its released files are searched for traces of noise, raw values,
+    secrets and canaries, and the record of the audit is kept in `private/audit.json`.
 
     Args:
       trainer: the trainer to audit. Its plan stays the same.
@@ -73,7 +79,7 @@ def audit(
       significance: the probability with which the bound may be wrong.
       seed: of the canaries and coins; None draws from the entropy of the operating system.
       model_state, user_ids, options: as in `Trainer.fit`.
-      folder: where the audited run is kept. Only for a single run.
+      folder: where the audited run is kept: a new folder. Only for a single run.
     """
     plan, significance = trainer.plan, checked_significance(significance)
     delta = _promised_delta(plan, delta)
@@ -84,6 +90,11 @@ def audit(
         raise FixArgumentsError(
             f"runs={runs} with a folder or with records: a folder holds one run, and records have "
             "one coin each. Call audit once for each run."
+        )
+    if folder is not None and (Path(folder) / RELEASED / RUN).exists():
+        raise FixArgumentsError(
+            f"{folder} already holds a run, and an audit cannot resume, because it draws new "
+            "canaries: pass a new folder."
         )
     count = len(canaries) if isinstance(canaries, Canaries) else whole_number("canaries", canaries)
     strongest = _strongest(runs * count, significance, delta)
@@ -106,7 +117,7 @@ def audit(
         )
         scores.append(_scores_of(audited, state, params, attack))
         held_in.append(drawn.held_in)
-    return result_of(
+    result = result_of(
         plan,
         np.concatenate(scores),
         np.concatenate(held_in),
@@ -115,7 +126,29 @@ def audit(
         strongest=strongest,
         attack=attack,
         canaries=drawn,
+        files=folder is not None,
     )
+    if folder is None or not is_first():
+        return result
+    traces = _traces_in(Path(folder), plan, drawn, trained, delta)
+    result = dataclasses.replace(result, traces=traces)
+    result.save(folder)
+    return result
+
+
+def _traces_in(
+    folder: Path, plan: DPExecutionPlan, canaries: Canaries, trained: PyTree, delta: float
+) -> tuple[Trace, ...]:
+    """Traces in the released files of an audited run."""
+    if not isinstance(canaries, GradientCanaries):
+        return released_traces(folder)
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(trained)]
+
+    def exceeds(bound: float) -> bool:
+        return bound > limit_of(plan, delta, bound)
+
+    seen = canary_traces(folder, canaries, shapes, exceeds, delta)
+    return (*released_traces(folder), *seen)
 
 
 def audited_trainer(trainer: Trainer, canaries: Canaries) -> AuditedTrainer:
@@ -186,8 +219,15 @@ def result_of(
     strongest: float,
     attack: str,
     canaries: Canaries,
+    files: bool = False,
 ) -> AuditResult:
     """The bound from the scores, and what it is compared with."""
+    if not np.isfinite(scores).all():
+        raise FixArgumentsError(
+            f"{int((~np.isfinite(scores)).sum())} of {len(scores)} scores are not finite, so what "
+            "the run released is not finite: training diverged. Use a smaller learning rate. "
+            "Leaving these canaries out would bias the audit."
+        )
     if held_in.all() or not held_in.any():
         raise FixArgumentsError(
             f"all {len(held_in)} coins fell on the same side, so there is nothing to tell apart: "
@@ -201,14 +241,18 @@ def result_of(
     ranks = ranks_of(scores)
     auditor = CanaryScoreAuditor(ranks[held_in], ranks[~held_in])
     bound = auditor.epsilon_one_run_fdp(significance, delta, one_sided=False)
-    promised = promised_epsilon(plan, delta)
-    limit = promised
-    if bound > promised:  # it takes seconds, and is only needed here
-        limit = max(promised, gaussian_envelope(plan, delta))
     return AuditResult(
-        promised, delta, bound, limit, significance, strongest, scores, held_in, attack,
-        *_coverage(plan, canaries, attack),
+        promised_epsilon(plan, delta), delta, bound, limit_of(plan, delta, bound), significance,
+        strongest, scores, held_in, attack, *_coverage(plan, canaries, attack, files), plan=plan,
     )  # fmt: skip
+
+
+def limit_of(plan: DPExecutionPlan, delta: float, bound: float) -> float:
+    """What a bound must exceed to refute the promise."""
+    promised = promised_epsilon(plan, delta)
+    if bound <= promised:  # the envelope takes seconds, and is not needed
+        return promised
+    return max(promised, gaussian_envelope(plan, delta))
 
 
 def ranks_of(scores: Floats) -> Floats:
@@ -275,14 +319,15 @@ def _strongest(canaries: int, significance: float, delta: float) -> float:
 
 
 def _coverage(
-    plan: DPExecutionPlan, canaries: Canaries, attack: str
+    plan: DPExecutionPlan, canaries: Canaries, attack: str, files: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What was attacked and what was not, in words."""
-    unattacked = ["files: see bevel.auditing.released_traces"]
+    seen = ("all files under released/",) if files else ()
+    unattacked = [] if files else ["files: pass a folder, or see bevel.auditing.released_traces"]
     if plan.counting is not None:
         unattacked.append("the count of unclipped gradients that adapts the clip norm")
     if isinstance(canaries, RecordCanaries):
-        return (f"{len(canaries)} records, by their loss",), (
+        return (f"{len(canaries)} records, by their loss", *seen), (
             "everything that the loss of the last model does not show",
             *unattacked,
         )
@@ -295,4 +340,4 @@ def _coverage(
         unattacked.append(f"errors in these parameters alone, which have few canaries: {names}")
     if attack == "last model":
         unattacked.append("the noised sums of single steps")
-    return tuple(shown[:6]), tuple(unattacked)
+    return (*shown[:6], *seen), tuple(unattacked)

@@ -122,9 +122,7 @@ def _with_loss_times(trainer: Trainer, factor: float) -> Trainer:
         loss, aux = loss_fn(*arguments)
         return loss * jnp.asarray(factor, loss.dtype), aux
 
-    return dataclasses.replace(
-        trainer, config=trainer.plan, performance_flags=None, loss_fn=scaled
-    )
+    return dataclasses.replace(trainer, config=trainer.plan, performance_flags=None, loss_fn=scaled)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -277,9 +275,7 @@ class _ClippedSum:
                 own = {path: x for path, x in distances.items() if belongs(path)}
                 moved = math.sqrt(sum(x * x for x in own.values())) / (allowed * bound)
                 where = max(own, key=lambda path: own[path] if own[path] >= 0 else math.inf)  # noqa: B023
-                found.append(
-                    SumMovement(case, moved if moved >= 0 else math.inf, where, group)
-                )
+                found.append(SumMovement(case, moved if moved >= 0 else math.inf, where, group))
         return max(found, key=lambda movement: movement.moved)
 
 

@@ -113,9 +113,9 @@ def test_a_parameter_that_is_not_clipped(monkeypatch):
         sums, aux = CLIP(self, state, batch, is_padding, key)
 
         def plain(v):
-            losses = jax.vmap(
-                lambda row: self.loss_fn({**state.params, "v": v}, row, key)[0]
-            )(jax.tree.map(lambda x: x[:, None], batch[0]))
+            losses = jax.vmap(lambda row: self.loss_fn({**state.params, "v": v}, row, key)[0])(
+                jax.tree.map(lambda x: x[:, None], batch[0])
+            )
             return jnp.where(is_padding, 0, losses).sum() / 16
 
         return {**sums, "v": jax.grad(plain)(state.params["v"])}, aux
