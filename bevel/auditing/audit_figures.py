@@ -6,8 +6,8 @@ canaries, which know what the other examples contributed, so they are private.
 
 import numpy as np
 
-from bevel.accounting import trade_off_curve
 from bevel.auditing.arguments import Floats
+from bevel.auditing.promise import allowed_tpr
 from bevel.auditing.score_cuts import ScoreCuts
 from bevel.execution_plan import DPExecutionPlan
 
@@ -48,19 +48,10 @@ def roc(scores: Floats, held_in: np.ndarray) -> dict[str, list[float]]:
 
 
 def promise(plan: DPExecutionPlan | None, epsilon: float, delta: float) -> dict[str, list[float]]:
-    """The highest `tpr` that the guarantee allows at each `fpr`.
+    """The highest `tpr` that the guarantee allows at each `fpr`: see `allowed_tpr`.
 
-    This is the trade-off curve of the plan. Without a plan, it is that of (epsilon, delta) alone.
     The ROC of one run can lie above it by chance where few canaries count.
     """
     fpr = np.concatenate([[0.0], np.geomspace(_SMALLEST_FPR, 1, 121)])
-    if plan is not None:
-        fpr, tpr = trade_off_curve(
-            plan.dp_event, neighboring_relation=plan.neighboring_relation, fpr=fpr
-        )
-    else:
-        with np.errstate(over="ignore"):
-            growth = np.exp(epsilon)
-        above = np.where(fpr > 0, growth * np.maximum(fpr, _SMALLEST_FPR), 0.0) + delta
-        tpr = np.minimum(np.minimum(above, 1 - (1 - fpr - delta) / growth), 1.0)
-    return {"fpr": fpr.tolist(), "tpr": np.maximum(tpr, fpr).tolist()}
+    tpr = np.maximum(allowed_tpr(plan, epsilon, delta, fpr), fpr)
+    return {"fpr": fpr.tolist(), "tpr": tpr.tolist()}

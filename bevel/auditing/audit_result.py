@@ -14,8 +14,8 @@ import numpy as np
 from bevel.auditing.arguments import Floats
 from bevel.auditing.audit_figures import histogram, promise, roc
 from bevel.auditing.audit_plot import plot_audit
-from bevel.auditing.sensitivity_result import SensitivityResult
 from bevel.auditing.released_files import Trace
+from bevel.auditing.sensitivity_result import SensitivityResult
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.training.folder import AUDIT, PRIVATE, make_private_folder, write_atomically
@@ -39,6 +39,7 @@ class AuditResult:
       attack: what the attacker saw: 'every step', or 'last model'.
       attacked: what the audit would notice, in words.
       not_attacked: what it would not notice, in words.
+      findings: errors that were found in another way than by scores, in words.
       traces: what `released_traces` found in the files of the audited run, if it has a folder.
       sensitivity: what `check_sensitivity` found, if it was run.
       plan: the plan of the audited trainer, for its trade-off curve.
@@ -58,6 +59,7 @@ class AuditResult:
     attack: str
     attacked: tuple[str, ...] = ()
     not_attacked: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
     traces: tuple[Trace, ...] = ()
     sensitivity: SensitivityResult | None = None
     plan: DPExecutionPlan | None = dataclasses.field(default=None, repr=False)
@@ -70,11 +72,11 @@ class AuditResult:
     def passed(self) -> bool:
         """False if the run has lost more privacy than it promised. True does not prove the promise.
 
-        Traces in released files and a violated sensitivity also fail the audit. The bound of a
-        correct program fails with at most the probability `significance`.
+        Repeated noise, traces in released files and a violated sensitivity also fail the audit. The
+        bound of a correct program fails with at most the probability `significance`.
         """
         measured = self.sensitivity is None or self.sensitivity.passed
-        return self.epsilon <= self.limit and not self.traces and measured
+        return self.epsilon <= self.limit and not self.findings and not self.traces and measured
 
     def to_dict(self) -> dict[str, Any]:
         """The record of the audit, in numbers, text, lists and dicts that JSON can hold.
@@ -88,10 +90,11 @@ class AuditResult:
         | `attacked`, `not_attacked`       | in words                                            |
         | `histogram`                      | `edges`, and counts `held_in` and `held_out`        |
         | `roc`, `promise`                 | `fpr`, `tpr`: of the attack, and the most allowed   |
-        | `traces`, `sensitivity`          | other findings; `sensitivity` may be null           |
+        | `findings`, `traces`             | what was found in another way than by scores        |
+        | `sensitivity`                    | `SensitivityResult.to_dict`, or null                |
 
         A number that is not finite is null. `promise` is the trade-off curve of the plan, which
-        takes seconds, and for plans with Monte Carlo accounting up to a minute.
+        takes a few seconds.
         """
         return {
             "promised": _finite(self.promised_epsilon),
@@ -109,6 +112,7 @@ class AuditResult:
             "histogram": histogram(self.scores, self.held_in),
             "roc": roc(self.scores, self.held_in),
             "promise": self._promise,
+            "findings": list(self.findings),
             "traces": [dataclasses.asdict(trace) for trace in self.traces],
             "sensitivity": _finite(self.sensitivity and self.sensitivity.to_dict()),
         }
@@ -141,6 +145,8 @@ class AuditResult:
         verdict = "PASSED: the attack found no violation, which does not prove that there is none"
         if self.epsilon > self.limit:
             verdict = "FAILED: the run loses more privacy than it promises"
+        elif self.findings:
+            verdict = "FAILED: the noise repeats itself"
         elif self.traces:
             verdict = "FAILED: there are private values in released files"
         elif not self.passed:
@@ -155,6 +161,7 @@ class AuditResult:
             rows.append(("too few", most))
         rows += [("attacked", line) for line in (f"{self.attack}", *self.attacked)]
         rows += [("not attacked", line) for line in self.not_attacked]
+        rows += [("found", finding) for finding in self.findings]
         rows += [("traces", str(trace)) for trace in self.traces]
         seen = ""
         lines = []

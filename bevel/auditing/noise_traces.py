@@ -53,9 +53,9 @@ def noise_traces(root: Path) -> Iterator[Trace]:
         return
     checkpoints = checkpoint_arrays(root / RELEASED)
     entries = [
-        *((path, name, array) for path, arrays in checkpoints.items() for name, array in arrays.items()),
+        *((path, name, x) for path, found in checkpoints.items() for name, x in found.items()),
         *other_arrays(root / RELEASED),
-    ]  # fmt: skip
+    ]
     entries = [entry for entry in entries if is_real(entry[2]) and entry[2].any()]
     parts = sum(len(with_rows(array)) for _, _, array in entries)
     comparisons = parts * max(map(len, vectors.values()))

@@ -8,9 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
-from bevel.accounting import trade_off_curve
 from bevel.auditing.arguments import Floats, checked_significance
 from bevel.auditing.audit_result import AuditResult
 from bevel.auditing.audited_trainer import AuditedTrainer, Observed
@@ -18,12 +16,14 @@ from bevel.auditing.canaries import Canaries, GradientCanaries, RecordCanaries, 
 from bevel.auditing.canary_score_auditor import CanaryScoreAuditor
 from bevel.auditing.canary_traces import canary_traces
 from bevel.auditing.data_with_canaries import DataWithCanaries
-from bevel.auditing.gaussian_tradeoff import gaussian_epsilon
+from bevel.auditing.independent_units import units_are_independent
+from bevel.auditing.promise import limit_of, promised_delta, promised_epsilon
 from bevel.auditing.released_files import Trace
-from bevel.auditing.scores import last_model_scores, units_are_independent, white_box_scores
+from bevel.auditing.repeated_noise import repeated_noise
+from bevel.auditing.scores import last_model_scores, strategy_matrix, white_box_scores
 from bevel.auditing.traces import released_traces
 from bevel.batch_selection import ExamplesByUser
-from bevel.checks import is_real, whole_number
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training import RunOptions, Trainer
@@ -35,7 +35,6 @@ from bevel.training.state import TrainingState, split
 PyTree = Any
 Attack = Literal["every step", "last model"]
 _FEW = 64  # canaries of one parameter: with fewer, an error in it alone may go unnoticed
-_TOLERANCE = 1e-6
 
 
 def audit(
@@ -82,7 +81,7 @@ def audit(
       folder: where the audited run is kept: a new folder. Only for a single run.
     """
     plan, significance = trainer.plan, checked_significance(significance)
-    delta = _promised_delta(plan, delta)
+    delta = promised_delta(plan, delta)
     whole_number("runs", runs)
     if attack not in ("every step", "last model"):
         raise FixArgumentsError(f"attack={attack!r}: write 'every step' or 'last model'.")
@@ -100,7 +99,7 @@ def audit(
     strongest = _strongest(runs * count, significance, delta)
     units = len(np.unique(user_ids)) if user_ids is not None else len(source_of(dataset))
     trained = split(params, trainer.trainable)[0]
-    scores, held_in = [], []
+    scores, held_in, findings = [], [], list[str]()
     for run in range(runs):
         drawn: Any = canaries
         if not isinstance(canaries, Canaries):
@@ -116,6 +115,7 @@ def audit(
             options=options or RunOptions(progress=False),
         )
         scores.append(_scores_of(audited, state, params, attack))
+        findings += _findings(audited, state)
         held_in.append(drawn.held_in)
     result = result_of(
         plan,
@@ -128,24 +128,27 @@ def audit(
         canaries=drawn,
         files=folder is not None,
     )
+    result = dataclasses.replace(result, findings=tuple(findings))
     if folder is None or not is_first():
         return result
-    traces = _traces_in(Path(folder), plan, drawn, trained, delta)
-    result = dataclasses.replace(result, traces=traces)
+    result = dataclasses.replace(result, traces=_traces_in(Path(folder), result, drawn, trained))
     result.save(folder)
     return result
 
 
 def _traces_in(
-    folder: Path, plan: DPExecutionPlan, canaries: Canaries, trained: PyTree, delta: float
+    folder: Path, result: AuditResult, canaries: Canaries, trained: PyTree
 ) -> tuple[Trace, ...]:
     """Traces in the released files of an audited run."""
     if not isinstance(canaries, GradientCanaries):
         return released_traces(folder)
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(trained)]
 
+    plan, delta = result.plan, result.delta
+    assert plan is not None
+
     def exceeds(bound: float) -> bool:
-        return bound > limit_of(plan, delta, bound)
+        return bound > limit_of(plan, delta, result.promised_epsilon, bound)
 
     seen = canary_traces(folder, canaries, shapes, exceeds, delta)
     return (*released_traces(folder), *seen)
@@ -187,6 +190,24 @@ def _scores_of(
     first, last = (split(tree, trainer.trainable)[0] for tree in (params, state.params))
     first = jax.tree.map(jnp.asarray, first)
     return last_model_scores(np.asarray(canaries.values(last)) - np.asarray(canaries.values(first)))
+
+
+def _findings(trainer: AuditedTrainer, state: TrainingState) -> list[str]:
+    """Errors that no score of a single canary shows, in words."""
+    plan, seen = trainer.plan, state.opt_state
+    rescaled = plan.counting is None or plan.clip.rescale_to_unit_norm
+    if not (isinstance(seen, Observed) and rescaled and units_are_independent(plan)):
+        return []
+    taken = int(state.step)
+    sums = np.asarray(seen.sums, np.float64)[:taken]
+    rest = sums - np.asarray(state.noise_state.others, np.float64)[:taken]
+    if not np.isfinite(rest).all():
+        return []  # the scores are not finite either, which is an error
+    stddev = plan.noise_stddev / float(np.max(np.diag(strategy_matrix(plan, taken))))
+    pairs = repeated_noise(rest, plan.clip.l2_norm_bound, stddev, float(np.abs(sums).max()))
+    if not pairs:
+        return []
+    return [f"noise: {pairs} pairs of coordinates have the same noise at every step"]
 
 
 def _loss_scores(
@@ -241,18 +262,11 @@ def result_of(
     ranks = ranks_of(scores)
     auditor = CanaryScoreAuditor(ranks[held_in], ranks[~held_in])
     bound = auditor.epsilon_one_run_fdp(significance, delta, one_sided=False)
-    return AuditResult(
-        promised_epsilon(plan, delta), delta, bound, limit_of(plan, delta, bound), significance,
-        strongest, scores, held_in, attack, *_coverage(plan, canaries, attack, files), plan=plan,
-    )  # fmt: skip
-
-
-def limit_of(plan: DPExecutionPlan, delta: float, bound: float) -> float:
-    """What a bound must exceed to refute the promise."""
     promised = promised_epsilon(plan, delta)
-    if bound <= promised:  # the envelope takes seconds, and is not needed
-        return promised
-    return max(promised, gaussian_envelope(plan, delta))
+    return AuditResult(
+        promised, delta, bound, limit_of(plan, delta, promised, bound), significance, strongest,
+        scores, held_in, attack, *_coverage(plan, canaries, attack, files), plan=plan,
+    )  # fmt: skip
 
 
 def ranks_of(scores: Floats) -> Floats:
@@ -264,45 +278,6 @@ def ranks_of(scores: Floats) -> Floats:
     ranks = np.empty(len(scores))
     ranks[order] = np.arange(len(scores))
     return ranks
-
-
-def promised_epsilon(plan: DPExecutionPlan, delta: float) -> float:
-    """The epsilon of the budget at its delta, otherwise that of the plan."""
-    if plan.budget is not None and plan.budget.delta == delta:
-        return plan.budget.epsilon
-    return plan.epsilon(delta=delta)
-
-
-def gaussian_envelope(plan: DPExecutionPlan, delta: float) -> float:
-    """The epsilon of the Gaussian mechanism whose trade-off curve lies just above the plan's.
-
-    The bound of an audit is about Gaussian mechanisms. A plan of few steps with rare uses is less
-    private at some error rates than the Gaussian mechanism with its epsilon at this delta.
-    """
-    fpr, tpr = trade_off_curve(plan.dp_event, neighboring_relation=plan.neighboring_relation)
-    inside = (fpr > 0) & (tpr < 1)
-    mu = float(np.max(special.ndtri(tpr[inside]) - special.ndtri(fpr[inside]), initial=0.0))
-    return gaussian_epsilon(mu, delta, _TOLERANCE)
-
-
-def _promised_delta(plan: DPExecutionPlan, delta: float | None) -> float:
-    if plan.mechanism.noise_multiplier is None:
-        raise FixArgumentsError(
-            "the plan adds no noise, so it promises nothing that an audit could refute: audit a "
-            "private config, such as a calibrated DPSGDConfig."
-        )
-    if delta is None:
-        if plan.budget is None:
-            raise FixArgumentsError(
-                "the plan has no budget to take delta from: pass delta=..., such as 1e-5."
-            )
-        return plan.budget.delta
-    if not (is_real(delta) and 0 < delta < 1):
-        raise FixArgumentsError(
-            f"delta={delta!r}: pass a number between 0 and 1, both excluded. Gaussian noise has no "
-            "finite epsilon at delta 0, and delta 1 promises nothing."
-        )
-    return float(delta)
 
 
 def _strongest(canaries: int, significance: float, delta: float) -> float:

@@ -274,7 +274,7 @@ class _ClippedSum:
             for group, (bound, belongs) in self.groups.items():
                 own = {path: x for path, x in distances.items() if belongs(path)}
                 moved = math.sqrt(sum(x * x for x in own.values())) / (allowed * bound)
-                where = max(own, key=lambda path: own[path] if own[path] >= 0 else math.inf)  # noqa: B023
+                where = max(own, key=lambda path: own[path] if own[path] >= 0 else math.inf)
                 found.append(SumMovement(case, moved if moved >= 0 else math.inf, where, group))
         return max(found, key=lambda movement: movement.moved)
 

@@ -4,13 +4,13 @@ It needs both halves of the folder, so only the owner can look. What a run relea
 noise that was added to the sums, which protects them. Noise by itself is another matter: whoever
 has it can subtract it. These traces are looked for in every file under `released/`:
 
-| trace                                                       | where                 | module          |
-| ----------------------------------------------------------- | --------------------- | --------------- |
-| noise buffers: copies, also scaled, shifted, rounded, added | arrays                | `noise_traces`  |
-| norm, sum, mean or standard deviation of the noise buffers  | numbers               | `number_traces` |
-| values of `private/raw.jsonl`                               | numbers               | `number_traces` |
-| secret bits of the run, as bytes, text or the derived seed  | bytes of all files    | here            |
-| canaries that are easier to see than the guarantee allows   | arrays like gradients | `canary_traces` |
+| trace                                                      | where           | module          |
+| ---------------------------------------------------------- | --------------- | --------------- |
+| noise buffers, also scaled, shifted, rounded or added up   | arrays          | `noise_traces`  |
+| norm, sum, mean or standard deviation of the noise buffers | numbers         | `number_traces` |
+| values of `private/raw.jsonl`                              | numbers         | `number_traces` |
+| secret bits of the run, as bytes, text or derived seed     | bytes of files  | here            |
+| canaries that are easier to see than is promised           | arrays          | `canary_traces` |
 
 Canaries are only looked for by `audit`, which knows them. Runs with independent noise keep no noise
 to compare with, so there the canaries have to find noise that is missing.

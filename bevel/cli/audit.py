@@ -15,11 +15,12 @@ EXAMPLES = """examples:
   bevel audit examples/digits.toml --attack last-model --significance 0.01
   bevel audit runs/digits
 
-With a config, it trains once with canaries and prints a lower bound on epsilon. It also measures how
-far single examples move the clipped sum, and looks for traces in the files of the run. This uses the
-data like any other run, and is charged: in the ledger of the config, or in the run's own. The run is
-kept next to that of the config, in a folder such as runs/digits-audit, or runs/digits-audit-2 if
-there is one. What was found is in private/audit.json, which is not for others.
+With a config, it trains once with canaries and prints a lower bound on epsilon. It also measures
+how far single examples move the clipped sum, and looks for traces in the files of the run. This
+uses the data like any other run, and is charged: in the ledger of the config, or in the run's own.
+The run is kept next to that of the config, in a folder such as runs/digits-audit, or
+runs/digits-audit-2 if there is one. What was found is in its private/audit.json, which is not for
+others.
 
 With a run folder, it trains nothing and looks in all released files for traces of noise, raw values
 and secrets.

@@ -55,7 +55,7 @@ def test_the_promise_is_the_trade_off_curve_of_the_plan():
 def test_without_a_plan_the_promise_is_that_of_epsilon_and_delta(epsilon):
     points = promise(None, epsilon, 1e-3)
     fpr, tpr = np.array(points["fpr"]), np.array(points["tpr"])
-    assert ((0 <= tpr) & (tpr <= 1)).all() and tpr[0] == 1e-3
+    assert ((tpr >= 0) & (tpr <= 1)).all() and tpr[0] == 1e-3
     if epsilon < 10:
         growth = np.exp(epsilon)
         assert (tpr <= growth * fpr + 1e-3 + 1e-12).all()

@@ -23,5 +23,5 @@ def test_a_png(tmp_path):
 
 
 def test_other_formats_are_refused(tmp_path):
-    with pytest.raises(FixArgumentsError, match="pass a path such as 'audit.svg'"):
+    with pytest.raises(FixArgumentsError, match=r"pass a path such as 'audit\.svg'"):
         plot_audit(RECORD, tmp_path / "a.txt")

@@ -55,8 +55,9 @@ def test_too_few_canaries_are_named():
 @pytest.mark.parametrize(
     ("changed", "verdict"),
     [
+        ({"findings": ("noise: 3 pairs",)}, "audit FAILED: the noise repeats itself"),
         ({"traces": (TRACE,)}, "audit FAILED: there are private values in released files"),
-        ({"sensitivity": TOO_FAR}, "audit FAILED: contributions to the clipped sum are not bounded"),
+        ({"sensitivity": TOO_FAR}, "audit FAILED: contributions to the clipped sum are not"),
         ({"epsilon": 9.0, "traces": (TRACE,)}, "audit FAILED: the run loses more privacy"),
     ],
 )  # fmt: skip
@@ -69,8 +70,8 @@ def test_other_findings_fail_the_audit_too(changed, verdict):
 
 FIELDS = {
     "promised", "delta", "bound", "limit", "significance", "attack", "canaries", "held_in",
-    "passed", "attacked", "not_attacked", "histogram", "roc", "promise", "strongest", "traces",
-    "sensitivity",
+    "passed", "attacked", "not_attacked", "histogram", "roc", "promise", "strongest", "findings",
+    "traces",    "sensitivity",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`check_sensitivity` measures what one unit contributes, and finds contributions that are too long.
+"""`check_sensitivity` measures what one unit contributes, and finds what is too long.
 
 Each sabotage breaks the bound in another place between the loss and the clipped sum.
 """
@@ -40,8 +40,8 @@ def loss(params, batch, prng):
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean(), {}
 
 
-def trainer(config=None, **changed):
-    fields = {"noise_multiplier": 1.0, "l2_clip_norm": 0.5} | (config or {})
+def trainer(options=None, **changed):
+    fields = {"noise_multiplier": 1.0, "l2_clip_norm": 0.5} | (options or {})
     plan = DPSGDConfig.default(N, 16, 4, **fields).make(secrets=PlanSecrets.for_tests(0))
     given = {"config": plan, "loss_fn": loss, "optimizer": optax.sgd(0.1)}
     return Trainer(**given | changed)
@@ -240,10 +240,7 @@ def test_a_result_says_what_was_measured():
     [
         ({"examples": 1}, "examples=1: pass an integer of at least 2"),
         ({"of": trainer(by_user()[0])}, "the plan protects users: pass user_ids, one for each of"),
-        (
-            {"of": Trainer(config=NonPrivateConfig(N, 16, 1), loss_fn=loss, optimizer=optax.sgd(1.0))},
-            "the plan does not clip",
-        ),
+        ({"of": trainer(config=NonPrivateConfig(N, 16, 1).make())}, "the plan does not clip"),
     ],
 )  # fmt: skip
 def test_bad_arguments(changed, message):

@@ -58,7 +58,7 @@ def test_a_violated_sensitivity_is_exit_code_1(config_file, monkeypatch, capsys)
 
 def test_a_bound_above_the_promise_is_exit_code_1(config_file, monkeypatch, capsys):
     monkeypatch.setattr("bevel.auditing.run_audit.promised_epsilon", lambda plan, delta: -1.0)
-    monkeypatch.setattr("bevel.auditing.run_audit.gaussian_envelope", lambda plan, delta: -1.0)
+    monkeypatch.setattr("bevel.auditing.promise.gaussian_envelope", lambda plan, delta: -1.0)
     assert main(["audit", str(config_file), *SMALL]) == 1
     assert capsys.readouterr().out.startswith("audit FAILED")
 
