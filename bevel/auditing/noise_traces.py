@@ -48,7 +48,7 @@ _Arrays = Mapping[str, np.ndarray]
 
 def noise_traces(root: Path) -> Iterator[Trace]:
     """Released arrays that are noise alone."""
-    vectors = noise_vectors(root)
+    vectors = _noise_vectors(root)
     if not vectors:
         return
     checkpoints = checkpoint_arrays(root / RELEASED)
@@ -57,13 +57,13 @@ def noise_traces(root: Path) -> Iterator[Trace]:
         *other_arrays(root / RELEASED),
     ]
     entries = [entry for entry in entries if is_real(entry[2]) and entry[2].any()]
-    parts = sum(len(with_rows(array)) for _, _, array in entries)
+    parts = sum(len(_with_rows(array)) for _, _, array in entries)
     comparisons = parts * max(map(len, vectors.values()))
     tolerance = _tolerance(root)
     for path, name, array in entries:
         if path in checkpoints and name.split(".")[0] in _PARAMETERS:
             continue
-        for row, own in enumerate(with_rows(array)):
+        for row, own in enumerate(_with_rows(array)):
             noise = vectors.get(own.size, [])
             if not is_combination(own, noise, comparisons, tolerance):
                 continue
@@ -73,13 +73,13 @@ def noise_traces(root: Path) -> Iterator[Trace]:
             break
 
 
-def noise_vectors(root: Path) -> dict[int, list[Floats]]:
+def _noise_vectors(root: Path) -> dict[int, list[Floats]]:
     """All noise vectors in the private half, by their sizes: arrays and their rows."""
     vectors: dict[int, list[Floats]] = {}
     for arrays in checkpoint_arrays(root / PRIVATE).values():
         for name, array in arrays.items():
             if is_noise(name, array):
-                for own in with_rows(array):
+                for own in _with_rows(array):
                     vectors.setdefault(own.size, []).append(_sampled(own))
     return vectors
 
@@ -89,7 +89,7 @@ def is_noise(name: str, array: np.ndarray) -> bool:
     return is_real(array) and array.ndim > 0 and array.any() and not name.endswith("others")
 
 
-def with_rows(array: np.ndarray) -> list[np.ndarray]:
+def _with_rows(array: np.ndarray) -> list[np.ndarray]:
     """An array and its rows: buffers are stacked along the first dimension."""
     return [array, *(array if array.ndim > 1 else ())]
 

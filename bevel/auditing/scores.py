@@ -32,7 +32,7 @@ import numpy as np
 from scipy import special
 
 from bevel.auditing.arguments import Floats
-from bevel.auditing.independent_units import sampler_of
+from bevel.auditing.independent_units import sampler_of, units_are_independent
 from bevel.batch_selection import CyclicPoissonSampling
 from bevel.execution_plan import DPExecutionPlan
 
@@ -47,6 +47,8 @@ _MARGIN = 0.05  # of a standard deviation: the scales are estimates
 _CLEAR = 6.0  # contributions over noise: from here on, the noise hides nothing
 _SMALLEST = 1e-3  # of the stated noise: the least that counts as noise
 _SMALLEST_SHARE = 1e-2  # of the variance: the least that a combination of steps keeps
+_LENGTHS = (1.0, 2.0, 4.0)  # of a contribution, over the clip norm
+_CLEARLY = 5.0  # nats of evidence of all canaries of a leaf
 _FEW_STEPS = 8  # patterns of so many steps are all drawn
 
 
@@ -73,7 +75,7 @@ def _scores_in_leaf(values: Floats, size: float, strategy: Floats, plan: DPExecu
         scale = _noise_scale(values)
         if np.min(size / scale) >= _CLEAR:
             return _scores_without_noise(values / scale, size / scale, plan)
-        root = _inverse_root(values, scale)
+        root = _inverse_root(values, scale, units_are_independent(plan))
         return _log_likelihood_ratio(root @ values, size, root @ strategy, plan)
     if steps >= _FEWEST_STEPS and _use_rate(plan) <= _MOST_USES:
         values = values - np.median(values, axis=0)
@@ -105,16 +107,20 @@ def _scores_without_noise(values: Floats, size: Floats, plan: DPExecutionPlan) -
     return np.max(np.square(values) - np.square(size / 2), axis=0)
 
 
-def _inverse_root(values: Floats, scale: Floats) -> Floats:
+def _inverse_root(values: Floats, scale: Floats, others_known: bool) -> Floats:
     """The inverse square root of the covariance of the noise between steps.
 
-    Values far from zero are pulled in, so that canaries in use do not look like noise.
+    Values far from zero are pulled in, so that canaries in use do not look like noise. If the
+    contributions of others were subtracted, a combination of steps that varies more than the noise
+    does so because of the canaries: it is kept as it is.
     """
     scaled = np.clip(values / scale, -_FAR, _FAR)
     variances, axes = np.linalg.eigh(scaled @ scaled.T / values.shape[1])
     # Independent noise has eigenvalues within this range by chance (Marchenko and Pastur, 1967).
     chance = _MARGIN + np.sqrt(values.shape[0] / values.shape[1])
     variances = np.where(np.abs(np.sqrt(np.abs(variances)) - 1) <= chance, 1, variances)
+    if others_known:
+        variances = np.minimum(variances, 1)
     return axes @ np.diag(np.maximum(variances, _SMALLEST_SHARE) ** -0.5) @ axes.T / scale.T
 
 
@@ -145,11 +151,22 @@ def strategy_matrix(plan: DPExecutionPlan, steps: int) -> Floats:
 def _log_likelihood_ratio(
     values: Floats, size: Any, strategy: Floats, plan: DPExecutionPlan
 ) -> Floats:
-    """Of held in against held out: absent, or of the opposite sign under replace-one."""
-    held_in = _log_likelihood(values, size, strategy, plan)
-    if plan.neighboring_relation.name != "REPLACE_ONE":
-        return held_in
-    return held_in - _log_likelihood(-values, size, strategy, plan)
+    """Of held in against held out: absent, or of the opposite sign under replace-one.
+
+    The attacker does not believe the clip norm either: if contributions that are longer explain the
+    values of all canaries clearly better, they are taken to be longer.
+    """
+    replaced = plan.neighboring_relation.name == "REPLACE_ONE"
+    best, most = np.zeros(values.shape[1]), -np.inf
+    for length in _LENGTHS:
+        held_in = _log_likelihood(values, length * size, strategy, plan)
+        held_out = np.zeros_like(held_in)
+        if replaced:
+            held_out = _log_likelihood(-values, length * size, strategy, plan)
+        evidence = float(np.logaddexp(held_in, held_out).sum())
+        if evidence > most + _CLEARLY:
+            best, most = held_in - held_out, evidence
+    return best
 
 
 def _log_likelihood(values: Floats, size: Any, strategy: Floats, plan: DPExecutionPlan) -> Floats:

@@ -169,7 +169,8 @@ def test_a_sum_without_noise_in_a_released_file_is_found(tmp_path, monkeypatch):
         return state
 
     monkeypatch.setattr(run_audit.AuditedTrainer, "fit", fit)
-    result = small(folder=tmp_path / "run")
+    of = trainer(DPSGDConfig.default(N, N, 1, noise_multiplier=4.0))
+    result = small(of, folder=tmp_path / "run")
     assert result.epsilon <= result.limit and not result.passed
     assert [trace.file for trace in result.traces] == ["momentum.npy"]
 

@@ -19,7 +19,7 @@ def plan_of(config):
     return config.make(secrets=PlanSecrets.for_tests(0))
 
 
-def simulated(plan, seed=0, noise=1.0, interference=0.0):
+def simulated(plan, seed=0, noise=1.0, interference=0.0, length=1.0):
     """The noised sums that a run of the plan would show at the coordinates of canaries."""
     rng = np.random.default_rng(seed)
     steps, units = plan.iterations, plan.num_units
@@ -28,7 +28,7 @@ def simulated(plan, seed=0, noise=1.0, interference=0.0):
         uses[step, batch] = 1
     held_in = rng.random(M) < 0.5
     out = -1 if plan.neighboring_relation.name == "REPLACE_ONE" else 0
-    signal = plan.clip.l2_norm_bound * uses[:, :M] * np.where(held_in, 1, out)
+    signal = length * plan.clip.l2_norm_bound * uses[:, :M] * np.where(held_in, 1, out)
     inverse = np.linalg.inv(strategy_matrix(plan, steps))
     draws = noise * plan.noise_stddev * rng.normal(size=(steps, M))
     others = interference * plan.noise_stddev * rng.normal(size=M)
@@ -112,3 +112,12 @@ def test_without_noise_nearly_every_canary_is_certain(name):
     scores = white_box_scores(observed, np.zeros(M, int), plan)
     used = np.abs(observed).sum(axis=0) > 0
     assert (scores[held_in & used] > 0).all() and (scores[~held_in] <= 0).all()
+
+
+def test_contributions_that_are_too_long_are_recognised():
+    """Held-out canaries then have low scores, and not only held-in ones high scores."""
+    plan = plan_of(DPSGDConfig.default(M, M / 2, 12, noise_multiplier=2.2))
+    longer, held_in = simulated(plan, length=4.0)
+    scores = white_box_scores(longer, np.zeros(M, int), plan)
+    assert area(scores, held_in) > 0.98
+    assert np.median(scores[~held_in]) < -2 < 2 < np.median(scores[held_in])
