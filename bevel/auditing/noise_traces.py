@@ -86,7 +86,7 @@ def _noise_vectors(root: Path) -> dict[int, list[Floats]]:
 
 def is_noise(name: str, array: np.ndarray) -> bool:
     """Whether a private array holds noise, and not what an audit knows of other examples."""
-    return is_real(array) and array.ndim > 0 and array.any() and not name.endswith("others")
+    return is_real(array) and array.ndim > 0 and bool(array.any()) and not name.endswith("others")
 
 
 def _with_rows(array: np.ndarray) -> list[np.ndarray]:

@@ -122,7 +122,10 @@ def _with_loss_times(trainer: Trainer, factor: float) -> Trainer:
         loss, aux = loss_fn(*arguments)
         return loss * jnp.asarray(factor, loss.dtype), aux
 
-    return dataclasses.replace(trainer, config=trainer.plan, performance_flags=None, loss_fn=scaled)
+    changed: Any = scaled
+    return dataclasses.replace(
+        trainer, config=trainer.plan, performance_flags=None, loss_fn=changed
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
