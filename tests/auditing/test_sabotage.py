@@ -43,7 +43,7 @@ def on_mesh():
 @pytest.mark.parametrize("name", PLANS)
 def test_honest_trainers_pass(name, mesh):
     result = runs.audited(PLANS[name], **on_mesh() if mesh else {})
-    assert result.passed and result.epsilon > 1
+    assert result.passed and result.epsilon > result.promised_epsilon / 4
 
 
 def sabotage_noise(monkeypatch, change):
