@@ -9,6 +9,8 @@ from bevel.auditing.bootstrap import BootstrapParams as BootstrapParams
 from bevel.auditing.clopper_pearson import fewest_canaries as fewest_canaries
 from bevel.auditing.run_audit import audit as audit
 from bevel.auditing.audit_result import AuditResult as AuditResult
+from bevel.auditing.audit_result import read_audit as read_audit
+from bevel.auditing.audit_plot import plot_audit as plot_audit
 from bevel.auditing.canaries import Canaries as Canaries
 from bevel.auditing.canaries import GradientCanaries as GradientCanaries
 from bevel.auditing.canaries import RecordCanaries as RecordCanaries
@@ -17,3 +19,5 @@ from bevel.auditing.canaries import record_canaries as record_canaries
 from bevel.auditing.canaries import random_records as random_records
 from bevel.auditing.canaries import mislabelled_records as mislabelled_records
 from bevel.auditing.traces import released_traces as released_traces
+from bevel.auditing.sensitivity import check_sensitivity as check_sensitivity
+from bevel.auditing.sensitivity_result import SensitivityResult as SensitivityResult

@@ -8,29 +8,33 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
-from bevel.accounting import trade_off_curve
 from bevel.auditing.arguments import Floats, checked_significance
 from bevel.auditing.audit_result import AuditResult
 from bevel.auditing.audited_trainer import AuditedTrainer, Observed
 from bevel.auditing.canaries import Canaries, GradientCanaries, RecordCanaries, gradient_canaries
 from bevel.auditing.canary_score_auditor import CanaryScoreAuditor
+from bevel.auditing.canary_traces import canary_traces
 from bevel.auditing.data_with_canaries import DataWithCanaries
-from bevel.auditing.gaussian_tradeoff import gaussian_epsilon
-from bevel.auditing.scores import last_model_scores, units_are_independent, white_box_scores
+from bevel.auditing.independent_units import units_are_independent
+from bevel.auditing.promise import limit_of, promised_delta, promised_epsilon
+from bevel.auditing.released_files import Trace
+from bevel.auditing.repeated_noise import repeated_noise
+from bevel.auditing.scores import last_model_scores, strategy_matrix, white_box_scores
+from bevel.auditing.traces import released_traces
 from bevel.batch_selection import ExamplesByUser
-from bevel.checks import is_real, whole_number
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training import RunOptions, Trainer
 from bevel.training.data import source_of
+from bevel.training.folder import RELEASED, RUN
+from bevel.training.process_agreement import is_first
 from bevel.training.state import TrainingState, split
 
 PyTree = Any
 Attack = Literal["every step", "last model"]
 _FEW = 64  # canaries of one parameter: with fewer, an error in it alone may go unnoticed
-_TOLERANCE = 1e-6
 
 
 def audit(
@@ -56,8 +60,9 @@ def audit(
     for those of several runs together, because each canary is in one run only.
 
     The run uses fresh secrets, so it is not one of your runs. Its state is not returned: it was
-    trained on canaries. With real data it spends privacy like any other run. It is charged in the
-    ledger if you pass a folder.
+    trained on canaries. With real data it spends privacy like any other run. If you pass a folder,
+    it is charged in the ledger, its released files are searched for traces of noise, raw values,
+    secrets and canaries, and the record of the audit is kept in `private/audit.json`.
 
     Args:
       trainer: the trainer to audit. Its plan stays the same.
@@ -73,10 +78,10 @@ def audit(
       significance: the probability with which the bound may be wrong.
       seed: of the canaries and coins; None draws from the entropy of the operating system.
       model_state, user_ids, options: as in `Trainer.fit`.
-      folder: where the audited run is kept. Only for a single run.
+      folder: where the audited run is kept: a new folder. Only for a single run.
     """
     plan, significance = trainer.plan, checked_significance(significance)
-    delta = _promised_delta(plan, delta)
+    delta = promised_delta(plan, delta)
     whole_number("runs", runs)
     if attack not in ("every step", "last model"):
         raise FixArgumentsError(f"attack={attack!r}: write 'every step' or 'last model'.")
@@ -85,11 +90,16 @@ def audit(
             f"runs={runs} with a folder or with records: a folder holds one run, and records have "
             "one coin each. Call audit once for each run."
         )
+    if folder is not None and (Path(folder) / RELEASED / RUN).exists():
+        raise FixArgumentsError(
+            f"{folder} already holds a run, and an audit cannot resume, because it draws new "
+            "canaries: pass a new folder."
+        )
     count = len(canaries) if isinstance(canaries, Canaries) else whole_number("canaries", canaries)
     strongest = _strongest(runs * count, significance, delta)
     units = len(np.unique(user_ids)) if user_ids is not None else len(source_of(dataset))
     trained = split(params, trainer.trainable)[0]
-    scores, held_in = [], []
+    scores, held_in, findings = [], [], list[str]()
     for run in range(runs):
         drawn: Any = canaries
         if not isinstance(canaries, Canaries):
@@ -105,8 +115,9 @@ def audit(
             options=options or RunOptions(progress=False),
         )
         scores.append(_scores_of(audited, state, params, attack))
+        findings += _findings(audited, state)
         held_in.append(drawn.held_in)
-    return result_of(
+    result = result_of(
         plan,
         np.concatenate(scores),
         np.concatenate(held_in),
@@ -115,7 +126,32 @@ def audit(
         strongest=strongest,
         attack=attack,
         canaries=drawn,
+        files=folder is not None,
     )
+    result = dataclasses.replace(result, findings=tuple(findings))
+    if folder is None or not is_first():
+        return result
+    result = dataclasses.replace(result, traces=_traces_in(Path(folder), result, drawn, trained))
+    result.save(folder)
+    return result
+
+
+def _traces_in(
+    folder: Path, result: AuditResult, canaries: Canaries, trained: PyTree
+) -> tuple[Trace, ...]:
+    """Traces in the released files of an audited run."""
+    if not isinstance(canaries, GradientCanaries):
+        return released_traces(folder)
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(trained)]
+
+    plan, delta = result.plan, result.delta
+    assert plan is not None
+
+    def exceeds(bound: float) -> bool:
+        return bound > limit_of(plan, delta, result.promised_epsilon, bound)
+
+    seen = canary_traces(folder, canaries, shapes, exceeds, delta)
+    return (*released_traces(folder), *seen)
 
 
 def audited_trainer(trainer: Trainer, canaries: Canaries) -> AuditedTrainer:
@@ -156,6 +192,24 @@ def _scores_of(
     return last_model_scores(np.asarray(canaries.values(last)) - np.asarray(canaries.values(first)))
 
 
+def _findings(trainer: AuditedTrainer, state: TrainingState) -> list[str]:
+    """Errors that no score of a single canary shows, in words."""
+    plan, seen = trainer.plan, state.opt_state
+    rescaled = plan.counting is None or plan.clip.rescale_to_unit_norm
+    if not (isinstance(seen, Observed) and rescaled and units_are_independent(plan)):
+        return []
+    taken = int(state.step)
+    sums = np.asarray(seen.sums, np.float64)[:taken]
+    rest = sums - np.asarray(state.noise_state.others, np.float64)[:taken]
+    if not np.isfinite(rest).all():
+        return []  # the scores are not finite either, which is an error
+    stddev = plan.noise_stddev / float(np.max(np.diag(strategy_matrix(plan, taken))))
+    pairs = repeated_noise(rest, plan.clip.l2_norm_bound, stddev, float(np.abs(sums).max()))
+    if not pairs:
+        return []
+    return [f"noise: {pairs} pairs of coordinates have the same noise at every step"]
+
+
 def _loss_scores(
     trainer: AuditedTrainer, state: TrainingState, params: PyTree, canaries: RecordCanaries
 ) -> Floats:
@@ -186,8 +240,15 @@ def result_of(
     strongest: float,
     attack: str,
     canaries: Canaries,
+    files: bool = False,
 ) -> AuditResult:
     """The bound from the scores, and what it is compared with."""
+    if not np.isfinite(scores).all():
+        raise FixArgumentsError(
+            f"{int((~np.isfinite(scores)).sum())} of {len(scores)} scores are not finite, so what "
+            "the run released is not finite: training diverged. Use a smaller learning rate. "
+            "Leaving these canaries out would bias the audit."
+        )
     if held_in.all() or not held_in.any():
         raise FixArgumentsError(
             f"all {len(held_in)} coins fell on the same side, so there is nothing to tell apart: "
@@ -202,12 +263,9 @@ def result_of(
     auditor = CanaryScoreAuditor(ranks[held_in], ranks[~held_in])
     bound = auditor.epsilon_one_run_fdp(significance, delta, one_sided=False)
     promised = promised_epsilon(plan, delta)
-    limit = promised
-    if bound > promised:  # it takes seconds, and is only needed here
-        limit = max(promised, gaussian_envelope(plan, delta))
     return AuditResult(
-        promised, delta, bound, limit, significance, strongest, scores, held_in, attack,
-        *_coverage(plan, canaries, attack),
+        promised, delta, bound, limit_of(plan, delta, promised, bound), significance, strongest,
+        scores, held_in, attack, *_coverage(plan, canaries, attack, files), plan=plan,
     )  # fmt: skip
 
 
@@ -220,45 +278,6 @@ def ranks_of(scores: Floats) -> Floats:
     ranks = np.empty(len(scores))
     ranks[order] = np.arange(len(scores))
     return ranks
-
-
-def promised_epsilon(plan: DPExecutionPlan, delta: float) -> float:
-    """The epsilon of the budget at its delta, otherwise that of the plan."""
-    if plan.budget is not None and plan.budget.delta == delta:
-        return plan.budget.epsilon
-    return plan.epsilon(delta=delta)
-
-
-def gaussian_envelope(plan: DPExecutionPlan, delta: float) -> float:
-    """The epsilon of the Gaussian mechanism whose trade-off curve lies just above the plan's.
-
-    The bound of an audit is about Gaussian mechanisms. A plan of few steps with rare uses is less
-    private at some error rates than the Gaussian mechanism with its epsilon at this delta.
-    """
-    fpr, tpr = trade_off_curve(plan.dp_event, neighboring_relation=plan.neighboring_relation)
-    inside = (fpr > 0) & (tpr < 1)
-    mu = float(np.max(special.ndtri(tpr[inside]) - special.ndtri(fpr[inside]), initial=0.0))
-    return gaussian_epsilon(mu, delta, _TOLERANCE)
-
-
-def _promised_delta(plan: DPExecutionPlan, delta: float | None) -> float:
-    if plan.mechanism.noise_multiplier is None:
-        raise FixArgumentsError(
-            "the plan adds no noise, so it promises nothing that an audit could refute: audit a "
-            "private config, such as a calibrated DPSGDConfig."
-        )
-    if delta is None:
-        if plan.budget is None:
-            raise FixArgumentsError(
-                "the plan has no budget to take delta from: pass delta=..., such as 1e-5."
-            )
-        return plan.budget.delta
-    if not (is_real(delta) and 0 < delta < 1):
-        raise FixArgumentsError(
-            f"delta={delta!r}: pass a number between 0 and 1, both excluded. Gaussian noise has no "
-            "finite epsilon at delta 0, and delta 1 promises nothing."
-        )
-    return float(delta)
 
 
 def _strongest(canaries: int, significance: float, delta: float) -> float:
@@ -275,14 +294,15 @@ def _strongest(canaries: int, significance: float, delta: float) -> float:
 
 
 def _coverage(
-    plan: DPExecutionPlan, canaries: Canaries, attack: str
+    plan: DPExecutionPlan, canaries: Canaries, attack: str, files: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What was attacked and what was not, in words."""
-    unattacked = ["files: see bevel.auditing.released_traces"]
+    seen = ("all files under released/",) if files else ()
+    unattacked = [] if files else ["files: pass a folder, or see bevel.auditing.released_traces"]
     if plan.counting is not None:
         unattacked.append("the count of unclipped gradients that adapts the clip norm")
     if isinstance(canaries, RecordCanaries):
-        return (f"{len(canaries)} records, by their loss",), (
+        return (f"{len(canaries)} records, by their loss", *seen), (
             "everything that the loss of the last model does not show",
             *unattacked,
         )
@@ -295,4 +315,4 @@ def _coverage(
         unattacked.append(f"errors in these parameters alone, which have few canaries: {names}")
     if attack == "last model":
         unattacked.append("the noised sums of single steps")
-    return tuple(shown[:6]), tuple(unattacked)
+    return (*shown[:6], *seen), tuple(unattacked)

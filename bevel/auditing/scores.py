@@ -15,12 +15,13 @@ over the patterns that the sampler draws:
 - other samplers: the mean over patterns that the sampler itself draws with another seed.
 
 The attacker knows all other examples. If the sampler draws units independently of each other, the
-guarantee also holds for an attacker who knows when the others were used: their contribution is
-subtracted from x before anything else (`units_are_independent`).
+guarantee also holds for an attacker who knows when the others were used (`independent_units` has
+the proof). Their contribution is then subtracted from x before anything else.
 
 The attacker does not believe what the plan says about z. If there are enough canaries, the
 covariance of y between steps is estimated from them, for each leaf, and y is multiplied by its
-inverse root: noise that is too small, that repeats itself, or that is missing then stands out.
+inverse root: noise that is too small, or that repeats itself, then stands out. A leaf without noise
+has scores of its own.
 Otherwise, if there are many steps and few uses, the gradients of other examples are removed by the
 median over the steps of each coordinate, and the standard deviation is that of what is left.
 """
@@ -31,13 +32,8 @@ import numpy as np
 from scipy import special
 
 from bevel.auditing.arguments import Floats
-from bevel.batch_selection import (
-    BallsInBinsSampling,
-    BMinSepSampling,
-    CyclicPoissonSampling,
-    RandomAllocationSampling,
-)
-from bevel.batch_selection.users import UserSelectionStrategy
+from bevel.auditing.independent_units import sampler_of, units_are_independent
+from bevel.batch_selection import CyclicPoissonSampling
 from bevel.execution_plan import DPExecutionPlan
 
 _PATTERNS = 512  # drawn from the sampler
@@ -48,8 +44,11 @@ _NORMAL_MAD = 1.4826  # the standard deviation over the median absolute deviatio
 _NORMAL_QUARTER = 0.3186  # the absolute value that a quarter of standard normal draws is below
 _FAR = 3.0  # standard deviations
 _MARGIN = 0.05  # of a standard deviation: the scales are estimates
+_CLEAR = 6.0  # contributions over noise: from here on, the noise hides nothing
 _SMALLEST = 1e-3  # of the stated noise: the least that counts as noise
 _SMALLEST_SHARE = 1e-2  # of the variance: the least that a combination of steps keeps
+_LENGTHS = (1.0, 2.0, 4.0)  # of a contribution, over the clip norm
+_CLEARLY = 5.0  # nats of evidence of all canaries of a leaf
 _FEW_STEPS = 8  # patterns of so many steps are all drawn
 
 
@@ -73,7 +72,10 @@ def white_box_scores(observed: Floats, leaf: np.ndarray, plan: DPExecutionPlan) 
 def _scores_in_leaf(values: Floats, size: float, strategy: Floats, plan: DPExecutionPlan) -> Floats:
     steps, canaries = values.shape
     if canaries >= max(_FEWEST_CANARIES, _CANARIES_PER_STEP * steps):
-        root = _inverse_root(values)
+        scale = _noise_scale(values)
+        if np.min(size / scale) >= _CLEAR:
+            return _scores_without_noise(values / scale, size / scale, plan)
+        root = _inverse_root(values, scale, units_are_independent(plan))
         return _log_likelihood_ratio(root @ values, size, root @ strategy, plan)
     if steps >= _FEWEST_STEPS and _use_rate(plan) <= _MOST_USES:
         values = values - np.median(values, axis=0)
@@ -83,33 +85,43 @@ def _scores_in_leaf(values: Floats, size: float, strategy: Floats, plan: DPExecu
     return _log_likelihood_ratio(values, size, strategy, plan)
 
 
-def _inverse_root(values: Floats) -> Floats:
-    """The inverse square root of the covariance of the noise between steps.
+def _noise_scale(values: Floats) -> Floats:
+    """The standard deviation of the noise of each step, (steps, 1).
 
-    About half of the canaries are held out. The scale is that of the smallest quarter, and values
-    far from zero are pulled in, so that canaries in use do not look like noise if there is none.
+    About half of the canaries are held out. The scale is that of the smallest quarter, so that
+    canaries in use do not look like noise if there is none.
     """
     scale = np.quantile(np.abs(values), 0.25, axis=1, keepdims=True) / _NORMAL_QUARTER
-    scale = np.maximum(scale, _SMALLEST)
+    return np.maximum(scale, _SMALLEST)
+
+
+def _scores_without_noise(values: Floats, size: Floats, plan: DPExecutionPlan) -> Floats:
+    """Scores if the noise is far smaller than what a canary contributes: nearly all are certain.
+
+    Canaries in use are then a large part of what the covariance between steps is estimated from,
+    so it says nothing about the noise. It is not needed either: a canary that was used once stands
+    out. The score is positive if a step has more than half of a contribution.
+    """
+    if plan.neighboring_relation.name == "REPLACE_ONE":
+        return np.sum(size * values, axis=0)
+    return np.max(np.square(values) - np.square(size / 2), axis=0)
+
+
+def _inverse_root(values: Floats, scale: Floats, others_known: bool) -> Floats:
+    """The inverse square root of the covariance of the noise between steps.
+
+    Values far from zero are pulled in, so that canaries in use do not look like noise. If the
+    contributions of others were subtracted, a combination of steps that varies more than the noise
+    does so because of the canaries: it is kept as it is.
+    """
     scaled = np.clip(values / scale, -_FAR, _FAR)
     variances, axes = np.linalg.eigh(scaled @ scaled.T / values.shape[1])
     # Independent noise has eigenvalues within this range by chance (Marchenko and Pastur, 1967).
     chance = _MARGIN + np.sqrt(values.shape[0] / values.shape[1])
     variances = np.where(np.abs(np.sqrt(np.abs(variances)) - 1) <= chance, 1, variances)
+    if others_known:
+        variances = np.minimum(variances, 1)
     return axes @ np.diag(np.maximum(variances, _SMALLEST_SHARE) ** -0.5) @ axes.T / scale.T
-
-
-def units_are_independent(plan: DPExecutionPlan) -> bool:
-    """Whether a guarantee holds given the steps at which all other units are used.
-
-    This is so if these say nothing about the use of the one unit. A batch of a fixed or truncated
-    size says whether there is one unit more than the others. Groups of cyclic Poisson sampling may
-    be known to the attacker: its guarantee holds for every group.
-    """
-    sampler = _sampler(plan)
-    if isinstance(sampler, CyclicPoissonSampling):
-        return sampler.truncated_batch_size is None
-    return isinstance(sampler, BallsInBinsSampling | BMinSepSampling | RandomAllocationSampling)
 
 
 def last_model_scores(change: Floats) -> Floats:
@@ -139,16 +151,27 @@ def strategy_matrix(plan: DPExecutionPlan, steps: int) -> Floats:
 def _log_likelihood_ratio(
     values: Floats, size: Any, strategy: Floats, plan: DPExecutionPlan
 ) -> Floats:
-    """Of held in against held out: absent, or of the opposite sign under replace-one."""
-    held_in = _log_likelihood(values, size, strategy, plan)
-    if plan.neighboring_relation.name != "REPLACE_ONE":
-        return held_in
-    return held_in - _log_likelihood(-values, size, strategy, plan)
+    """Of held in against held out: absent, or of the opposite sign under replace-one.
+
+    The attacker does not believe the clip norm either: if contributions that are longer explain the
+    values of all canaries clearly better, they are taken to be longer.
+    """
+    replaced = plan.neighboring_relation.name == "REPLACE_ONE"
+    best, most = np.zeros(values.shape[1]), -np.inf
+    for length in _LENGTHS:
+        held_in = _log_likelihood(values, length * size, strategy, plan)
+        held_out = np.zeros_like(held_in)
+        if replaced:
+            held_out = _log_likelihood(-values, length * size, strategy, plan)
+        evidence = float(np.logaddexp(held_in, held_out).sum())
+        if evidence > most + _CLEARLY:
+            best, most = held_in - held_out, evidence
+    return best
 
 
 def _log_likelihood(values: Floats, size: Any, strategy: Floats, plan: DPExecutionPlan) -> Floats:
     """Of a canary with contributions of this size, relative to none."""
-    sampler = _sampler(plan)
+    sampler = sampler_of(plan)
     separate = isinstance(sampler, CyclicPoissonSampling) and plan.mechanism.noise_matrix.amplified
     if separate and len(values) > _FEW_STEPS:
         # One term for each step at which the canary may be used.
@@ -171,7 +194,7 @@ def _log_mean_exp(values: Floats) -> Floats:
 
 def _patterns(plan: DPExecutionPlan, steps: int) -> Floats:
     """Patterns of use, (steps, patterns), of random units in one draw of the sampler."""
-    sampler, units = _sampler(plan), plan.num_units or _PATTERNS
+    sampler, units = sampler_of(plan), plan.num_units or _PATTERNS
     kept = np.random.default_rng(0).permutation(units)[:_PATTERNS]
     column = np.full(units, -1)
     column[kept] = np.arange(len(kept))
@@ -180,11 +203,6 @@ def _patterns(plan: DPExecutionPlan, steps: int) -> Floats:
         own = column[batch]
         used[step, own[own >= 0]] = 1
     return used
-
-
-def _sampler(plan: DPExecutionPlan) -> Any:
-    sampler = plan.batch_selection_strategy
-    return sampler.base_strategy if isinstance(sampler, UserSelectionStrategy) else sampler
 
 
 def _use_rate(plan: DPExecutionPlan) -> float:

@@ -1,6 +1,9 @@
 """`bevel audit CONFIG.toml` or `bevel audit RUN`: attacks a run, and compares with its promise."""
 
 import argparse
+import dataclasses
+import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +15,18 @@ EXAMPLES = """examples:
   bevel audit examples/digits.toml --attack last-model --significance 0.01
   bevel audit runs/digits
 
-With a config, it trains once with canaries and prints a lower bound on epsilon. This uses the data
-like any other run: pass --folder to charge it in a ledger. With a run folder, it trains nothing and
-looks in all released files for traces of noise, raw values and secrets.
+With a config, it trains once with canaries and prints a lower bound on epsilon. It also measures
+how far single examples move the clipped sum, and looks for traces in the files of the run. This
+uses the data like any other run, and is charged: in the ledger of the config, or in the run's own.
+The run is kept next to that of the config, in a folder such as runs/digits-audit, or
+runs/digits-audit-2 if there is one. What was found is in its private/audit.json, which is not for
+others.
 
-The exit code is 1 if the bound exceeds what was promised, or if there is a trace.
+With a run folder, it trains nothing and looks in all released files for traces of noise, raw values
+and secrets.
+
+The exit code is 1 if the bound exceeds what was promised, an example contributes more than its
+bound, or there is a trace.
 """
 
 
@@ -42,22 +52,29 @@ def main(arguments: Sequence[str]) -> int:
         default=0.05,
         help="the probability with which the bound may be wrong; by default 0.05",
     )
-    parser.add_argument("--folder", type=Path, help="keep and charge the audited run here")
+    parser.add_argument(
+        "--folder", type=Path, help="where to keep the audited run; by default next to the run"
+    )
+    parser.add_argument("--json", action="store_true", help="print the record as JSON")
     options, overrides = parser.parse_known_args(arguments)
     if options.target.is_dir():
         if overrides:
             parser.error(f"{overrides[0]} is for configs, but {options.target} is a run folder.")
-        return _audit_folder(options.target)
+        return _audit_folder(options.target, options.json)
     from bevel.cli.parsing import config_and_overrides
 
     config = config_and_overrides("audit", EXAMPLES, [str(options.target), *overrides])
     return _audit_config(config, options)
 
 
-def _audit_folder(folder: Path) -> int:
+def _audit_folder(folder: Path, as_json: bool) -> int:
     from bevel.auditing import released_traces
 
     traces = released_traces(folder)
+    if as_json:
+        found = [dataclasses.asdict(trace) for trace in traces]
+        print(json.dumps({"passed": not traces, "traces": found}))
+        return 1 if traces else 0
     if not traces:
         print(f"audit PASSED: no trace of noise, raw values or secrets under {folder}/released")
         return 0
@@ -68,17 +85,19 @@ def _audit_folder(folder: Path) -> int:
 
 
 def _audit_config(config: Config, options: argparse.Namespace) -> int:
-    from bevel.auditing import audit
+    from bevel.auditing import audit, check_sensitivity
     from bevel.cli.job import Job, use_cpu_devices
     from bevel.training import RunOptions
 
     if config.mesh.cpu_devices is not None:
         use_cpu_devices(config.mesh.cpu_devices)
     job = Job(config)
+    data, params = job.data.train, job.init()
+    folder = options.folder or _new_folder(config.run.folder)
     result = audit(
         job.trainer,
-        job.data.train,
-        job.init(),
+        data,
+        params,
         canaries=options.canaries,
         attack="last model" if options.attack == "last-model" else "every step",
         delta=config.plan.delta,
@@ -86,13 +105,24 @@ def _audit_config(config: Config, options: argparse.Namespace) -> int:
         user_ids=job.data.user_ids,
         seed=config.run.test_seed,
         model_state=job.model.model_state,
-        folder=options.folder,
+        folder=folder,
         options=RunOptions(
             progress=False,
             compilations=config.run.compilations,
             checkpoint_every=config.run.checkpoint_every,
             ledger=config.run.ledger,
+            anchor=config.run.anchor if config.run.ledger else None,
         ),
     )
-    print(result)
+    result = dataclasses.replace(result, sensitivity=check_sensitivity(job.trainer, data, params))
+    record = result.save(folder)
+    print(json.dumps(result.to_dict()) if options.json else f"{result}\nrecord: {record}")
     return 0 if result.passed else 1
+
+
+def _new_folder(run_folder: str) -> Path:
+    """A folder next to that of the run: an audit draws new canaries, so it cannot resume."""
+    names = itertools.chain(
+        [f"{run_folder}-audit"], (f"{run_folder}-audit-{k}" for k in itertools.count(2))
+    )
+    return next(path for path in map(Path, names) if not path.exists())

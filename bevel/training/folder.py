@@ -14,6 +14,7 @@
       releases.jsonl         for each release: keyed digests of its rows, checksums of the state
       ledger_head            hash of the ledger's last line, as this run left it
       raw.jsonl              loss, norms, clipped fraction and batch size of every step
+      audit.json             what an audit of this run found, if it was an audited run
       tensorboard/           events, which contain the time
       staging/, damaged/     checkpoints that are not released yet, or could not be read
       report.html            the owner's report
@@ -42,6 +43,7 @@ LEDGER, METRICS = "ledger.jsonl", "metrics.jsonl"
 SECRETS, IDENTITY, RELEASES, RAW = "secrets.json", "identity.json", "releases.jsonl", "raw.jsonl"
 TENSORBOARD, STAGING, DAMAGED = "tensorboard", "staging", "damaged"
 LEDGER_HEAD, LOCK = "ledger_head", "lock"
+AUDIT = "audit.json"
 # Inside a checkpoint: its metadata, and, while it is staged, the record of its release.
 CHECKPOINT, RELEASE = "checkpoint.json", "release.json"
 # Files at the top of a run folder from before it had two halves.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import ClosedJaxpr, Var
 
+from bevel.clipping import BoundedSensitivityCallable
 from bevel.clipping.coupled_examples import EXPLANATION, quiet
 from bevel.clipping.program.coupling import Coupling
 from bevel.clipping.program.shared_randomness import find_shared_mask
@@ -88,7 +89,7 @@ class PrivateStep:
         at_step = jax.random.fold_in(key, state.step)
         fixed = (frozen, state.model_state)
         result = clipped(trained, fixed, batch, at_step, is_padding_example=is_padding)
-        self._loss_program[:] = [clipped.program.loss]
+        self._clipped[:] = [clipped]
         if not self.allow_coupled_examples:
             self.check_coupling(clipped.program.coupling, state, batch, key)
         check_depends_on_params(self.loss_fn, _reads(clipped.program.loss, trained))
@@ -207,9 +208,18 @@ class PrivateStep:
         return []
 
     @functools.cached_property
-    def _loss_program(self) -> list[Any]:
-        """The jaxpr of the loss of one example, once a step was traced."""
+    def _clipped(self) -> list[BoundedSensitivityCallable]:
+        """The clipped gradient of the loss, once a step was traced."""
         return []
+
+    def rounding_bound(self, units: int) -> float:
+        """Bounds the rounding of the clipped sum of a batch, once a step was traced.
+
+        Args:
+          units: the examples or users in the batch. Padding adds zeros, which are not rounded.
+        """
+        (clipped,) = self._clipped
+        return clipped.rounding_bound(units)
 
     def digests(self, state: TrainingState) -> dict[str, str]:
         """Digests of the loss and the optimizer, once a step was traced."""
@@ -222,7 +232,8 @@ class PrivateStep:
         except Exception:  # it may need a mesh; the program's digest covers it
             optimizer = "cannot be traced by itself"
         initial = " ".join(digest(state.opt_state))  # it may contain the learning rate
-        (loss,) = self._loss_program
+        (clipped,) = self._clipped
+        loss = clipped.program.loss
         return {
             "optimizer": f"{optimizer} {initial}",
             "loss": program_digest(loss),

@@ -156,16 +156,21 @@ def test_arguments_of_bounds_are_checked():
         auditor.epsilon_from_gdp(0.05, 1e-5, 0)
 
 
-def test_many_scores_are_audited_quickly():
-    """Each bound takes at most about a second, and a resample a few milliseconds."""
+def test_a_bound_from_many_scores_takes_at_most_a_second():
+    """Of processor time, from 1e5 scores. `MultiSplit` combines a hundred splits."""
     auditor = CanaryScoreAuditor(*scores(canaries=100_000))
     for name in ("epsilon_clopper_pearson", "epsilon_one_run", "epsilon_one_run_fdp"):
         for strategy in (Bonferroni(), Explicit(2.0), Split(seed=0), MultiSplit(seed=0)):
             start = time.process_time()
             getattr(auditor, name)(0.05, 1e-7, False, threshold_strategy=strategy)
-            assert time.process_time() - start < 6, (name, strategy)
+            limit = 2 if isinstance(strategy, MultiSplit) else 1
+            assert time.process_time() - start < limit, (name, strategy)
+
+
+@pytest.mark.parametrize("name", ["attack_auroc", "epsilon_raw_counts"])
+def test_a_thousand_resamples_take_at_most_ten_seconds(name):
+    """Of processor time, from 1e5 scores."""
+    auditor = CanaryScoreAuditor(*scores(canaries=100_000))
     start = time.process_time()
-    params = BootstrapParams(50, seed=0)
-    auditor.attack_auroc(bootstrap_params=params)
-    auditor.epsilon_raw_counts(bootstrap_params=params)
-    assert time.process_time() - start < 6
+    getattr(auditor, name)(bootstrap_params=BootstrapParams(1000, seed=0))
+    assert time.process_time() - start < 10

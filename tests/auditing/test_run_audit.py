@@ -6,8 +6,20 @@ import numpy as np
 import optax
 import pytest
 
-from bevel.auditing import audit, mislabelled_records, record_canaries
-from bevel.auditing.run_audit import gaussian_envelope, ranks_of, result_of
+from bevel.auditing import (
+    audit,
+    gradient_canaries,
+    mislabelled_records,
+    read_audit,
+    record_canaries,
+    run_audit,
+)
+from bevel.auditing.run_audit import (
+    audited_trainer,
+    data_with_canaries,
+    ranks_of,
+    result_of,
+)
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPSGDConfig, NonPrivateConfig, PlanSecrets
 from bevel.training import RunOptions, Trainer
@@ -111,6 +123,58 @@ def test_an_attack_that_sees_nothing_is_an_error():
         small(trainer(rate=0.0), attack="last model")
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_scores_that_are_not_finite_are_an_error(wrong):
+    with pytest.raises(FixArgumentsError, match=r"1 of 3 scores are not finite.*diverged"):
+        result_of(
+            trainer().plan, np.array([1.0, wrong, 0.0]), np.array([True, False, True]),
+            delta=1e-5, significance=0.05, strongest=1.0, attack="every step", canaries=None,
+        )  # fmt: skip
+
+
+def test_a_run_that_diverges_is_an_error_and_not_a_passed_audit():
+    with pytest.raises(FixArgumentsError, match="scores are not finite"):
+        small(trainer(rate=np.inf), attack="last model")
+
+
+def test_canaries_are_longer_than_the_clip_norm_and_shortened_to_it():
+    """However long their gradients are, they contribute as much as one example may."""
+    of = trainer(DPSGDConfig.default(N, N, 1, noise_multiplier=1e-6, l2_clip_norm=0.01))
+    canaries = gradient_canaries(params(), 300, N, seed=0)
+    audited = audited_trainer(of, canaries)
+    data_of = data_with_canaries(data(), canaries)
+    state = audited.fit(data_of, params(), options=OPTIONS)
+    own = np.asarray(state.opt_state.sums)[0] - np.asarray(state.noise_state.others)[0]
+    np.testing.assert_allclose(own * N, canaries.held_in, atol=1e-3)
+
+
+def test_a_folder_keeps_the_record_and_is_used_once(tmp_path):
+    result = small(folder=tmp_path / "run")
+    assert read_audit(tmp_path / "run")["bound"] == result.epsilon
+    assert "all files under released/" in str(result) and result.traces == ()
+    with pytest.raises(FixArgumentsError, match="already holds a run, and an audit cannot resume"):
+        small(folder=tmp_path / "run")
+
+
+def test_a_sum_without_noise_in_a_released_file_is_found(tmp_path, monkeypatch):
+    """The noised sums are right, but the optimizer state has the sums themselves too."""
+    honest = run_audit.AuditedTrainer.fit
+
+    def fit(self, dataset, begin, *, folder, **options):
+        state = honest(self, dataset, begin, folder=folder, **options)
+        bare = np.zeros((4, 100))
+        own = self.canaries.held_in
+        bare[tuple(self.canaries.index[own].T)] = 1
+        np.save(folder / "released" / "momentum.npy", bare)
+        return state
+
+    monkeypatch.setattr(run_audit.AuditedTrainer, "fit", fit)
+    of = trainer(DPSGDConfig.default(N, N, 1, noise_multiplier=4.0))
+    result = small(of, folder=tmp_path / "run")
+    assert result.epsilon <= result.limit and not result.passed
+    assert [trace.file for trace in result.traces] == ["momentum.npy"]
+
+
 def test_coins_on_one_side_are_an_error():
     with pytest.raises(FixArgumentsError, match="all 3 coins fell on the same side"):
         result_of(
@@ -122,11 +186,6 @@ def test_coins_on_one_side_are_an_error():
 def test_equal_scores_are_ordered_without_regard_to_the_coins():
     ranks = ranks_of(np.array([1.0, 0.0, 0.0, 0.0, 2.0]))
     assert sorted(ranks) == [0, 1, 2, 3, 4] and ranks[0] == 3 and ranks[4] == 4
-
-
-def test_the_envelope_of_a_gaussian_mechanism_is_its_epsilon():
-    plan = trainer().plan
-    assert gaussian_envelope(plan, 1e-5) == pytest.approx(plan.epsilon(delta=1e-5), rel=0.02)
 
 
 def test_a_budget_is_the_promise():
