@@ -114,7 +114,9 @@ def _audit_config(config: Config, options: argparse.Namespace) -> int:
             anchor=config.run.anchor if config.run.ledger else None,
         ),
     )
-    result = dataclasses.replace(result, sensitivity=check_sensitivity(job.trainer, data, params))
+    state, user_ids = job.model.model_state, job.data.user_ids
+    checked = check_sensitivity(job.trainer, data, params, model_state=state, user_ids=user_ids)
+    result = dataclasses.replace(result, sensitivity=checked)
     record = result.save(folder)
     print(json.dumps(result.to_dict()) if options.json else f"{result}\nrecord: {record}")
     return 0 if result.passed else 1
