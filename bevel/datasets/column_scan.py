@@ -135,7 +135,7 @@ class ColumnScan:
                 (epoch + datetime.timedelta(days=int(np.floor(bound)))).isoformat()
                 for bound in (low, high)
             )
-        counts = self._counts or {}
+        counts: dict[str, int] = self._counts or {}
         few = dict(sorted(counts.items())) if len(counts) <= 1000 else {}
         return ColumnOverview(
             self.name,

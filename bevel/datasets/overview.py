@@ -113,7 +113,8 @@ def _arrays(table: DataTable, path: Path, label: str | None, user: str | None) -
     x = arrays[x_name]
     per_record = [n for n, a in arrays.items() if n != x_name and a.shape == x.shape[:1]]
     likely = [n for n in ("y_train", "y", "labels", "label", "target") if n in per_record]
-    y_name = label or (likely or [n for n in per_record if n != user] or [None])[0]  # type: ignore[list-item]
+    candidates = [*likely, *(name for name in per_record if name != user)]
+    y_name = label or next(iter(candidates), None)
     data: dict[str, Any] = {"source": table.source, "x": x_name}
     details = [(name, _described(array)) for name, array in arrays.items()]
     warnings = [

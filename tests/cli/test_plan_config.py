@@ -73,7 +73,9 @@ def test_user_ids_make_users_the_unit(mechanism):
     made = plan_for(plan, data_of(np.arange(90) // 3)).make()
     assert (made.unit.name, made.unit.examples_per_user_per_batch) == ("user", 2)
     assert made.num_units == 30
-    assert made.epsilon(1e-3) == pytest.approx(plan_config(plan, 30).make().epsilon(1e-3))
+    assert made.epsilon(delta=1e-3) == pytest.approx(
+        plan_config(plan, 30).make().epsilon(delta=1e-3)
+    )
     assert plan_for(PlanTable(5, 6, "none"), data_of(np.arange(90) // 3)).batch_size == 5
 
 
