@@ -164,9 +164,10 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
             return value
         near = nearest(str(value), choices)
         raise FixArgumentsError(f"{where} is {value!r}{near} Use one of: {', '.join(choices)}.")
-    if typing.get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(_checked(item, choices[0], where) for item in value)
     allowed = choices if isinstance(hint, types.UnionType) else (hint,)
+    of_items = [typing.get_args(kind)[0] for kind in allowed if typing.get_origin(kind) is tuple]
+    if of_items and isinstance(value, list):
+        return tuple(_checked(item, of_items[0], where) for item in value)
     if float in allowed and type(value) is int:
         return float(value)
     if type(value) in (bool, int, float, str) and type(value) in allowed:
