@@ -43,5 +43,9 @@ class RestoreCheckpointError(BevelError):
     """The run cannot resume from its folder. Restore what the message names."""
 
 
+class InstallExtraError(ImportError, BevelError):
+    """An optional package is missing. The message has the command that installs it."""
+
+
 class FreeSpaceError(BevelError):
     """The disk is full. Free space and start again: the run resumes from its last checkpoint."""

@@ -7,6 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bevel.errors import InstallExtraError
+
+# The optional packages that bevel imports, and the extra that installs each.
+_EXTRAS = dict.fromkeys(
+    ["grain", "jinja2", "matplotlib", "orbax", "PIL", "pyarrow", "safetensors", "sklearn", "tyro"],
+    "train",
+) | dict.fromkeys(["equinox", "flax", "keras"], "frameworks")
+
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """The `__getattr__`, `__dir__` and `__all__` of a package.
@@ -31,7 +39,10 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         source = source_of[name]
         if source == package:
             return importlib.import_module(f"{package}.{name}")
-        value = getattr(importlib.import_module(source), name)
+        try:
+            value = getattr(importlib.import_module(source), name)
+        except ModuleNotFoundError as error:
+            raise missing_extra(error, f"{package}.{name}") or error from None
         setattr(module, name, value)
         return value
 
@@ -43,6 +54,26 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         if source != package and path.with_name(f"{name}.py").exists():
             load(name)
     return load, listed, list(source_of)
+
+
+def missing_extra(error: ModuleNotFoundError, needed_by: str) -> InstallExtraError | None:
+    """The error that says how to install what is missing. None if bevel has no extra for it."""
+    missing = (error.name or "").partition(".")[0]
+    if missing not in _EXTRAS:
+        return None
+    return InstallExtraError(
+        f"{needed_by} needs {missing}, which is not installed: pip install "
+        f"'bevel[{_EXTRAS[missing]}]'.",
+        name=missing,
+    )
+
+
+def optional_module(name: str, needed_by: str) -> Any:
+    """Imports an optional package. Raises `InstallExtraError` if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise missing_extra(error, needed_by) or error from None
 
 
 class LazyModule:

@@ -15,7 +15,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A part imports parts of lower layers, and itself. Parts of one layer do not import one another.
 LAYERS = [
-    {"errors", "lazy"},
+    {"errors"},
+    {"lazy"},
     {"checks", "precision"},
     {"sharding"},
     {"matrix_factorization", "processes"},
@@ -23,7 +24,7 @@ LAYERS = [
     {"execution_plan", "experimental", "sharding_utils"},
     {"inspection"},
     {"training"},
-    {"report", "frameworks", "auditing", "datasets"},
+    {"report", "frameworks", "auditing", "datasets", "shipping"},
     {"keras_api"},
     {"models"},
     {"__init__"},

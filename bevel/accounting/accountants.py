@@ -19,6 +19,7 @@ from dp_accounting import DpEvent, NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from bevel.accounting.loss_distributions import CachedPLDAccountant, rounding_of_many
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.errors import FixArgumentsError
 
@@ -146,7 +147,7 @@ def with_half_the_noise(event: DpEvent) -> DpEvent:
 def default_accountant(event: DpEvent, relation: NeighboringRelation) -> PrivacyAccountant:
     """Returns a PLD accountant if it supports the event, because PLD is tighter; otherwise RDP."""
     event = _without_idle_sampling(event, relation)
-    pld = PLDAccountant(relation, interval_for(event, relation))
+    pld = CachedPLDAccountant(relation, interval_for(event, relation))
     if pld.supports(event):
         return pld
     rdp = RdpAccountant(neighboring_relation=relation)
@@ -170,7 +171,7 @@ def interval_for(event: DpEvent, relation: NeighboringRelation) -> float:
     if not math.isfinite(loss):
         loss = 0.0  # epsilon is infinite at any rounding, so it does not need a coarser one
     interval = INTERVAL * max(1.0, (0.5 / noise) ** 2 if noise > 0 else 1.0, loss / 50)
-    return min(interval, LARGEST_INTERVAL)
+    return min(interval * rounding_of_many(event), LARGEST_INTERVAL)
 
 
 def _least_noise(event: DpEvent, count: int = 1) -> float:
@@ -217,7 +218,7 @@ def cheaper_accountants(
 ) -> Sequence[AccountantFn]:
     """Returns accountants for the first stages of a search, the cheapest first."""
     kind = accountant_fn or type(default_accountant(event, relation))
-    if kind is PLDAccountant:
+    if kind in (PLDAccountant, CachedPLDAccountant):
         interval = interval_for(event, relation) if accountant_fn is None else INTERVAL
         return [_pld_with(10 * interval), _pld_with(3 * interval)]
     return [rdp_with_few_orders] if kind is RdpAccountant else []
@@ -225,7 +226,7 @@ def cheaper_accountants(
 
 @functools.cache  # epsilons are cached by accountant_fn, so it must be the same object each time
 def _pld_with(interval: float) -> AccountantFn:
-    return functools.partial(PLDAccountant, value_discretization_interval=interval)
+    return functools.partial(CachedPLDAccountant, interval=interval)
 
 
 def rdp_with_few_orders(neighboring_relation: NeighboringRelation) -> PrivacyAccountant:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bevel.checks import nearest
+from bevel.cli.toml_lines import line_of
 from bevel.datasets import DataTable
 from bevel.errors import FixArgumentsError
 from bevel.models import ModelTable
@@ -120,23 +121,41 @@ def read_config(path: str | Path) -> Config:
     """Reads a TOML config and checks every key and type."""
     path = Path(path)
     try:
-        tables = tomllib.loads(path.read_text())
+        text = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
     except FileNotFoundError:
         raise FixArgumentsError(f"there is no config at {path}: check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FixArgumentsError(f"{path} is not valid TOML: {error}.") from None
-    return _from_table(Config, tables, f"{path}:")
+    return _from_table(Config, tables, _Place(path, text))
 
 
-def _from_table(kind: type[T], table: Mapping[str, Any], where: str) -> T:
-    """Builds a dataclass from a TOML table. `where` names the table in error messages."""
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A key in a config file, as error messages name it: 'run.toml, line 3: [plan] steps'."""
+
+    path: Path
+    text: str
+    keys: tuple[str, ...] = ()
+
+    def of(self, *keys: str) -> "_Place":
+        return dataclasses.replace(self, keys=(*self.keys, *keys))
+
+    def __str__(self) -> str:
+        line = line_of(self.text, self.keys)
+        table, *key = self.keys or ("",)
+        names = [f"[{table}]" if table in typing.get_type_hints(Config) else table, ".".join(key)]
+        where = f"{self.path}:" if line is None else f"{self.path}, line {line}:"
+        return " ".join(filter(None, [where, *names]))
+
+
+def _from_table(kind: type[T], table: Mapping[str, Any], place: _Place) -> T:
+    """Builds a dataclass from a TOML table. `place` names the table in error messages."""
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
-    labels = {
-        name: f"[{name}]" if dataclasses.is_dataclass(hints[name]) else name for name in hints
-    }
     for name in table:
         if name not in fields:
+            where = str(place.of(name)).removesuffix(name).rstrip()
             raise FixArgumentsError(
                 f"{where} unknown key {name!r}{nearest(name, fields)} "
                 f"The keys are: {', '.join(fields)}."
@@ -144,17 +163,14 @@ def _from_table(kind: type[T], table: Mapping[str, Any], where: str) -> T:
     for name, field in fields.items():
         optional = {field.default, field.default_factory} != {dataclasses.MISSING}
         if name not in table and not optional:
-            raise FixArgumentsError(f"{where} {labels[name]} is missing{_expected(hints[name])}.")
-    values = {
-        name: _checked(value, hints[name], f"{where} {labels[name]}")
-        for name, value in table.items()
-    }
+            raise FixArgumentsError(f"{place.of(name)} is missing{expected(hints[name])}.")
+    values = {name: checked(value, hints[name], place.of(name)) for name, value in table.items()}
     return kind(**values)
 
 
-def _checked(value: Any, hint: Any, where: str) -> Any:
-    """Checks a TOML value against the type of its field, and converts it."""
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+def checked(value: Any, hint: Any, where: _Place | str) -> Any:
+    """Checks a value against the type of its field, and converts it. `where` names the field."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(where, _Place):
         if not isinstance(value, Mapping):
             raise FixArgumentsError(f"{where} is {value!r}: write a table.")
         return _from_table(hint, value, where)
@@ -167,15 +183,15 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
     allowed = choices if isinstance(hint, types.UnionType) else (hint,)
     of_items = [typing.get_args(kind)[0] for kind in allowed if typing.get_origin(kind) is tuple]
     if of_items and isinstance(value, list):
-        return tuple(_checked(item, of_items[0], where) for item in value)
+        return tuple(checked(item, of_items[0], where) for item in value)
     if float in allowed and type(value) is int:
         return float(value)
     if type(value) in (bool, int, float, str) and type(value) in allowed:
         return value
-    raise FixArgumentsError(f"{where} is {value!r}{_expected(hint)}.")
+    raise FixArgumentsError(f"{where} is {value!r}{expected(hint)}.")
 
 
-def _expected(hint: Any) -> str:
+def expected(hint: Any) -> str:
     """The end of an error message: ': set it to a number', or nothing for other types."""
     names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
     known = [names[kind] for kind in typing.get_args(hint) or (hint,) if kind in names]

@@ -1,12 +1,22 @@
 """`bevel explain CONFIG.toml`: shows how each parameter's gradients are clipped."""
 
+import json
+import sys
 from collections.abc import Sequence
+from typing import Any
 
-from bevel.cli.parsing import config_and_overrides
+from bevel.cli.config import Config
+from bevel.cli.parsing import config_and_overrides, taken
+from bevel.cli.printing import width
+from bevel.training.terminal_progress import progress_of
 
-ABOUT = """Show how each parameter's gradients are clipped and what that costs. Nothing is trained.
+ABOUT = """Show how each parameter's gradients are clipped and what that costs. The model
+is traced, not trained.
 
-A model of your own ([model] module) is a Python file that this command runs: use files you trust.
+  --json        print the table as JSON
+
+A model of your own ([model] module) is a Python file, which this command runs:
+use files that you trust.
 
 examples:
   bevel explain examples/digits.toml
@@ -15,7 +25,16 @@ examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    config = config_and_overrides("explain", ABOUT, arguments)
+    wants_json, words = taken("--json", arguments)
+    config = config_and_overrides("explain", ABOUT, words)
+    shown = progress_of(sys.stderr.isatty(), sys.stderr)
+    with shown.working("tracing the model"):
+        explanation = _explanation(config)
+    print(json.dumps(explanation.to_dict()) if wants_json else explanation.text(width()))
+    return 0
+
+
+def _explanation(config: Config) -> Any:
     import jax
 
     from bevel.cli.job import Job, example_types
@@ -34,5 +53,4 @@ def main(arguments: Sequence[str]) -> int:
     params = jax.eval_shape(job.init)
     key = jax.eval_shape(lambda: jax.random.key(0))
     batch = example_types(job.data.spec, round(config.plan.batch_size))
-    print(explain(gradient, params, *state, batch, key))
-    return 0
+    return explain(gradient, params, *state, batch, key)

@@ -1,30 +1,35 @@
-"""Parses command lines into configs with tyro: fields are options, docstrings are help."""
+"""Reads the config that a command line names, with the options that follow it."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from bevel.cli.config import Config, PlanTable, read_config
+from bevel.cli.config import Config, read_config
+from bevel.cli.config_help import config_help
+from bevel.cli.overrides import with_overrides
+from bevel.cli.printing import print_error
+from bevel.errors import FixArgumentsError
 
 
 def config_and_overrides(command: str, about: str, arguments: Sequence[str]) -> Config:
     """Reads the config that is named first, with the overrides `--table.key=value` applied."""
-    import tyro
-
-    prog = f"bevel {command} CONFIG.toml"
-    wants_help = bool({"-h", "--help"} & set(arguments))
-    if not wants_help and (not arguments or arguments[0].startswith("-")):
-        print(f"bevel: usage: {prog} [--table.key=value ...]", file=sys.stderr)
+    usage = f"bevel {command} CONFIG.toml [--table.key=value ...]"
+    words = list(arguments)
+    path = words.pop(0) if words and not words[0].startswith("-") else None
+    if {"-h", "--help"} & set(words):
+        config = read_config(path) if path and Path(path).is_file() else None
+        print(config_help(usage, about, config))
+        raise SystemExit(0)
+    if path is None:
+        print_error(f"usage: {usage}")
         raise SystemExit(2)
-    has_path = bool(arguments) and not arguments[0].startswith("-")
-    default: Any = Config(PlanTable(batch_size=256, steps=200))
-    if has_path and (not wants_help or Path(arguments[0]).is_file()):
-        default = read_config(arguments[0])
-    return tyro.cli(
-        Config,
-        prog=prog,
-        description=about.strip(),
-        args=list(arguments[1:] if has_path else arguments),
-        default=default,
-    )
+    config = read_config(path)
+    try:
+        return with_overrides(config, words)
+    except FixArgumentsError as error:
+        print_error(str(error))
+        raise SystemExit(2) from None
+
+
+def taken(flag: str, words: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether a flag such as --json is among the words, and the other words."""
+    return flag in words, [word for word in words if word != flag]

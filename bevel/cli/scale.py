@@ -3,18 +3,24 @@
 import argparse
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bevel.cli.config import Config, read_config
+from bevel.cli.printing import width
 from bevel.errors import FixArgumentsError
+from bevel.training.terminal_progress import progress_of
 
 EXAMPLES = """examples:
   bevel scale examples/digits.toml --devices 8,64,512,4096
   bevel scale examples/digits.toml --axes data=-1,model=4 --plot scale.svg
-  bevel scale examples/scale.py:build_step --batch-size 16 --axes data=-1,model=2 \\
-      --spec '{"layers": 2}'
+  bevel scale examples/digits.toml --json > scale.json
+  bevel scale examples/scale.py:build_step --batch-size 16 \\
+      --axes data=-1,model=2 --spec '{"layers": 2}'
+
+FILE.py is Python code, which this command runs.
 """
 PyTree = Any
 
@@ -24,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(
         prog="bevel scale",
-        description="Show what each device holds, computes and sends in one step. The step is "
+        description="Show what each device holds, computes and sends in one step. The step is\n"
         "compiled for up to 512 virtual devices, never run, and extrapolated beyond that.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -37,8 +43,15 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("flops", "memory", "link", "latency"):
         parser.add_argument(f"--{name}", type=float, default=getattr(Speeds, name))
     parser.add_argument("--plot", type=Path, help="write a plot to this SVG file")
-    parser.add_argument("--json", type=Path, help="write the data to this JSON file")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="print the data as JSON instead of tables, or write it to this file as well",
+    )
     options = parser.parse_args(arguments)
+    shown = progress_of(None, sys.stderr)
     if ":" in options.step:
         if options.batch_size is None:
             parser.error("pass --batch-size with file.py:build_step")
@@ -58,12 +71,14 @@ def main(arguments: Sequence[str]) -> int:
         devices=options.devices,
         spec=spec,
         speeds=Speeds(options.flops, options.memory, options.link, options.latency),
+        on_compile=shown.working,
     )
-    print(report)
+    data = json.dumps(report.to_dict(), indent=1)
+    print(data if options.json == "-" else report.text(width()))
     if options.plot:
         report.plot(options.plot)
-    if options.json:
-        options.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n")
+    if options.json not in (None, "-"):
+        Path(options.json).write_text(f"{data}\n")
     return 0
 
 

@@ -3,38 +3,75 @@
 import argparse
 import contextlib
 import json
+import math
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from bevel.cli.printing import width
 from bevel.training.folder import LEDGER, RELEASED, RUN
+from bevel.training.terminal_progress import progress_of, wrapped_note
+
+if TYPE_CHECKING:
+    from bevel.accounting import Ledger
+    from bevel.accounting.ledger.spent import Spent
+
+# The fingerprint of a plan is shown by its first digits.
+FINGERPRINT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 EXAMPLES = """examples:
   bevel spent runs/digits
   bevel spent all.jsonl --delta 1e-6
   bevel spent all.jsonl --head "$(cat head-of-last-week)"
+  bevel spent all.jsonl --json | jq .epsilon
 """
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="bevel spent",
-        description="Show the privacy that all runs of a ledger spent, and the hash of its last "
-        "line (its head). Store the head elsewhere to check later that no line is missing.",
+        description="Show the privacy that all runs of a ledger spent, and the hash of its last\n"
+        "line (its head). Store the head elsewhere to check later that no line is\nmissing.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("ledger", type=Path, help="a ledger file, or a run folder")
     parser.add_argument("--delta", type=float, help="by default the delta of the ledger's budget")
     parser.add_argument("--head", metavar="HASH", help="fail unless a line has this hash")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON; epsilon is null if it is infinite"
+    )
     options = parser.parse_args(arguments)
     from bevel.accounting import Ledger
 
-    ledger = Ledger.read(_ledger_file(options.ledger))
-    if options.head is not None:
-        ledger.check_head(options.head)
-    print(ledger.spent(options.delta).describe())
-    print(f"head: {ledger.head} ({ledger.line_count} lines)")
+    with progress_of(sys.stderr.isatty(), sys.stderr).working("reading the ledger"):
+        ledger = Ledger.read(_ledger_file(options.ledger))
+        if options.head is not None:
+            ledger.check_head(options.head)
+        spent = ledger.spent(options.delta)
+    if options.json:
+        print(json.dumps(_as_data(spent, ledger)))
+        return 0
+    for line in spent.describe().splitlines():
+        print("\n".join(wrapped_note(FINGERPRINT.sub(r"\1", line), width())))
+    print(f"lines: {ledger.line_count}\nhead: {ledger.head}")
     return 0
+
+
+def _as_data(spent: "Spent", ledger: "Ledger") -> dict[str, Any]:
+    budget = spent.terms.budget
+    return {
+        "epsilon": spent.epsilon if math.isfinite(spent.epsilon) else None,
+        "delta": spent.delta,
+        "unit": spent.terms.unit,
+        "relation": spent.terms.relation,
+        "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta},
+        "runs": list(ledger.runs),
+        "lines": ledger.line_count,
+        "head": ledger.head,
+    }
 
 
 def _ledger_file(path: Path) -> Path:

@@ -4,6 +4,8 @@ The library names its arguments, classes and calls. A user of the command line k
 the keys of a config and the names of mechanisms and samplers.
 """
 
+import errno
+import os
 import re
 
 # Arguments of the library whose options have other names.
@@ -24,6 +26,7 @@ FIELDS = {
     "BMinSepSampling": "sampling min_sep",
     "NonPrivateConfig": "mechanism 'none'",
 }
+_OF_PLAN = r"(?:(?:mechanism|clip|unit)\.|expected_batch_size )"
 # What to write in Python, as a regular expression, and what to write on the command line instead.
 ADVICE = {
     r"RunOptions\(ledger=(['\"])(.*?)\1\)": r"--run.ledger=\2",
@@ -40,8 +43,13 @@ ADVICE = {
         r"use other rules of [mesh], or add \1 to its axes"
     ),
     # Fields of the plan that follow from the keys of the config, which are listed too.
-    r"; plan\.(?:mechanism|clip|unit)\.[^;]*?(?=; |\. )": "",
-    r"plan\.(?:mechanism|clip|unit)\.[^;]*; ": "",
+    rf"; plan\.{_OF_PLAN}[^;]*?(?=; |\. )": "",
+    rf"plan\.{_OF_PLAN}[^;]*; ": "",
+    r"\b(data|model|plan|optimizer|mesh)\.(\w+) ([^;]*?) -> ([^;]*?)(?=; |\. |\.?$)": (
+        r"[\1] \2: \3 in the run, \4 in the config"
+    ),
+    r" \(keep_batch_dim=True\)": "",
+    r" Bind Python values that control the function with functools\.partial\.": "",
     r"iterations / expected_participations": "num_examples / expected_batch_size",
 }
 # Names in quotes, paths and dotted names are what the user wrote.
@@ -54,3 +62,24 @@ def in_cli_words(message: str) -> str:
         message = re.sub(call, option, message)
     message = _FIELD.sub(lambda match: FIELDS[match[1]], message)
     return re.sub(r"^(\w+)=", r"\1 is ", message)
+
+
+def os_error_in_words(error: OSError) -> str:
+    """What is wrong with a file or folder, and what to do about it."""
+    path = error.filename
+    words = _OS_ERRORS.get(error.errno or 0)
+    if path is None or words is None:
+        return f"{path}: {error.strerror}." if path and error.strerror else str(error)
+    return words.format(path=os.fsdecode(path) if isinstance(path, str | bytes) else path)
+
+
+_OS_ERRORS = {
+    errno.ENOENT: "there is no file or folder {path}: check the path.",
+    errno.EACCES: "{path}: permission denied. Choose another path, or change its permissions.",
+    errno.EPERM: "{path}: permission denied. Choose another path, or change its permissions.",
+    errno.EROFS: "{path} is on a file system that is read-only: choose another path.",
+    errno.EISDIR: "{path} is a folder: pass the path of a file.",
+    errno.ENOTDIR: "{path}: a part of this path is a file, not a folder. Choose another path.",
+    errno.EEXIST: "{path} exists and is not a folder: choose another path, or move it away.",
+    errno.ENOSPC: "{path} cannot be written, because the disk is full: free space and start again.",
+}

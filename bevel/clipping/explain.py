@@ -25,6 +25,9 @@ from bevel.clipping.program.example_loops import ExampleLoop
 from bevel.clipping.program.memory_estimate import estimate_memory
 from bevel.errors import FixArgumentsError
 from bevel.sharding.axes import ArgumentShardings, placement, subprograms
+from bevel.sharding.tables import tables_within, wrapped
+
+UNLIMITED = 10_000  # columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,19 +72,31 @@ class Explanation:
     compiled: dict[str, CompiledCost] | None = None
 
     def __str__(self) -> str:
+        return self.text()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON. Costs are in FLOPs and bytes."""
+        rows = [
+            vars(row) | {"costs": {way: cost._asdict() for way, cost in row.costs.items()}}
+            for row in self.rows
+        ]
+        compiled = {name: vars(cost) for name, cost in (self.compiled or {}).items()}
+        text = {"memory": str(self.memory), "loops": [str(loop) for loop in self.loops]}
+        return vars(self) | text | {"rows": rows, "compiled": compiled or None}
+
+    def text(self, width: int | None = None) -> str:
+        """The explanation in lines of at most `width` columns. A table that is wider is split."""
         head = ["parameter", "shape", "dtype", "uses", "norm", "memory", "FLOPs", "bytes"]
         head += ["held", "slack", "sharding", "why"]
-        lines = [head]
+        lines = []
         for row in self.rows:
             shape = "x".join(map(str, row.shape)) or "scalar"
             cells = [row.path, shape, row.dtype, row.uses, row.way, row.memory, short(row.flops)]
             cells += [f"{short(row.bytes)}B", f"{short(row.held)}B", f"{row.slack:.1e}"]
             lines.append([*cells, row.sharding, row.why])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        text = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
+        text: list[Any] = tables_within(width or UNLIMITED, head, lines)
+        if len(text) > 1:
+            text = [part for table in text for part in (table, "")]
         ratio = self.private_flops / self.grad_flops if self.grad_flops else 1.0
         held = sum(row.held for row in self.rows)
         text.append(
@@ -97,7 +112,7 @@ class Explanation:
                 f"compiled {name}: {short(cost.flops)} FLOPs, {short(cost.temporary)}B "
                 f"temporary, {short(cost.peak)}B at the peak"
             )
-        return "\n".join(text)
+        return wrapped(*text, width=width or UNLIMITED)
 
 
 def explain(

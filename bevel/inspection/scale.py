@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def scale(
     speeds: Speeds | None = None,
     compile_up_to: int = LARGEST,
     timeout: float = 600.0,
+    on_compile: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> ScaleReport:
     """Predicts weak and strong scaling of a step: what each device holds, computes and sends.
 
@@ -59,6 +61,7 @@ def scale(
       speeds: the speeds of a device, to estimate times.
       compile_up_to: the largest number of devices to compile for.
       timeout: seconds to compile for one number of devices.
+      on_compile: surrounds each compilation, with what is compiled: to show progress.
 
     An all-reduce of which each device uses only its slice counts as a reduce-scatter. Operations in
     a loop count as often as the loop runs. The notes name arrays that the compiler can move only by
@@ -86,7 +89,8 @@ def scale(
             "batches": sorted(set(batches.values())),
             "spec": dict(spec or {}),
         }
-        figures, log = run_worker(request, timeout)
+        with on_compile(f"compiling for {n} devices ({counts.index(n) + 1} of {len(counts)})"):
+            figures, log = run_worker(request, timeout)
         rows += [_row_of(s, n, mesh, b, figures[str(b)]) for s, b in batches.items()]
         notes += notes_of(n, figures, log)
     if all(row.error for row in rows):

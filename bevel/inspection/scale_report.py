@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bevel.sharding.tables import rich_table, short, wrapped
+from bevel.lazy import optional_module
+from bevel.sharding.tables import short, tables_within, wrapped
 
 LABEL = (
     "Compiled for virtual CPU devices and never run: what is sent and held comes from the CPU "
@@ -109,19 +110,25 @@ class ScaleReport:
         return {"label": LABEL, "rows": rows, "speeds": speeds, "notes": self.notes}
 
     def __str__(self) -> str:
-        weak = "Weak scaling: the batch size of each device stays the same"
-        strong = "Strong scaling: the total batch size stays the same"
-        parts = [weak, "", self.table("weak"), "", strong, "", self.table("strong"), ""]
-        return wrapped(*parts, LABEL, *self.notes, width=200)
+        return self.text(200)
 
-    def table(self, scaling: str) -> Any:
+    def text(self, width: int) -> str:
+        """The report in lines of at most `width` columns. Tables that are wider are split."""
+        parts = ["Weak scaling: the batch size of each device stays the same", ""]
+        parts += self._tables("weak", width)
+        parts += ["Strong scaling: the total batch size stays the same", ""]
+        parts += self._tables("strong", width)
+        return wrapped(*parts, LABEL, *self.notes, width=width)
+
+    def _tables(self, scaling: str, width: int) -> list[Any]:
         rows = self.of(scaling)
         kinds = sorted({kind for row in rows for kind in row.sent()})
         head = ["devices", "mesh", "batch", "params", "optimizer", "noise", "activations", "peak"]
         head += ["FLOPs", *(f"{kind} sent" for kind in kinds), "products", "memory", "links"]
         head += ["step", "examples/s", "efficiency"]
         right = [i for i, name in enumerate(head) if name != "mesh"]
-        return rich_table(head, [self.cells(row, kinds) for row in rows], right)
+        tables = tables_within(width, head, [self.cells(row, kinds) for row in rows], right)
+        return [part for table in tables for part in (table, "")]
 
     def cells(self, row: ScaleRow, kinds: list[str]) -> list[str]:
         mesh = ", ".join(f"{axis}={size}" for axis, size in row.mesh.items())
@@ -156,9 +163,9 @@ class ScaleReport:
 
     def plot(self, path: str) -> None:
         """Plots examples per second against devices, with ideal scaling, to an SVG file."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(10, 4), layout="constrained")
+        figure = optional_module("matplotlib.figure", "a plot").Figure(
+            figsize=(10, 4), layout="constrained"
+        )
         for axes, scaling in zip(figure.subplots(1, 2), ("weak", "strong"), strict=True):
             rows = [row for row in self.of(scaling) if not row.error]
             if not rows:

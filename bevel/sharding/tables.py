@@ -6,6 +6,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+GAP = 3  # columns between two cells of a table
+
 
 def rich_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
@@ -21,6 +23,33 @@ def rich_table(
     for row in rows:
         table.add_row(*map(Text, row))
     return table
+
+
+def tables_within(
+    width: int,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int] = (),
+) -> list[Any]:
+    """One rich table or, if it is wider than `width`, several that begin with the first column.
+
+    Every column is shown. One that does not fit next to the first is folded.
+    """
+    columns = list(zip(head, *rows, strict=True))
+    sizes = [max(map(len, column)) + GAP for column in columns]
+    groups: list[list[int]] = [[0]]
+    for i in range(1, len(head)):
+        if len(groups[-1]) > 1 and sum(sizes[j] for j in groups[-1]) + sizes[i] - GAP > width:
+            groups.append([0])
+        groups[-1].append(i)
+    return [
+        rich_table(
+            [head[i] for i in group],
+            [[row[i] for i in group] for row in rows],
+            [place for place, i in enumerate(group) if i in right],
+        )
+        for group in groups
+    ]
 
 
 def text_of(renderable: Any) -> str:

@@ -8,6 +8,7 @@ from bevel.training.loading import LoadedRun as LoadedRun
 from bevel.training.loading import load as load
 from bevel.training.lora import LoRA as LoRA
 from bevel.training.lora import LoRABase as LoRABase
+from bevel.training.progress import Progress as Progress
 from bevel.training.run_options import RunOptions as RunOptions
 from bevel.training.state import ReleasedState as ReleasedState
 from bevel.training.state import TrainingState as TrainingState

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from bevel.errors import RestoreCheckpointError
@@ -47,6 +48,8 @@ from bevel.training.state import path_text, shaped
 PyTree = Any
 # Contains the name of the temporary folder that Orbax wrote to, which includes the time.
 ORBAX_COMMIT_FILE = "commit_success.txt"
+# Saved for a half without arrays, which Orbax refuses: a run without privacy has no noise state.
+NO_ARRAYS = {"no_arrays": np.zeros(1, np.float32)}
 
 
 class StateHalves(NamedTuple):
@@ -141,7 +144,7 @@ class Checkpoints:
         The checkpoint is complete, and not yet released, when `wait` returns. `meta` has the
         checksums of the arrays; `release` is the `ReleaseRecord` of the steps, as a dict.
         """
-        saved = [ocp.args.PyTreeSave(detached(by_name(half))) for half in halves]
+        saved = [ocp.args.PyTreeSave(detached(by_name(half)) or NO_ARRAYS) for half in halves]
         args = ocp.args.Composite(**dict(zip((RELEASED, PRIVATE), saved, strict=True)))
         with explain_full_disk(self._staging):
             self._writer.save(self._staging / str(meta.step), args=args, force=True)
@@ -304,6 +307,8 @@ def array_handler() -> ocp.PyTreeCheckpointHandler:
 def _read_arrays(folder: Path, like: PyTree) -> PyTree:
     """Reads the arrays of one half, sharded like those of `like`."""
     named = by_name(like)
+    if not named:
+        return like
     shapes = {name: shaped(x) for name, x in named.items()}
     args = ocp.args.PyTreeRestore(
         item=shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes)

@@ -1,10 +1,11 @@
 """Compiles the step function of a run for each padded size."""
 
 import concurrent.futures
+import contextlib
 import hashlib
 import re
-import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -22,11 +23,18 @@ class CompiledSteps:
     """Runs a step on a batch of any padded size.
 
     The state is donated, and the next state has the same shardings. `compiled` is the number of
-    compiled programs and `seconds` is the time that the run waited for them.
+    compiled programs. `working` surrounds the time that the run waits for one, with what it is.
     """
 
-    def __init__(self, step: Callable[..., Any], state: PyTree, keys: PyTree, batches: Batches):
-        self._batches = batches
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        state: PyTree,
+        keys: PyTree,
+        batches: Batches,
+        working: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self._batches, self._working = batches, working
         self._inputs = jax.tree.map(shaped, (state, keys))
         mesh = batches.layout.mesh
         replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -36,7 +44,6 @@ class CompiledSteps:
         self._lowered: dict[int, Any] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "bevel-compile")
         self._in_background: dict[int, concurrent.futures.Future[Any]] = {}
-        self.seconds = 0.0
 
     @property
     def compiled(self) -> int:
@@ -68,12 +75,11 @@ class CompiledSteps:
     def of_size(self, size: int) -> Any:
         """Returns the compiled step for batches of `size` rows, and compiles it if necessary."""
         if size not in self._compiled:
-            start = time.perf_counter()
-            program = self._in_background.pop(size, None)
-            found = program.result() if program else self._lower(size).compile()
+            with self._working(f"compiling for batches of {size}"):
+                program = self._in_background.pop(size, None)
+                found = program.result() if program else self._lower(size).compile()
             self._compiled[size] = found
             self._lowered.pop(size)
-            self.seconds += time.perf_counter() - start
         return self._compiled[size]
 
     def _lower(self, size: int) -> Any:

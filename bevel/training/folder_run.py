@@ -33,7 +33,14 @@ from bevel.training.checkpoint import (
 )
 from bevel.training.disk_full import explain_full_disk
 from bevel.training.folder import IDENTITY, LEDGER, RELEASES, SECRETS, RunFolder
-from bevel.training.identity import Change, Identity, check_resumable, read_identity, write_identity
+from bevel.training.identity import (
+    Change,
+    Identity,
+    check_fixed_settings,
+    check_resumable,
+    read_identity,
+    write_identity,
+)
 from bevel.training.metrics_files import MetricsFiles, checked_metrics, to_json
 from bevel.training.process_agreement import any_process, barrier, from_first_process, is_first
 from bevel.training.releases import ReleaseRecord, Releases, content_digest, differences
@@ -91,6 +98,8 @@ class FolderRun:
                 f"{root} contains the run {self.name!r}, not {options.name!r}. Leave out the name, "
                 "or choose another folder."
             )
+        # Before the ledger compares budgets: this error names the setting that changed.
+        check_fixed_settings(root, self.folder.private, options.settings, plan)
         self.budget = options.budget or plan.budget
         self.delta = options.delta or (self.budget.delta if self.budget else None)
         self.ledger_path = Path(options.ledger or self.folder.released / LEDGER)

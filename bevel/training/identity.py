@@ -144,12 +144,7 @@ def check_resumable(
             "was started with, or start a new run in another folder, with the same ledger."
         )
     if any(change.kind == "fixed" for change in found):
-        differing = [str(change) for change in found if change.kind != "noted"]
-        raise RestoreCheckpointError(
-            f"{folder} contains another run: {'; '.join(differing)}. Its epsilon holds only for "
-            "what it was started with. Restore that, or start a new run in another folder, with "
-            "the same ledger if it uses the same data."
-        )
+        raise _another_run(folder, [change for change in found if change.kind != "noted"])
     refused = [c for c in found if c.kind == "acceptable" and not c.is_accepted(accept)]
     if refused:
         names = sorted({change.name for change in refused})
@@ -161,6 +156,29 @@ def check_resumable(
             f"RunOptions(accept={names!r}), on the command line --accept {' '.join(names)}."
         )
     return found
+
+
+def check_fixed_settings(
+    folder: Path, private: Path, settings: Mapping[str, Any], plan: DPExecutionPlan
+) -> None:
+    """Raises if a setting or the plan differs from those of the run in a folder, and may not."""
+    before = read_identity(private)
+    if before is None:
+        return
+    now = flatten(named_values(settings)) | plan_settings(plan)
+    now = {name: value for name, value in now.items() if name in before.settings}
+    found = _changed_values({name: before.settings[name] for name in now}, now)
+    fixed = [change for change in found if change.kind == "fixed"]
+    if fixed:
+        raise _another_run(str(folder), fixed)
+
+
+def _another_run(folder: str, differing: Sequence[Change]) -> RestoreCheckpointError:
+    return RestoreCheckpointError(
+        f"{folder} contains another run: {'; '.join(map(str, differing))}. Its epsilon holds only "
+        "for what it was started with. Restore that, or start a new run in another folder, with "
+        "the same ledger if it uses the same data."
+    )
 
 
 def check_accept(accept: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Turns Ctrl-C and SIGTERM into a request to stop after the current step is finished and saved."""
+"""Turns Ctrl-C, SIGTERM and SIGHUP into a request to stop once the current step is saved."""
 
 import contextlib
 import signal
@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Windows has no SIGHUP, which a closed terminal sends.
+SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n))
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -16,7 +17,7 @@ class RunInterrupted(KeyboardInterrupt):
       state: the last `TrainingState`. A run in a folder has saved it: start the run again to
         resume. Without a folder nothing is saved: pass the state to `fit` to resume. The steps
         since the last checkpoint are not charged yet, so do not release anything of this state.
-      exit_code: the conventional exit code: 130 for Ctrl-C, 143 for SIGTERM.
+      exit_code: the conventional exit code: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
 
     def __init__(self, number: int, state: Any, steps: int, *, saved: bool) -> None:
@@ -43,7 +44,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[StopRequest]:
-    """Yields a request that the first signal sets. A second signal has its usual effect."""
+    """Yields a request that the first signal sets. A second signal has its usual effect.
+
+    Under `nohup`, which ignores SIGHUP, it stays ignored.
+    """
     request, previous_handlers = StopRequest(), dict[int, Any]()
 
     def restore() -> None:
@@ -57,6 +61,9 @@ def interrupts() -> Iterator[StopRequest]:
 
     if threading.current_thread() is threading.main_thread():  # others cannot set handlers
         for number in SIGNALS:
+            ignored = signal.getsignal(number) is signal.SIG_IGN
+            if ignored and number not in (signal.SIGINT, signal.SIGTERM):
+                continue
             previous_handlers[number] = signal.signal(number, request_stop)
     try:
         yield request

@@ -1,14 +1,13 @@
 """`load`: the parameters and settings of a run, from the half of its folder that anyone may see."""
 
+import collections
 import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -16,7 +15,7 @@ from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.training.checkpoint import array_handler
 from bevel.training.folder import CHECKPOINT, CHECKPOINTS, METRICS, RELEASED, RUN, SECRETS
 from bevel.training.metrics_files import read_lines
-from bevel.training.state import path_text
+from bevel.training.named_arrays import arranged
 
 PyTree = Any
 
@@ -62,24 +61,45 @@ def load(
         structure, and the frozen parameters of `like`, which are in no checkpoint. Without it, the
         result is a dict of dicts by the names in the paths of the trained parameters.
     """
+    run = released_arrays(folder, step)
+    lines = [line for line in read_lines(run.released / METRICS) if line.get("step") == run.step]
+    return LoadedRun(
+        params=arranged(run.shown, like),
+        is_average=bool(run.average),
+        last_params=arranged(run.last, like),
+        step=run.step,
+        metrics=lines[-1] if lines else {},
+        settings=run.record.get("settings", {}),
+        record=run.record,
+    )
+
+
+class ReleasedArrays(NamedTuple):
+    """A checkpoint of `released/`, with its arrays by path."""
+
+    released: Path
+    record: dict[str, Any]  # all of released/run.json
+    step: int
+    attempt: int
+    last: dict[str, np.ndarray]  # the parameters of the last step
+    average: dict[str, np.ndarray]  # empty if the run keeps no average
+
+    @property
+    def shown(self) -> dict[str, np.ndarray]:
+        """The parameters to use: the average, if there is one, in the dtypes of the parameters."""
+        average = {path: x.astype(self.last[path].dtype) for path, x in self.average.items()}
+        return average or self.last
+
+
+def released_arrays(folder: str | os.PathLike[str], step: int | None = None) -> ReleasedArrays:
+    """Reads the record and a checkpoint, by default the newest, of the released half of a run."""
     released = _released_half(Path(folder))
     checkpoint = _checkpoint(released / CHECKPOINTS, step)
-    taken = json.loads((checkpoint / CHECKPOINT).read_text())["step"]
+    public = json.loads((checkpoint / CHECKPOINT).read_text())
     record = json.loads((released / RUN).read_text())
-    paths = {row["path"].replace("/", "."): row["path"] for row in record.get("arrays") or ()}
-    arrays = {paths.get(name, name.replace(".", "/")): x for name, x in _arrays(checkpoint).items()}
-    last, average = (_below(f"{part}/", arrays) for part in ("params", "average"))
-    shown = {path: x.astype(last[path].dtype) for path, x in average.items()} or last
-    lines = [line for line in read_lines(released / METRICS) if line.get("step") == taken]
-    return LoadedRun(
-        params=_arranged(shown, like),
-        is_average=bool(average),
-        last_params=_arranged(last, like),
-        step=taken,
-        metrics=lines[-1] if lines else {},
-        settings=record.get("settings", {}),
-        record=record,
-    )
+    arrays = _arrays(checkpoint, record)
+    last, average = (_below(part, arrays) for part in ("params", "average"))
+    return ReleasedArrays(released, record, public["step"], public.get("attempt", 0), last, average)
 
 
 def _released_half(folder: Path) -> Path:
@@ -101,8 +121,8 @@ def _checkpoint(folder: Path, step: int | None) -> Path:
     return folder / str(steps[-1] if step is None else step)
 
 
-def _arrays(checkpoint: Path) -> dict[str, np.ndarray]:
-    """The parameters and their average, by dotted paths."""
+def _arrays(checkpoint: Path, record: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The parameters and their average, by paths that begin with `params` or `average`."""
     names = [path.name for path in checkpoint.iterdir() if path.is_dir()]
     wanted = sorted(n for n in names if n.split(".")[1:2] in (["params"], ["average"]))
     args = ocp.args.PyTreeRestore(
@@ -117,39 +137,35 @@ def _arrays(checkpoint: Path) -> dict[str, np.ndarray]:
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise RestoreCheckpointError(f"checkpoint {checkpoint} cannot be read ({text})") from error
-    return {name.split(".", 1)[1]: np.asarray(found[name]) for name in wanted}
+    paths = _paths_of(wanted, record, checkpoint)
+    return {path: np.asarray(found[name]) for name, path in paths.items()}
 
 
-def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {path.removeprefix(prefix): x for path, x in arrays.items() if path.startswith(prefix)}
+def _paths_of(names: list[str], record: dict[str, Any], checkpoint: Path) -> dict[str, str]:
+    """The paths of arrays by the names of their folders, in which slashes became dots.
 
-
-def _arranged(arrays: dict[str, np.ndarray], like: PyTree) -> PyTree:
-    """Arrays by path as a tree: that of `like`, or dicts of dicts."""
-    if like is None:
-        tree: dict[str, Any] = {}
-        for path, x in arrays.items():
-            *parents, name = path.split("/")
-            node = tree
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[name] = x
-        return tree
-    left = dict(arrays)
-
-    def leaf(path: Any, given: Any) -> Any:
-        found = left.pop(path_text(path), None)
-        if found is not None and found.shape != np.shape(given):
-            raise FixArgumentsError(
-                f"like has shape {np.shape(given)} at {path_text(path)!r}, but the run has "
-                f"{found.shape}: pass parameters of the model that the run trained."
+    Several paths may have one dotted name, such as `a/b` and `a.b`. Folders are numbered in the
+    order of the record, which tells them apart unless some of them are frozen.
+    """
+    recorded = collections.defaultdict(list)
+    for row in record.get("arrays") or ():
+        recorded[row["path"].replace("/", ".")].append(row["path"])
+    numbered = collections.defaultdict(list)
+    for name in names:
+        numbered[name.split(".", 1)[1]].append(name)
+    paths: dict[str, str] = {}
+    for dotted, same in numbered.items():
+        known = recorded[dotted] or [dotted.replace(".", "/")]
+        if len(known) != len(same):
+            raise RestoreCheckpointError(
+                f"checkpoint {checkpoint} has {len(same)} arrays for the parameters "
+                f"{', '.join(known)}, whose names differ only in dots and slashes, so it is not "
+                "known which is which. Rename one of them and train again."
             )
-        return given if found is None else found
+        paths |= dict(zip(same, known, strict=True))
+    return paths
 
-    tree = jax.tree_util.tree_map_with_path(leaf, like)
-    if left:
-        raise FixArgumentsError(
-            f"like lacks the parameters {', '.join(list(left)[:6])} of the run: pass parameters of "
-            "the model that the run trained."
-        )
-    return tree
+
+def _below(part: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of one part by their paths in it. A part that is a single array has path ""."""
+    return {path.partition("/")[2]: x for path, x in arrays.items() if path.split("/")[0] == part}

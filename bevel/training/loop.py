@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,6 +24,7 @@ from bevel.training.interrupts import RunInterrupted, StopRequest, interrupts
 from bevel.training.memory_run import MemoryRun
 from bevel.training.prefetch import Prefetched
 from bevel.training.progress import Progress
+from bevel.training.raw_warnings import RawWarnings
 from bevel.training.replicas import check_replicas
 from bevel.training.resume import ReplayDiffersError, surroundings
 from bevel.training.run_description import identity_of, private_record, public_record
@@ -50,68 +52,71 @@ class Loop:
     options: RunOptions
     evaluate: Evaluate | None
     callback: Callback | None
+    progress: Progress
+    raw_warnings: RawWarnings = dataclasses.field(default_factory=RawWarnings)
 
     def train(self, begin: TrainingState, precompile: bool) -> TrainingState:
         """Runs from the last checkpoint, or from `begin`, to the end of the plan."""
         run, plan = self.run, self.trainer.plan
-        programs = CompiledSteps(self.trainer.step.measured, begin, self.key_data(), self.batches)
+        working = self.progress.working
+        programs = CompiledSteps(
+            self.trainer.step.measured, begin, self.key_data(), self.batches, working
+        )
         environment, digests = {}, {}
         if run.keeps or jax.process_count() > 1:
-            environment = surroundings(self.trainer.mesh) | {
-                "program": programs.fingerprint(),
-                "padded_sizes": list(self.batches.sizes.sizes),
-            }
-            digests = self.trainer.step.digests(begin)
+            with working("tracing the step"):
+                environment = surroundings(self.trainer.mesh) | {
+                    "program": programs.fingerprint(),
+                    "padded_sizes": list(self.batches.sizes.sizes),
+                }
+                digests = self.trainer.step.digests(begin)
             process_agreement.check_same(digests)
-        show = self.options.progress is not False and process_agreement.is_first()
-        notes = Progress(plan.iterations, show=show)
         changes: list[Change] = []
-        if isinstance(run, FolderRun):
-            found = identity_of(self.trainer, begin, self.batches, run, environment, digests)
-            changes = run.identify(found)
         like, fixed = self.halves(begin), self.fixed(begin)
-        state = self.joined_state(run.resume(like, environment, self.rows_between), fixed)
+        with working("looking for a checkpoint") if run.keeps else nullcontext():
+            if isinstance(run, FolderRun):
+                found = identity_of(self.trainer, begin, self.batches, run, environment, digests)
+                changes = run.identify(found)
+            state = self.joined_state(run.resume(like, environment, self.rows_between), fixed)
         like = jax.tree.map(shaped, like)
         step = int(state.step)
+        if step:
+            attempt = f", attempt {run.attempt}" if run.attempt else ""
+            self.progress.note(f"resuming after {step} of {plan.iterations} steps{attempt}")
         if changes:
-            notes.note(f"at step {step}, with changes: {'; '.join(map(str, changes))}")
+            self.progress.note(f"changed since the run began: {'; '.join(map(str, changes))}")
         if precompile and step < plan.iterations:
             programs.compile_ahead(self.batches.sizes.sizes)
         if isinstance(run, FolderRun):
             described = (self.trainer, self.batches, state, programs, environment, run, changes)
             run.write_record(**public_record(*described))
             run.write_private_record(**private_record(run, environment))
-        first, *larger = map(str, self.batches.sizes.sizes)
-        notes.note(
-            f"compiled in {programs.seconds:.1f} s, for batches padded to {first}"
-            + (f" ({', '.join(larger)} in the background)" if larger else "")
-            + f"; step {step} of {plan.iterations}"
-            + (f", attempt {run.attempt}" if run.attempt else "")
-        )
         try:
-            return self.run_attempt(state, step, programs, show)
+            return self.run_attempt(state, step, programs)
         except ReplayDiffersError:
             run.take_fresh_attempt(["running them again gave another result"])
             state = self.joined_state(run.restore_again(like), fixed)
-            return self.run_attempt(state, int(state.step), programs, show)
+            return self.run_attempt(state, int(state.step), programs)
         finally:
             programs.close()
 
     def run_attempt(
-        self, state: TrainingState, step: int, programs: CompiledSteps, show: bool
+        self, state: TrainingState, step: int, programs: CompiledSteps
     ) -> TrainingState:
         """Takes the remaining steps, with the noise and batches of this attempt."""
         run, plan = self.run, self.trainer.plan
         key_data, batches = self.key_data(), self.batches_of_attempt()
-        budget = None if run.budget is None else run.budget.epsilon
         begun = time.perf_counter()
-        with (
-            Progress(plan.iterations, step, show=show, budget=budget) as progress,
-            Prefetched(lambda: batches.since(step), self.options.ahead) as selected,
-            interrupts() as stop,
-        ):
-            state, status = self.steps(state, step, programs, key_data, selected, progress, stop)
-            run.finish_release()
+        self.progress.begin(step, plan.iterations, run.budget or plan.budget)
+        try:
+            with (
+                Prefetched(lambda: batches.since(step), self.options.ahead) as selected,
+                interrupts() as stop,
+            ):
+                state, status = self.steps(state, step, programs, key_data, selected, stop)
+                run.finish_release()
+        finally:
+            self.progress.end()
         # An interruption shows when somebody stopped the run, so only the private record has it.
         run.write_record(ending=None if status == "interrupted" else status)
         run.write_private_record(
@@ -133,7 +138,6 @@ class Loop:
         programs: CompiledSteps,
         key_data: PyTree,
         selected: Prefetched[Any],
-        progress: Progress,
         stop: StopRequest,
     ) -> tuple[TrainingState, str]:
         """Takes the remaining steps. Returns the last state, and why the run ended there."""
@@ -141,7 +145,7 @@ class Loop:
         every = self.options.checkpoint_every
         seen = PendingMetrics()
         if run.needs_metrics(step):
-            self.release(state, step, step, seen, progress, (step, 0.0))
+            self.release(state, step, step, seen, (step, 0.0))
         begun = run.last_release(step)
         while begun < end:
             due = -(-max(begun + 1, step) // every) * every
@@ -166,9 +170,9 @@ class Loop:
                 state, measured = programs(state, batch, key_data)  # clip, noise, update
                 step += 1
                 seen.add(step - 1, run.attempt, measured, batch.digest)
-                progress.advance(step)
+                self.progress.advance(step)
                 run.finish_release(if_ready=True)
-            if self.release(state, step, begun, seen, progress, since):  # account
+            if self.release(state, step, begun, seen, since):  # account
                 return state, "ended by the callback"
             begun = step
             if step < end and process_agreement.any_process(bool(stop)):
@@ -181,7 +185,6 @@ class Loop:
         step: int,
         begun: int,
         seen: "PendingMetrics",
-        progress: Progress,
         since: tuple[int, float],
     ) -> bool:
         """Saves and charges, then shows what is released. True if the callback ends the run."""
@@ -197,7 +200,11 @@ class Loop:
             return self.evaluate(shown.evaluated) if self.evaluate else {}
 
         def show(released: Metrics) -> None:
-            progress.released(released, raw[-1] if raw else None)
+            self.progress.checkpoint(released)
+            if raw:
+                self.progress.raw(raw[-1])
+            for warning in self.raw_warnings.of(raw):
+                self.progress.warn(warning)
 
         self.run.release(step, begun, self.halves(state), raw, rows, metrics, show)
         if self.evaluate is None and self.callback is None:

@@ -1,95 +1,84 @@
-"""Shows progress on the terminal as a bar, or as plain lines if the output is not a terminal.
+"""`Progress`: what a run tells while it goes on, and how its numbers are written in short.
 
-Between two checkpoints only the number of steps changes. Raw metrics are marked "not private",
-because no epsilon covers them.
+`bevel.training.terminal_progress` shows it on a terminal or as plain lines. To show it elsewhere,
+derive from `Progress` and pass an instance as `RunOptions(progress=...)`.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+if TYPE_CHECKING:
+    from bevel.accounting import Budget
 
-RAW_SHOWN = ["loss", "accuracy", "clipped_fraction", "signal_to_noise", "not_finite"]
-RAW_SHOWN += ["examples_per_second"]
-NOT_SHOWN = {"step", "attempt", "delta", "epsilon"}
+# Columns of `checkpoint` that are not metrics.
+_NOT_METRICS = {"step", "attempt", "delta", "epsilon"}
+_RAW_SHOWN = ("loss", "accuracy")
 
 
 class Progress:
-    """Shows the number of steps taken, and the metrics released at checkpoints.
+    """Is told what happens in a run, and shows nothing. Override the methods that you need.
 
-    Args:
-      steps: the number of steps of the run.
-      start: the first step.
-      show: False shows nothing.
-      budget: the epsilon that may be spent, if there is a limit.
+    `fit` calls the methods in the first process only, in the thread that called it. What
+    `checkpoint` receives is released. What `raw` and `warn` receive is computed from the training
+    data without noise, and what `advance` receives shows how fast the run is: neither is private.
     """
 
-    def __init__(
-        self,
-        steps: int,
-        start: int = 0,
-        *,
-        show: bool = True,
-        budget: float | None = None,
-        file: TextIO | None = None,
-    ) -> None:
-        self.steps, self.budget, self._show = steps, budget, show
-        self._console = Console(file=file, highlight=False, soft_wrap=True)
-        self._bar: Bar | None = None
-        if show and self._console.is_terminal:
-            self._bar = Bar(
-                TextColumn("step {task.completed}/{task.total}"),
-                BarColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[text]}"),
-                console=self._console,
-            )
-            self._task = self._bar.add_task("", total=steps, completed=start, text="")
+    def working(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Surrounds work other than steps, such as 'compiling for batches of 512'."""
+        return contextlib.nullcontext()
 
     def note(self, text: str) -> None:
-        if self._show:
-            self._console.print(text, markup=False)
+        """A remark, such as what has changed since the run was started."""
+
+    def begin(self, step: int, steps: int, budget: "Budget | None") -> None:
+        """Called before the first step. `step` is the number of steps taken earlier."""
 
     def advance(self, step: int) -> None:
-        if self._bar:
-            self._bar.update(self._task, completed=step)
+        """Called after each step with the number of steps taken."""
 
-    def released(self, metrics: Mapping[str, Any], raw: Mapping[str, Any] | None) -> None:
-        """Shows the released metrics of a checkpoint, and its raw metrics, marked as such."""
-        text = _format_metrics(metrics, self.budget)
-        if raw:
-            shown = [f"{name} {format_number(raw[name])}" for name in RAW_SHOWN if name in raw]
-            text += f" | not private: {', '.join(shown)}"
-        if self._bar:
-            self._bar.update(self._task, completed=metrics["step"], text=text)
-        elif self._show:
-            self.note(f"step {metrics['step']}/{self.steps} | {text}")
+    def checkpoint(self, metrics: Mapping[str, Any]) -> None:
+        """Called with each line of metrics.jsonl, once the checkpoint is charged and on disk."""
 
-    def __enter__(self) -> "Progress":
-        if self._bar:
-            self._bar.start()
-        return self
+    def raw(self, metrics: Mapping[str, Any]) -> None:
+        """Called at checkpoints with the raw metrics of the last step. NOT private."""
 
-    def __exit__(self, *error: Any) -> None:
-        if self._bar:
-            self._bar.stop()
+    def warn(self, text: str) -> None:
+        """Called at most once for each thing that looks wrong in the raw metrics. NOT private."""
+
+    def end(self) -> None:
+        """Called after the last step, and also if the run fails or is interrupted."""
 
 
-def _format_metrics(metrics: Mapping[str, Any], budget: float | None) -> str:
+def released_parts(metrics: Mapping[str, Any], budget: "Budget | None") -> list[str]:
+    """The epsilon and the metrics of a checkpoint, in short, the most important first."""
     parts = []
     spent = metrics.get("epsilon")
     if spent is not None:
-        left = "" if budget is None else f", {format_number(max(0.0, budget - spent))} left"
-        parts.append(f"epsilon {format_number(spent)}{left}")
-    parts += [
+        of = "" if budget is None else f" of {format_number(budget.epsilon)}"
+        parts.append(f"epsilon {format_number(spent)}{of}")
+    return parts + [
         f"{name.replace('_', ' ')} {format_number(value)}"
         for name, value in metrics.items()
-        if name not in NOT_SHOWN and isinstance(value, int | float)
+        if name not in _NOT_METRICS and isinstance(value, int | float)
     ]
-    return ", ".join(parts)
+
+
+def raw_part(raw: Mapping[str, Any]) -> str:
+    """The raw metrics that are worth a look, marked as not private. Empty if there are none."""
+    shown = [f"{name} {format_number(raw[name])}" for name in _RAW_SHOWN if name in raw]
+    return f"not private: {', '.join(shown)}" if shown else ""
+
+
+def fitting(parts: list[str], width: int, separator: str = ", ") -> str:
+    """As many of the first parts as fit into `width` columns. The first one is cut if need be."""
+    text = parts[0][:width] if parts else ""
+    for part in parts[1:]:
+        if len(text) + len(separator) + len(part) > width:
+            break
+        text += separator + part
+    return text
 
 
 def format_number(value: float | None) -> str:

@@ -10,6 +10,7 @@ from bevel.accounting.arguments import check_budget
 from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.training.identity import check_accept
+from bevel.training.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,8 @@ class RunOptions:
       ahead: the number of batches to prefetch.
       compilations: the number of sizes that batches are padded to, each with a compiled program.
 
-    progress: whether to show progress. None shows it.
+    progress: False shows no progress; True and None show it on standard output. A `Progress` of
+      your own is told about it instead.
     """
 
     checkpoint_every: int = 100
@@ -57,7 +59,7 @@ class RunOptions:
     accept: Sequence[str] = ()
     ahead: int = 2
     compilations: int = 3
-    progress: bool | None = None
+    progress: bool | Progress | None = None
 
     def __post_init__(self) -> None:
         counts = ["checkpoint_every", "keep", "ahead", "compilations"]
@@ -77,4 +79,8 @@ class RunOptions:
                 raise FixArgumentsError(f"{name}={value!r}: pass a path.")
         if not isinstance(self.settings, Mapping):
             raise FixArgumentsError(f"settings={self.settings!r}: pass a dict of names and values.")
+        if not isinstance(self.progress, bool | Progress | None):
+            raise FixArgumentsError(
+                f"progress={self.progress!r}: pass True, False, or a bevel.training.Progress."
+            )
         check_accept(self.accept)

@@ -31,7 +31,8 @@ from bevel.training.loss_signature import check_signature
 from bevel.training.memory_run import MemoryRun
 from bevel.training.model_state import as_arrays
 from bevel.training.private_step import PrivateStep
-from bevel.training.process_agreement import check_same
+from bevel.training.process_agreement import check_same, is_first
+from bevel.training.progress import Progress
 from bevel.training.run_description import shared_by_processes
 from bevel.training.run_options import RunOptions
 from bevel.training.state import (
@@ -43,6 +44,7 @@ from bevel.training.state import (
     split,
     widened,
 )
+from bevel.training.terminal_progress import progress_of
 
 PyTree = Any
 Optimizer: TypeAlias = AugmentedGradientTransformation | optax.GradientTransformation
@@ -305,8 +307,10 @@ class Trainer:
             )
         else:
             run = FolderRun(Path(folder), self.plan, options)
+        progress = progress_of(options.progress) if is_first() else Progress()
         with run:
-            return Loop(self, run, batches, options, evaluate, callback).train(begin, precompile)
+            loop = Loop(self, run, batches, options, evaluate, callback, progress)
+            return loop.train(begin, precompile)
 
     def _batches(
         self, source: DataSource, user_ids: np.ndarray | None, compilations: int

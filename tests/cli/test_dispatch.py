@@ -87,6 +87,7 @@ def test_debugging_shows_the_traceback(command, capsys, monkeypatch):
         (KeyboardInterrupt(), 130),
         (RunInterrupted(2, STATE, 8, saved=True), 130),
         (RunInterrupted(15, STATE, 8, saved=True), 143),
+        (RunInterrupted(1, STATE, 8, saved=True), 129),
         (SystemExit(2), 2),
         (SystemExit(None), 0),
         (SystemExit("no"), 1),
@@ -106,11 +107,46 @@ def test_a_missing_extra_says_what_to_install(command, capsys):
     assert "pip install 'bevel[train]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), ModuleNotFoundError("no", name="mine")])
-def test_other_exceptions_are_not_caught(error, command):
-    command(raising(error))
-    with pytest.raises(type(error)):
+def test_an_exception_in_the_users_own_code_is_told_with_its_line(command, capsys):
+    command(raising(KeyError("x")))
+    assert main(["spent"]) == 1
+    assert "test_dispatch.py, line 29, in run: KeyError: 'x'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", ["KeyError('x')", "ModuleNotFoundError('no', name='mine')"])
+def test_bugs_of_bevel_are_not_caught(error, command):
+    code = compile(f"def run(arguments): raise {error}", dispatch.__file__, "exec")
+    names = {}
+    exec(code, names)
+    command(names["run"])
+    with pytest.raises((KeyError, ModuleNotFoundError)):
         main(["spent"])
+
+
+def test_a_reader_that_goes_away_is_no_error(command, capsys):
+    command(raising(BrokenPipeError()))
+    assert main(["spent"]) == 141
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("line", ["--help", "train --help"])
+def test_a_closed_pipe_ends_without_a_traceback(line):
+    run = subprocess.Popen(
+        [sys.executable, "-u", "-m", "bevel", *line.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    run.stdout.close()
+    errors = run.stderr.read()
+    run.stderr.close()
+    assert (run.wait(), errors) == (141, "")
+
+
+def test_help_fits_80_columns(capsys):
+    for words in ([], *([name] for name in ("train", "demo", "explain", "scale", "spent"))):
+        assert main([*words, "--help"]) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80, words
 
 
 def test_a_warning_is_a_line(command, capsys):

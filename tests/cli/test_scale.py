@@ -1,5 +1,7 @@
 """`bevel scale` estimates the step of a config without running it."""
 
+import json
+
 import jax
 import pytest
 from jax.sharding import NamedSharding
@@ -7,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from bevel.cli import main, scale
 from bevel.cli.config import read_config
+from bevel.inspection.scale_report import ScaleReport, Speeds
 from bevel.sharding import make_mesh
 
 
@@ -31,11 +34,21 @@ def test_a_config_is_scaled_along_its_batch(config_file, monkeypatch, capsys):
 
     def fake_scale(build, **options):
         passed.update(options, build=build)
-        return "a table"
+        with options["on_compile"]("compiling for 16 devices (1 of 2)"):
+            return ScaleReport([], Speeds(), ["a note"])
 
     monkeypatch.setattr("bevel.sharding.scale", fake_scale)
-    assert main(["scale", str(config_file), "--devices", "16,32"]) == 0
-    assert capsys.readouterr().out == "a table\n"
+    line = ["scale", str(config_file), "--devices", "16,32"]
+    assert main(line) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Weak scaling") and printed.out.endswith("a note\n")
+    assert printed.err == "compiling for 16 devices (1 of 2) ...\n"
+    assert main([*line, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["notes"] == ["a note"]
+    assert main([*line, "--json", str(config_file.parent / "scale.json")]) == 0
+    assert json.loads((config_file.parent / "scale.json").read_text()) == data
+    assert capsys.readouterr().out.startswith("Weak scaling")
     assert passed["build"] == "bevel.cli.scale:build_step"
     assert passed["axes"] == "data=-1,model=2"
     assert (passed["batch_size"], passed["devices"]) == (16, (16, 32))

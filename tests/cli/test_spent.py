@@ -1,5 +1,6 @@
 """`bevel spent` reads a ledger, and says what is wrong with it."""
 
+import json
 import shutil
 
 import pytest
@@ -29,7 +30,37 @@ def test_what_was_spent(ledger, given, tmp_path, capsys):
         ledger = path / "released" / "ledger.jsonl"
     assert main(["spent", str(path)]) == 0
     read = Ledger.read(ledger)
-    assert capsys.readouterr().out == f"{read.spent().describe()}\nhead: {read.head} (2 lines)\n"
+    printed = capsys.readouterr().out
+    assert " ".join(read.spent().describe().split()) in " ".join(printed.split())
+    assert printed.endswith(f"\nlines: 2\nhead: {read.head}\n")
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_json_is_for_programs(ledger, capsys):
+    assert main(["spent", str(ledger), "--json"]) == 0
+    printed = capsys.readouterr()
+    read = Ledger.read(ledger)
+    assert json.loads(printed.out) == {
+        "epsilon": read.spent().epsilon,
+        "delta": 1e-5,
+        "unit": "example",
+        "relation": "ADD_OR_REMOVE_ONE",
+        "budget": {"epsilon": 3, "delta": 1e-5},
+        "runs": ["first"],
+        "lines": 2,
+        "head": read.head,
+    }
+
+
+def test_the_fingerprint_of_a_plan_is_shortened(tmp_path, capsys):
+    path = tmp_path / "ledger.jsonl"
+    terms = {"unit": "example", "relation": "ADD_OR_REMOVE_ONE", "budget": Budget(3, 1e-5)}
+    with Ledger.open(path, **terms) as ledger:
+        key = key_commitment(b"the key of a test", salt=b"0123456789abcdef")
+        run = ledger.run("first", plan="0123456789abcdef" * 4, key=key)
+        run.charge(0, 2, dpsgd_event(1.1, 2, sampling_prob=0.01))
+    assert main(["spent", str(path)]) == 0
+    assert "attempts 1, plan 0123456789ab\n" in capsys.readouterr().out
 
 
 def test_what_was_released_is_read_before_what_is_beside_it(ledger, tmp_path, capsys):

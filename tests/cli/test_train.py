@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import numpy as np
@@ -52,7 +53,63 @@ def test_another_plan_in_the_same_folder_is_refused(config_file, reports, capsys
     assert main(["train", str(config_file), "--plan.steps=3"]) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("bevel: ")
-    assert "plan.steps 2 -> 3" in printed
+    assert "[plan] steps: 2 in the run, 3 in the config. Its epsilon holds" in printed
+    assert not re.search("[0-9a-f]{16}", printed)
+
+
+def test_a_changed_budget_is_named_by_its_key(config_file, tmp_path, reports, capsys):
+    given = ["train", str(config_file), "--quiet", "--plan.noise-multiplier=none"]
+    assert main([*given, "--plan.epsilon=3"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+    assert main([*given, "--plan.epsilon=2"]) == 1
+    said = "contains another run: [plan] epsilon: 3.0 in the run, 2.0 in the config. Its"
+    assert said in capsys.readouterr().err
+
+
+def test_json_has_released_values_only_and_people_read_standard_error(
+    config_file, tmp_path, reports, capsys
+):
+    with np.load(tmp_path / "points.npz") as file:
+        arrays = dict(file)
+    arrays["x_train"][:30] = np.nan
+    np.savez(tmp_path / "points.npz", **arrays)
+    assert main(["train", str(config_file), "--json"]) == 0
+    printed = capsys.readouterr()
+    start, *checkpoints, end = map(json.loads, printed.out.splitlines())
+    assert start == {"event": "start", "steps": 4, "epsilon": None, "delta": None}
+    released = tmp_path / "run" / "released"
+    lines = [json.loads(x) for x in (released / "metrics.jsonl").read_text().splitlines()]
+    assert checkpoints == [{"event": "checkpoint"} | line for line in lines]
+    report = {"report": f"{tmp_path / 'run'}/report.html"}
+    assert end == {"event": "end", "status": "complete"} | lines[-1] | report
+    assert "reading the data ..." in printed.err
+    assert "warning (not private): " in printed.err and "are not finite" in printed.err
+    assert all("finite" not in path.read_text() for path in released.glob("*.json*"))
+    assert max(map(len, printed.err.splitlines()[:-1])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def build(data)\n", "line 1: expected ':'."),
+        ("\n1 / 0\n", "line 2: ZeroDivisionError: division by zero"),
+        ("def build(data):\n    return data.no\n", "line 2, in build: AttributeError: "),
+    ],
+)
+def test_a_mistake_in_a_model_file_is_named_with_its_line(text, said, config_file, capsys):
+    model = config_file.parent / "my_model.py"
+    model.write_text(text)
+    assert main(["train", str(config_file), f"--model.module={model}:build"]) == 1
+    printed = capsys.readouterr().err
+    assert f"my_model.py, {said}" in printed and "Traceback" not in printed
+
+
+def test_a_value_that_does_not_work_is_named_with_its_line(config_file, capsys):
+    config_file.write_text(config_file.read_text().replace("steps = 4", "steps = -4"))
+    line = config_file.read_text().splitlines().index("steps = -4") + 1
+    assert main(["train", str(config_file)]) == 1
+    said = f"bevel: {config_file}, line {line}: [plan] steps is -4: pass an integer of at least 1."
+    assert capsys.readouterr().err.strip() == said
 
 
 def test_other_data_are_refused_and_a_learning_rate_is_accepted_by_name(
@@ -73,9 +130,10 @@ def test_other_data_are_refused_and_a_learning_rate_is_accepted_by_name(
     assert "the data differ" in printed and "another run" in printed
     rate = "--optimizer.learning-rate=0.25"
     assert main([*first, rate]) == 1
-    assert "optimizer.learning_rate 0.5 -> 0.25" in capsys.readouterr().err
+    said = "[optimizer] learning_rate: 0.5 in the run, 0.25 in the config"
+    assert said in capsys.readouterr().err
     assert main([*first, "--model.init-seed=5"]) == 1
-    assert "model.init_seed 0 -> 5" in capsys.readouterr().err
+    assert "[model] init_seed: 0 in the run, 5 in the config" in capsys.readouterr().err
     assert main([*first, rate, "--accept", "optimizer.learning_rate"]) == 0
     assert main([*first, "--accept", "plan"]) == 1
     assert "cannot change within a run" in capsys.readouterr().err

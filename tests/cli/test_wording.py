@@ -1,13 +1,15 @@
 """Errors of commands use the names of options, and never those of the Python interface."""
 
 import dataclasses
+import errno
+import os
 import re
 
 import pytest
 
 from bevel.cli import main
 from bevel.cli.config import Config, PlanTable
-from bevel.cli.wording import in_cli_words
+from bevel.cli.wording import in_cli_words, os_error_in_words
 
 PLAN = "plan --epsilon 3 --delta 1e-5 --examples 6000 --batch-size 100 --steps 50"
 TRAIN = "train examples/digits.toml"
@@ -38,6 +40,11 @@ BAD = {
     f"{TRAIN} --mesh.axes=data=8 --mesh.rules=tensor": "add model=1 to its axes",
     f"{TRAIN} --run.accept=plan": "keys of the config, such as optimizer.learning_rate",
     f"{TRAIN} --run.keep=0": "keep is 0",
+    f"{TRAIN} --plan.steps=-3": "steps is -3: pass an integer of at least 1.",
+    f"{TRAIN} --plan.epsilon=-1": "epsilon is -1.0: pass a positive number",
+    f"{TRAIN} --plan.batch-size=-5": "batch_size is -5.0",
+    f"{TRAIN} --plan.delta=2": "delta is 2.0",
+    f"{TRAIN} --data.source=no_such.npz": "no_such.npz",
     f"{TRAIN} --optimizer.ema-decay=2": "ema_decay is 2.0",
     f"{TRAIN} --optimizer.warmup-steps=999": "use fewer warm-up steps",
     "scale examples/digits.toml --axes model=2": "give exactly one axis the size -1",
@@ -49,6 +56,7 @@ OPTIONS = {
     for field in dataclasses.fields(PlanTable if table.name == "plan" else table.default_factory)
 }
 VALUES = {"balls_in_bins", "random_allocation", "cyclic_poisson", "no_file", "build_step"}
+VALUES |= {"no_such", "x_train", "y_train", "x_test", "y_test"}
 PYTHON = re.compile(r"\b[a-z]+(?:_[a-z0-9]+)+\b|\b[A-Z]\w*[a-z][A-Z]\w+\b|\w+\(|\w=\.|`\w+`")
 
 
@@ -74,9 +82,13 @@ def test_errors_name_options_only(line, capsys, tmp_path):
         ("Pass the folder of that run, or another name with RunOptions(name=...).",
          "Pass the folder of that run, or a folder of another name as --run.folder."),
         ("another run: plan.clip.l2_clip_norm 0.5 -> 2.0; plan.clip_norm 0.5 -> 2.0. Restore it.",
-         "another run: plan.clip_norm 0.5 -> 2.0. Restore it."),
+         "another run: [plan] clip_norm: 0.5 in the run, 2.0 in the config. Restore it."),
         ("run: data.tune False -> True; plan.mechanism.num_units 9 -> 8; plan.unit.name a -> b. So",
-         "run: data.tune False -> True. So"),
+         "run: [data] tune: False in the run, True in the config. So"),
+        ("run: plan.batch_size 512.0 -> 300.0; plan.expected_batch_size 512.0 -> 300.0. Its",
+         "run: [plan] batch_size: 512.0 in the run, 300.0 in the config. Its"),
+        ("run: plan.steps 100 -> 200; the data differ. Its",
+         "run: [plan] steps: 100 in the run, 200 in the config; the data differ. Its"),
         ("leave include_raw out", "leave --include-raw out"),
         ("or use NonPrivateConfig.", "or use mechanism 'none'."),
         ("num_bands=3, but BallsInBinsSampling may", "bands is 3, but sampling balls_in_bins may"),
@@ -88,3 +100,41 @@ def test_errors_name_options_only(line, capsys, tmp_path):
 )  # fmt: skip
 def test_library_errors_use_the_names_of_the_command_line(message, words):
     assert in_cli_words(message) == words
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (
+            lambda f: (f / "none").read_text(),
+            "there is no file or folder {f}/none: check the path.",
+        ),
+        (lambda f: f.read_text(), "{f} is a folder: pass the path of a file."),
+        (lambda f: (f / "file" / "x").mkdir(), "{f}/file/x: a part of this path is a file"),
+        (lambda f: (f / "file").mkdir(), "{f}/file exists and is not a folder"),
+    ],
+)
+def test_a_wrong_path_is_told_in_words(action, said, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError) as caught:
+        action(tmp_path)
+    text = os_error_in_words(caught.value)
+    assert said.format(f=tmp_path) in text and "Errno" not in text
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EACCES, "/a/b: permission denied. Choose another path"),
+        (errno.EROFS, "/a/b is on a file system that is read-only: choose another path."),
+        (errno.ENOSPC, "/a/b cannot be written, because the disk is full"),
+        (errno.EIO, "/a/b: Input/output error."),
+    ],
+)
+def test_what_the_system_refuses_is_told_in_words(number, said):
+    error = OSError(number, os.strerror(number), "/a/b")
+    assert said in os_error_in_words(error)
+
+
+def test_an_error_without_a_path_keeps_its_message():
+    assert os_error_in_words(OSError("the cable is loose")) == "the cable is loose"

@@ -1,5 +1,7 @@
 """The table of what was chosen, against what the program does."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,7 +121,10 @@ def test_the_table_prints_totals_and_what_the_compiler_says():
     explained = bevel.explain(fn, PARAMS, TOKENS, compile=True)
     lines = str(explained).splitlines()
     assert lines[0].split()[:5] == ["parameter", "shape", "dtype", "uses", "norm"]
-    assert f"batch of {B}" in lines[4] and "times those of jax.grad" in lines[4]
+    assert f"batch of {B}" in lines[5] and "times those of jax.grad" in lines[5]
+    narrow = explained.text(60)
+    assert max(map(len, narrow.splitlines())) <= 60 and narrow.count("parameter") > 1
+    assert json.loads(json.dumps(explained.to_dict()))["batch_size"] == B
     assert set(explained.compiled) == {"jax.grad", "clipped_grad"}
     assert all(found.peak >= found.temporary > 0 for found in explained.compiled.values())
     for name, found in explained.compiled.items():

@@ -8,6 +8,7 @@ from bevel.sharding.tables import (
     short,
     shown_shape,
     shown_spec,
+    tables_within,
     text_table,
     wrapped,
 )
@@ -44,3 +45,22 @@ def test_wrapped_cells_are_whole_and_no_markup():
     made = wrapped(rich_table(["a"], [["x[0]['w'] " * 9]]), "[bold]", width=40)
     assert made.count("x[0]['w']") == 9 and "[bold]" in made
     assert max(map(len, made.splitlines())) <= 40
+
+
+def test_a_table_that_is_too_wide_is_split_and_shows_every_column():
+    head = ["name", "first", "second", "third"]
+    rows = [["a", "1" * 9, "2" * 9, "3" * 9], ["b", "x", "y", "z"]]
+    assert len(tables_within(80, head, rows)) == 1
+    assert len(tables_within(40, head, rows)) == 1
+    tables = tables_within(30, head, rows, right=[3])
+    text = wrapped(*tables, width=30)
+    assert len(tables) == 2 and max(map(len, text.splitlines())) <= 30
+    assert all(cell in text for cell in [*head, *rows[0], *rows[1]])
+    assert text.count("name") == 2
+    assert "        z" in text
+
+
+def test_a_column_that_fits_nowhere_is_folded():
+    (table,) = tables_within(20, ["name", "why"], [["a", "x" * 50]])
+    text = wrapped(table, width=20)
+    assert text.count("x") == 50 and max(map(len, text.splitlines())) <= 20

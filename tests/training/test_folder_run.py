@@ -22,6 +22,7 @@ from bevel.errors import (
     RestoreLedgerError,
     StopRunError,
 )
+from bevel.execution_plan import NonPrivateConfig, PlanSecrets
 from bevel.sharding import make_mesh
 from bevel.training import RunInterrupted
 from bevel.training.folder_run import FolderRun
@@ -442,11 +443,11 @@ def test_a_full_disk_is_an_error_and_the_last_checkpoint_stays(unbroken, tmp_pat
 def test_the_terminal_shows_nothing_before_the_checkpoint_is_there(tmp_path, monkeypatch):
     folder, shown = tmp_path / "run", []
 
-    def released(self, metrics, raw):
+    def checkpoint(self, metrics):
         shown.append(metrics["step"])
         assert (folder / "released" / "checkpoints" / str(metrics["step"])).is_dir()
 
-    monkeypatch.setattr("bevel.training.progress.Progress.released", released)
+    monkeypatch.setattr("bevel.training.progress.Progress.checkpoint", checkpoint)
     runs.fit(folder, evaluate=lambda params: {"seen": len(shown)})
     assert shown == [2, 4, 6, 8]
 
@@ -459,3 +460,20 @@ def test_the_last_metrics_are_written_on_resume_too(unbroken, tmp_path):
     called = []
     runs.fit(folder, callback=lambda s, m: called.append(m["step"]))
     assert called == [8] and [line["step"] for line in metrics(folder)] == [2, 4, 6, 8]
+
+
+def test_a_run_without_noise_resumes_like_any_other(tmp_path):
+    """It has no noise state, so the private halves of its checkpoints have no arrays."""
+
+    def trainer():
+        plan = NonPrivateConfig(runs.STEPS, 8).make(secrets=PlanSecrets.for_tests(3))
+        return runs.trainer(config=plan)
+
+    def stop(state, metrics):
+        if metrics["step"] == 4:
+            raise RuntimeError("stop")
+
+    whole = runs.fit(tmp_path / "whole", of=trainer())
+    with pytest.raises(RuntimeError, match="stop"):
+        runs.fit(tmp_path / "run", of=trainer(), callback=stop)
+    assert runs.same_bits(runs.fit(tmp_path / "run", of=trainer()).params, whole.params)

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from bevel.training.interrupts import RunInterrupted, interrupts
+from bevel.training.interrupts import SIGNALS, RunInterrupted, interrupts
 
 
 def test_the_first_signal_is_a_request_and_the_second_is_not():
@@ -20,11 +20,26 @@ def test_the_first_signal_is_a_request_and_the_second_is_not():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_handlers_are_put_back():
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+@pytest.fixture(name="hangup", params=[signal.SIG_DFL, signal.SIG_IGN])
+def fixture_hangup(request):
+    """What a closed terminal does: ends the process, or nothing under nohup."""
+    before = signal.signal(signal.SIGHUP, request.param)
+    yield request.param
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_handlers_are_put_back(hangup):
+    before = [signal.getsignal(n) for n in SIGNALS]
     with interrupts():
         assert signal.getsignal(signal.SIGTERM) is not before[1]
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(n) for n in SIGNALS] == before
+
+
+def test_a_closed_terminal_stops_the_run_unless_that_is_ignored(hangup):
+    with interrupts() as request:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert bool(request) == (hangup is signal.SIG_DFL)
+    assert request.number == (signal.SIGHUP if request else None)
 
 
 def test_in_another_thread_signals_stay_as_they_are():

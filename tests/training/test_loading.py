@@ -107,3 +107,29 @@ def test_what_cannot_be_loaded_is_named(finished, tmp_path):
         shutil.rmtree(tmp_path / "empty" / "checkpoints" / str(step))
     with pytest.raises(RestoreCheckpointError, match="has no checkpoint"):
         load(tmp_path / "empty")
+
+
+def test_names_that_differ_in_dots_and_slashes_stay_apart(tmp_path):
+    begin = {"a": {"b": jnp.zeros(2)}, "a.b": jnp.zeros((runs.D, 2))}
+
+    def loss(p, batch, prng):
+        return runs.loss({"w": p["a.b"], "b": p["a"]["b"]}, batch, prng)
+
+    state = runs.fit(tmp_path / "run", of=runs.trainer(loss_fn=loss, ema_decay=0.5), begin=begin)
+    run = load(tmp_path / "run")
+    assert runs.same_bits(run.last_params, state.params)
+    assert runs.same_bits(run.params, state.average)
+    some = runs.trainer(loss_fn=loss, trainable="a.b")
+    runs.fit(tmp_path / "frozen", of=some, begin=begin)
+    with pytest.raises(RestoreCheckpointError, match="differ only in dots and slashes"):
+        load(tmp_path / "frozen")
+
+
+def test_parameters_that_are_one_array(tmp_path):
+    def loss(p, batch, prng):
+        return runs.loss({"w": p, "b": jnp.zeros(2)}, batch, prng)
+
+    begin = jnp.zeros((runs.D, 2))
+    state = runs.fit(tmp_path / "run", of=runs.trainer(loss_fn=loss), begin=begin)
+    for like in (None, begin):
+        assert np.array_equal(load(tmp_path / "run", like=like).params, state.params)

@@ -1,40 +1,43 @@
-"""Progress is shown as plain lines without a terminal, and raw metrics are marked."""
+"""What a run tells is written in short, the most important first."""
 
-import io
+import pytest
 
-from bevel.training.progress import Progress, format_number
+from bevel.accounting import Budget
+from bevel.training import Progress
+from bevel.training.progress import fitting, format_number, raw_part, released_parts
 
-METRICS = {"step": 4, "epsilon": 1.25, "delta": 1e-5, "attempt": 0, "accuracy": 0.9}
-RAW = {"loss": 0.5, "clipped_fraction": 0.25, "signal_to_noise": float("nan"), "batch_size": 7}
-
-
-def shown(**options):
-    file = io.StringIO()
-    with Progress(8, file=file, **options) as progress:
-        progress.note("3 programs [compiled]")
-        progress.advance(3)
-        progress.released(METRICS, RAW)
-    return file.getvalue()
+METRICS = {"step": 4, "epsilon": 1.25, "delta": 1e-5, "attempt": 0, "test_accuracy": 0.9}
 
 
-def test_lines_say_what_is_spent_and_left_and_mark_what_is_not_private():
-    note, line = shown(budget=3.0).splitlines()
-    assert note == "3 programs [compiled]"
-    public, raw = line.split(" | not private: ")
-    assert public == "step 4/8 | epsilon 1.25, 1.75 left, accuracy 0.9"
-    assert raw == "loss 0.5, clipped_fraction 0.25, signal_to_noise -"
+def test_a_checkpoint_says_what_is_spent_of_the_budget():
+    assert released_parts(METRICS, Budget(3, 1e-5)) == ["epsilon 1.25 of 3", "test accuracy 0.9"]
+    assert released_parts(METRICS, None) == ["epsilon 1.25", "test accuracy 0.9"]
+    assert released_parts(METRICS | {"epsilon": None, "name": "x"}, None) == ["test accuracy 0.9"]
 
 
-def test_nothing_is_shown_where_nothing_is_asked_for():
-    assert shown(show=False) == ""
+def test_raw_metrics_are_marked():
+    assert raw_part({"loss": 0.5, "batch_size": 7}) == "not private: loss 0.5"
+    assert raw_part({"batch_size": 7}) == ""
 
 
-def test_a_terminal_has_a_bar(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "200")
-    text = shown(budget=3.0)
-    assert "step" in text and "epsilon 1.25" in text and "not private" in text
+@pytest.mark.parametrize(
+    "width, text", [(20, "aaaa, bbb, c"), (12, "aaaa, bbb, c"), (11, "aaaa, bbb"), (3, "aaa")]
+)
+def test_parts_that_do_not_fit_are_left_out(width, text):
+    assert fitting(["aaaa", "bbb", "c"], width) == text
+
+
+def test_the_base_class_accepts_everything_and_shows_nothing(capsys):
+    progress = Progress()
+    with progress.working("compiling"):
+        progress.begin(0, 8, None)
+        progress.advance(1)
+        progress.checkpoint(METRICS)
+        progress.raw({"loss": 1.0})
+        progress.warn("look")
+        progress.note("so it is")
+        progress.end()
+    assert capsys.readouterr().out == ""
 
 
 def test_numbers_are_short():

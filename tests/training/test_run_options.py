@@ -19,6 +19,7 @@ from bevel.training import RunOptions
         ({"budget": 3.0}, r"Budget\(epsilon, delta\)"),
         ({"name": ""}, "not empty"),
         ({"settings": ["a"]}, "dict of names"),
+        ({"progress": "yes"}, r"pass True, False, or a bevel\.training\.Progress"),
         ({"accept": "loss"}, "list of names"),
         ({"accept": ["data"]}, "cannot change within a run"),
     ],

@@ -30,9 +30,12 @@ class Allowance:
 
     def check(self, totals: LedgerTotals, charge: Charge) -> None:
         """Raises if `totals` with this additional charge would exceed the budget."""
-        total = totals.events(with_charge=charge)
-        if total <= self._known_to_fit:
+        # The counts of all other events are at most those known to fit, once anything is.
+        changed = totals.changes(charge).items()
+        known = self._known_to_fit
+        if known and all(totals.count(event) + more <= known[event] for event, more in changed):
             return
+        total = totals.events(with_charge=charge)
         if not self._fits(total):
             raise StopRunError(
                 f"charging steps {charge.first} to {charge.stop} of run {charge.run!r} would spend "

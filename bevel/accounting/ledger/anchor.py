@@ -9,10 +9,10 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 from bevel.accounting.ledger.durable_files import replace_file
+from bevel.accounting.ledger.hash_chain import LineHashes
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 HASH = re.compile("[0-9a-f]{64}")
@@ -45,7 +45,7 @@ class Anchor:
                 "was moved or removed. Restore it from a copy. For a new ledger, pass a new anchor."
             )
 
-    def check(self, hashes: Sequence[str], ledger: Path) -> None:
+    def check(self, hashes: LineHashes, ledger: Path) -> None:
         """Raises unless the anchored line is in the ledger, whose line hashes are `hashes`."""
         try:
             data = self.path.read_bytes()
@@ -79,7 +79,7 @@ class Anchor:
             ) from error
         return head, lines
 
-    def write(self, hashes: Sequence[str]) -> None:
+    def write(self, hashes: LineHashes) -> None:
         """Records the last line. The anchor is on disk when this returns."""
-        content = {"head": hashes[-1], "lines": len(hashes)}
+        content = {"head": hashes.head, "lines": len(hashes)}
         replace_file(self.path, json.dumps(content).encode() + b"\n")

@@ -8,20 +8,72 @@ that, keep the hash of the last line in another place.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bevel.errors import RestoreLedgerError
 
 START = "0" * 64
+DIGEST = 32  # bytes of a hash
 
 
-class _Link(NamedTuple):
+class Link(NamedTuple):
     """One line, read and checked."""
 
     line: int  # from 0
     hash: str
     entry: dict[str, Any]
+
+
+class LineHashes:
+    """The hashes of a ledger's lines, 32 bytes each. Lines in archives are counted, not known."""
+
+    def __init__(self) -> None:
+        self._digests = bytearray()
+        self._archived = 0  # lines after the first one that are in archives
+
+    def append(self, digest: str) -> None:
+        self._digests += bytes.fromhex(digest)
+
+    def extend(self, digests: Sequence[bytes]) -> None:
+        self._digests += bytes.fromhex(b"".join(digests).decode())
+
+    def skip(self, lines: int) -> None:
+        """Counts lines that are in archives. Only after the first line."""
+        self._archived += lines
+
+    def __len__(self) -> int:
+        return len(self._digests) // DIGEST + self._archived
+
+    def __getitem__(self, line: int) -> str:
+        """The hash of a line, from 0 on. Empty for a line in an archive."""
+        if 0 < line <= self._archived:
+            return ""
+        known = line - self._archived if line else 0
+        return self._digests[DIGEST * known : DIGEST * (known + 1)].hex()
+
+    def compacted(self) -> "LineHashes":
+        """The hashes of the first and the last line. Those in between are in an archive."""
+        made = LineHashes()
+        made._digests = self._digests[:DIGEST] + self._digests[-DIGEST:]
+        made._archived = len(self) - 2
+        return made
+
+    @property
+    def head(self) -> str:
+        return self._digests[-DIGEST:].hex()
+
+    def __contains__(self, digest: str) -> bool:
+        try:
+            wanted, at = bytes.fromhex(digest), -1
+        except ValueError:
+            return False
+        if len(wanted) != DIGEST or wanted.hex() != digest:
+            return False
+        while (at := self._digests.find(wanted, at + 1)) >= 0:
+            if at % DIGEST == 0:
+                return True
+        return False
 
 
 def canonical(value: Any) -> bytes:
@@ -36,13 +88,15 @@ def line_of(entry: dict[str, Any], line: int, previous: str) -> tuple[bytes, str
     return canonical(record | {"hash": digest}) + b"\n", digest
 
 
-def verified_links(lines: Iterable[bytes], where: str) -> Iterator[_Link]:
+def verified_links(
+    lines: Iterable[bytes], where: str, first: int = 0, previous: str = START
+) -> Iterator[Link]:
     """Yields complete lines, checked one by one. Raises at the first line that was changed.
 
-    `where` names the file in error messages.
+    `where` names the file in error messages. The lines are those from number `first` on, after a
+    line with the hash `previous`.
     """
-    previous = START
-    for number, text in enumerate(lines):
+    for number, text in enumerate(lines, first):
         try:
             record = json.loads(text)
             entry, recorded_previous = record["entry"], record["previous"]
@@ -63,5 +117,5 @@ def verified_links(lines: Iterable[bytes], where: str) -> Iterator[_Link]:
                 f"{where}, line {number + 1} {problem}. Restore the file from a copy; without it, "
                 "what was spent is unknown."
             )
-        yield _Link(number, digest, entry)
+        yield Link(number, digest, entry)
         previous = digest

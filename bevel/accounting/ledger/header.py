@@ -6,8 +6,9 @@ from typing import Any
 
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
-VERSION = 2
-READABLE = (1, 2)  # charges of version 1 do not say what was released
+VERSION = 3
+# Charges of version 1 do not say what was released. Version 3 has summaries.
+READABLE = (1, 2, 3)
 UNITS = ("example", "user")
 # Names of dp_accounting.NeighboringRelation, copied because importing it takes seconds.
 RELATIONS = ("ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bevel.accounting.ledger.anchor import Anchor
+from bevel.accounting.ledger.archive import with_archives, write_archive
 from bevel.accounting.ledger.contents import Contents, read_contents
 from bevel.accounting.ledger.durable_files import create_file
 from bevel.accounting.ledger.entries import Charge, Release
@@ -13,6 +14,7 @@ from bevel.accounting.ledger.hash_chain import START, line_of
 from bevel.accounting.ledger.header import Budget, LedgerHeader
 from bevel.accounting.ledger.ledger_run import LedgerRun
 from bevel.accounting.ledger.locked_file import LockedFile
+from bevel.accounting.ledger.summary import Summary
 from bevel.accounting.ledger.torn_line import save_torn
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
@@ -37,7 +39,8 @@ class Ledger:
     happens to the process or the machine. If `charge` raises or never returns, the charge is in the
     file once or not at all, and nothing was released. A file with inconsistent entries is an error.
 
-    Opening a ledger reads the whole file. A charge is one write and one sync.
+    Opening a ledger reads the whole file, and adds up the lines after its last summary. A charge is
+    one write and one sync.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Ledger:
     ) -> None:
         self.path, self.terms = path, contents.header
         self._totals, self._hashes = contents.totals, contents.hashes
+        self._segment = contents.segment
         self._file, self._anchor = file, anchor
         self._allowance: Allowance | None = None
 
@@ -106,11 +110,19 @@ class Ledger:
             raise
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "Ledger":
-        """Reads a ledger without locking or changing it."""
+    def read(cls, path: str | os.PathLike[str], *, full: bool = False) -> "Ledger":
+        """Reads a ledger without locking or changing it.
+
+        With `full`, every line is added up, also those in the archives beside a compacted ledger,
+        and each summary is compared with the sum. Otherwise the last summary is believed if the
+        bytes before it have the stated hashes.
+        """
         file_path = Path(path)
         try:
-            contents = read_contents(file_path.read_bytes(), file_path)
+            data = file_path.read_bytes()
+            if full:
+                data = with_archives(data, file_path)
+            contents = read_contents(data, file_path, full=full)
         except FileNotFoundError:
             raise FixArgumentsError(f"there is no ledger at {file_path}: check the path.") from None
         _warn_if_cut_short(file_path, contents)
@@ -150,7 +162,7 @@ class Ledger:
     @property
     def head(self) -> str:
         """Hash of the last line. Save it with every checkpoint."""
-        return self._hashes[-1]
+        return self._hashes.head
 
     @property
     def line_count(self) -> int:
@@ -161,7 +173,8 @@ class Ledger:
         if head not in self._hashes:
             raise RestoreLedgerError(
                 f"{self.path} has no line with the hash {head}, which was once its head: lines are "
-                "missing, or it is another ledger. Restore the ledger that has this line."
+                "missing, or it is another ledger. Restore the ledger that has this line. If the "
+                "ledger was compacted since then, look for the hash in its archives."
             )
 
     @property
@@ -180,17 +193,53 @@ class Ledger:
         return compute_spent(self._totals, self.terms, delta)
 
     def _append(self, entry: Charge | Release) -> None:
+        self._check(entry)
+        self._write(entry)
+        self._totals.add(entry)
+        if self._segment.summary_is_due and self.terms.version >= 3:
+            self._write(self._summary())
+        if self._anchor is not None:
+            self._anchor.write(self._hashes)
+
+    def _write(self, entry: Charge | Release | Summary) -> bytes:
+        """Appends a line to the file. It is on disk when this returns."""
+        text, digest = line_of(entry.entry(), len(self._hashes), self.head)
+        self._writable.append(text)
+        self._segment.add(text, starts=isinstance(entry, Summary))
+        self._hashes.append(digest)
+        return text
+
+    def _summary(self) -> Summary:
+        return Summary(self._hashes[0], self._segment.digest, self._totals.to_json())
+
+    @property
+    def _writable(self) -> LockedFile:
         if self._file is None:
             raise FixArgumentsError(
                 f"{self.path} is not open for writing. Use `with Ledger.open(...)`."
             )
-        self._check(entry)
-        text, digest = line_of(entry.entry(), len(self._hashes), self.head)
-        self._file.append(text)
-        self._totals.add(entry)
-        self._hashes.append(digest)
+        return self._file
+
+    def compact(self) -> Path:
+        """Moves all lines to an archive beside the ledger, which keeps its header and a summary.
+
+        The chain goes on from the summary, so the head, the anchor and later charges stay valid.
+        Returns the path of the archive. Keep it: `Ledger.read(path, full=True)` needs it.
+        """
+        if self.terms.version < 3:
+            raise FixArgumentsError(
+                f"{self.path} has the format of version {self.terms.version}, which has no "
+                "summaries: it can be continued, but not compacted."
+            )
+        before = self._writable.read()
+        summary = self._write(self._summary())
+        archive = write_archive(self.path, before, len(self._hashes) - 1)
+        header = before[: before.index(b"\n") + 1]
+        self._writable.replace(header + summary)
+        self._hashes = self._hashes.compacted()
         if self._anchor is not None:
             self._anchor.write(self._hashes)
+        return archive
 
     def _check(self, entry: Charge | Release) -> None:
         """Raises unless the entry may come next and is within the budget."""

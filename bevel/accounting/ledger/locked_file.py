@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from bevel.accounting.ledger.durable_files import sync, sync_folder, write_all
+from bevel.accounting.ledger.durable_files import sync, sync_folder, write_all, write_new
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 
@@ -80,6 +80,20 @@ class LockedFile:
         sync(self._descriptor)
         self._size += len(data)
         self._last_write_succeeded = True
+
+    def replace(self, data: bytes) -> None:
+        """Replaces the content atomically: readers see the old or the new bytes. Keeps the lock."""
+        self._check_not_replaced()
+        target = self.path.resolve()
+        new = target.with_name(f"{target.name}.new")
+        new.unlink(missing_ok=True)  # left behind by a process that was killed
+        write_new(new, data, os.fstat(self._descriptor).st_mode & 0o777)
+        descriptor = os.open(new, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # before anyone can open it under its name
+        os.replace(new, target)
+        sync_folder(target)
+        os.close(self._descriptor)
+        self._descriptor, self._size = descriptor, len(data)
 
     def _check_not_replaced(self) -> None:
         """Raises if the path no longer leads to the open file."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from bevel.accounting.ledger.durable_files import sync_folder, write_new
 
-LINE_START = b'{"entry":{"attempt":'  # of every line after the first, which is never torn
+# Of every line after the first, which is never torn.
+LINE_STARTS = (b'{"entry":{"attempt":', b'{"entry":{"header":"')
 NAMES = ("entry", "hash", "line", "previous")
 
 # Endings that can turn a text that was cut off into JSON, once brackets are closed: for a cut
@@ -39,7 +40,9 @@ def is_complete(rest: bytes) -> bool:
 
 def could_be_torn(rest: bytes) -> bool:
     """Whether these can be the first bytes of a line, a single JSON object that was cut off."""
-    if rest[: len(LINE_START)] != LINE_START[: len(rest)] or LINE_START in rest[1:]:
+    if not any(rest[: len(start)] == start[: len(rest)] for start in LINE_STARTS):
+        return False
+    if any(start in rest[1:] for start in LINE_STARTS):
         return False
     if not all(0x20 <= byte < 0x7F for byte in rest):
         return False

@@ -15,6 +15,7 @@ Memory grows with the number of runs and of distinct events, not with the number
 
 import collections
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,10 @@ from bevel.accounting.ledger.dominance import restated
 from bevel.accounting.ledger.entries import Charge, Release
 from bevel.accounting.ledger.hash_chain import canonical
 from bevel.errors import FixArgumentsError
+
+# A summary keeps the digests of this many releases of a run. Steps of earlier releases cannot be
+# recognised as repeated exactly after that: if they are run again, they are charged again.
+KEPT = 1024
 
 
 @dataclasses.dataclass
@@ -44,8 +49,8 @@ class LedgerTotals:
 
     def __init__(self) -> None:
         self.runs: dict[str, RunTotals] = {}
-        # Counts of events by their JSON text, without the pending events of each run.
-        self._settled: collections.Counter[str] = collections.Counter()
+        # Counts of events by their JSON text, with the pending events of each run.
+        self._counts: collections.Counter[str] = collections.Counter()
         self._run_of_key: dict[str, str] = {}
 
     def add(self, entry: Charge | Release) -> None:
@@ -61,6 +66,10 @@ class LedgerTotals:
     def _add_charge(self, charge: Charge) -> None:
         self._run_of_key[charge.key] = charge.run
         pending = self._pending_after(charge)
+        for event, more in self.changes(charge).items():
+            self._counts[event] += more
+            if not self._counts[event]:
+                del self._counts[event]
         run = self.runs.get(charge.run)
         released = charge.released_until
         if run is None:
@@ -69,8 +78,6 @@ class LedgerTotals:
                 charge, charge.stop, charge.first, released, pending, contents
             )
             return
-        if not self.restates(charge):
-            self._settled += run.pending
         if charge.attempt != run.last.attempt:
             run.attempt_first = run.released_until = charge.first
             run.contents = {}
@@ -81,13 +88,53 @@ class LedgerTotals:
 
     def events(self, with_charge: Charge | None = None) -> collections.Counter[str]:
         """Counts how often each event was spent, by its JSON text, including `with_charge`."""
-        total = self._settled.copy()
-        for name, run in self.runs.items():
-            if not (with_charge and name == with_charge.run and self.restates(with_charge)):
-                total += run.pending
+        total = self._counts.copy()
         if with_charge is not None:
-            total += self._pending_after(with_charge)
-        return total
+            total.update(self.changes(with_charge))
+        return +total
+
+    def count(self, event: str) -> int:
+        """How often one event was spent."""
+        return self._counts[event]
+
+    def changes(self, charge: Charge) -> dict[str, int]:
+        """How a charge would change the counts of events. Below 0 for an event that it replaces."""
+        before = self.runs[charge.run].pending if self.restates(charge) else {}
+        after = self._pending_after(charge)
+        return {event: after[event] - before.get(event, 0) for event in {*before, *after}}
+
+    def to_json(self) -> dict[str, Any]:
+        """The totals, for a summary. Of each run, only the newest digests of contents are kept."""
+        runs = {
+            name: {
+                "last": run.last.entry(),
+                "charged_until": run.charged_until,
+                "attempt_first": run.attempt_first,
+                "released_until": run.released_until,
+                "pending": dict(run.pending),
+                "contents": {str(k): run.contents[k] for k in sorted(run.contents)[-KEPT:]},
+            }
+            for name, run in self.runs.items()
+        }
+        return {"counts": dict(self._counts), "keys": self._run_of_key, "runs": runs}
+
+    @classmethod
+    def from_json(cls, totals: Mapping[str, Any]) -> "LedgerTotals":
+        """The totals of a summary. Raises KeyError, TypeError or ValueError for anything else."""
+        made = cls()
+        made._counts = collections.Counter(totals["counts"])
+        made._run_of_key = dict(totals["keys"])
+        for name, run in totals["runs"].items():
+            last = {key: value for key, value in run["last"].items() if key != "kind"}
+            made.runs[name] = RunTotals(
+                Charge(**last),
+                run["charged_until"],
+                run["attempt_first"],
+                run["released_until"],
+                collections.Counter(run["pending"]),
+                {int(stop): content for stop, content in run["contents"].items()},
+            )
+        return made
 
     def _pending_after(self, charge: Charge) -> collections.Counter[str]:
         counts = event_counts(charge.event)
@@ -106,11 +153,12 @@ class LedgerTotals:
 
     def check_plan(self, run: str, plan: str) -> None:
         """Raises if the run started with another plan."""
-        if run in self.runs and self.runs[run].last.plan != plan:
+        first = self.runs[run].last.plan if run in self.runs else plan
+        if first != plan:
             raise FixArgumentsError(
-                f"run {run!r} started with the plan {self.runs[run].last.plan}, but this is the "
-                f"plan {plan}, and a run has one plan. Resume with the first plan, or give the new "
-                "run another name; both runs are then charged."
+                f"run {run!r} started with the plan {first[:8]}, but this is the plan {plan[:8]}, "
+                "and a run has one plan. Resume with the first plan, or give the new run another "
+                "name; both runs are then charged."
             )
 
     def check(self, entry: Charge | Release) -> None:
@@ -194,3 +242,15 @@ def event_counts(event: Mapping[str, Any], times: int = 1) -> collections.Counte
             total += event_counts(part, times)
         return total
     return collections.Counter({canonical(event).decode(): times})
+
+
+def event_of_counts(counts: collections.Counter[str]) -> dict[str, Any]:
+    """Composes counted parts into one event, as JSON: the inverse of `event_counts`."""
+    parts = [
+        {"kind": "SelfComposedDpEvent", "event": json.loads(text), "count": count}
+        for text, count in counts.items()
+        if count
+    ]
+    if not parts:
+        return {"kind": "NoOpDpEvent"}
+    return parts[0] if len(parts) == 1 else {"kind": "ComposedDpEvent", "events": parts}

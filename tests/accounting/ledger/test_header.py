@@ -20,7 +20,7 @@ def test_headers_round_trip(budget):
 
 def test_other_files_are_refused():
     good = LedgerHeader("user", "REPLACE_ONE").entry()
-    strange = [{"version": version} for version in (0, 3, "2", 2.0, True, None)]
+    strange = [{"version": version} for version in (0, 4, "3", 3.0, True, None)]
     for change in [*strange, {"kind": "charge"}, {"more": 1}]:
         with pytest.raises(RestoreLedgerError, match="does not begin with the header of a ledger"):
             LedgerHeader.from_entry(good | change, "the file")

@@ -181,9 +181,9 @@ def test_a_ledger_of_version_1_continues_with_what_it_has_spent(old_path):
     assert Ledger.read(old_path).spent(1e-5).epsilon > spent.epsilon
 
 
-def test_new_ledgers_have_version_2(path):
+def test_new_ledgers_have_version_3(path):
     Ledger.open(path, **TERMS).close()
-    assert last_entry(path)["version"] == 2
+    assert last_entry(path)["version"] == 3
 
 
 def test_the_content_of_each_release_is_recorded(path):

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from bevel.accounting.ledger.entries import Charge
-from bevel.accounting.ledger.totals import LedgerTotals, event_counts
+from bevel.accounting.ledger.event_json import event_to_json
+from bevel.accounting.ledger.totals import LedgerTotals, event_counts, event_of_counts
 from bevel.errors import FixArgumentsError
 
 KEY, OTHER_KEY = "a" * 64, "b" * 64
@@ -140,3 +141,15 @@ def test_compositions_are_counted_by_their_parts():
     assert {json.loads(t)["noise_multiplier"]: n for t, n in counts.items()} == {1.0: 3, 2.0: 15}
     assert not +event_counts(often(gaussian(), 0))
     assert isinstance(counts, collections.Counter)
+
+
+def test_counted_parts_compose_into_one_event_again():
+    for event in (
+        gaussian(),
+        often(gaussian(), 3),
+        {"kind": "ComposedDpEvent", "events": [often(gaussian(), 3), gaussian(2.0), gaussian()]},
+    ):
+        counts = event_counts(event)
+        assert event_counts(event_to_json(event_of_counts(counts))) == counts
+    assert event_of_counts(collections.Counter()) == {"kind": "NoOpDpEvent"}
+    assert event_of_counts(event_counts(often(gaussian(), 0))) == {"kind": "NoOpDpEvent"}

@@ -1,0 +1,88 @@
+"""A PLD accountant that keeps the distributions of single events, and composes many in a tree.
+
+Almost all the time of `PLDAccountant` goes into the privacy loss distribution of one event. A run
+asks again and again for the epsilon of the same events, composed more often, so these distributions
+are cached. The result is that of `PLDAccountant`, up to the 1e-15 of probability that dp-accounting
+rounds up when it composes.
+"""
+
+import collections
+import functools
+from typing import Any
+
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NeighboringRelation,
+    SelfComposedDpEvent,
+)
+from dp_accounting.pld import PLDAccountant
+
+Counts = collections.Counter[DpEvent]
+# Above this many different events, losses are rounded more coarsely, in proportion to the number
+# and up to the limit: time per event falls, and epsilon is overstated a little more.
+MANY_EVENTS, MOST_ROUNDING = 16, 16.0
+
+
+class CachedPLDAccountant(PLDAccountant):
+    """Composes like `PLDAccountant`. Queries about more of the same events are fast."""
+
+    def __init__(self, neighboring_relation: NeighboringRelation, interval: float) -> None:
+        super().__init__(neighboring_relation, interval)
+        self.interval = interval
+
+    def _maybe_compose(self, event: DpEvent, count: int, do_compose: bool) -> Any:
+        if not do_compose:
+            return super()._maybe_compose(event, count, do_compose)
+        parts = [self._pld]
+        for single, times in event_counts(event, count).items():
+            found = of_single_event(single, self.neighboring_relation, self.interval)
+            self._contains_non_dp_event |= found._contains_non_dp_event
+            parts.append(found._pld.self_compose(times) if times > 1 else found._pld)
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=False)
+            parts = [one.compose(other) for one, other in pairs] + parts[len(parts) & ~1 :]
+        self._pld = parts[0]
+        return None
+
+
+def event_counts(event: DpEvent, count: int = 1) -> Counts:
+    """The different events of a composition, and how often each is composed.
+
+    Gaussians are one event: composed, they are a Gaussian whose precisions add up.
+    """
+    counts: Counts = collections.Counter()
+    _add(event, count, counts)
+    gaussians = {e: n for e, n in counts.items() if isinstance(e, GaussianDpEvent)}
+    if all(gaussian.noise_multiplier > 0 for gaussian in gaussians):
+        precision = sum(n / e.noise_multiplier**2 for e, n in gaussians.items())
+        for gaussian in gaussians:
+            del counts[gaussian]
+        if precision > 0:
+            counts[GaussianDpEvent(precision**-0.5)] = 1
+    return counts
+
+
+def _add(event: DpEvent, count: int, counts: Counts) -> None:
+    match event:
+        case SelfComposedDpEvent(event=inner, count=more):
+            _add(inner, count * more, counts)
+        case ComposedDpEvent(events=inners):
+            for inner in inners:
+                _add(inner, count, counts)
+        case _:
+            counts[event] += count
+
+
+def rounding_of_many(event: DpEvent) -> float:
+    """How much more coarsely losses are rounded, because there are many different events."""
+    return min(max(1.0, len(event_counts(event)) / MANY_EVENTS), MOST_ROUNDING)
+
+
+@functools.lru_cache(maxsize=64)
+def of_single_event(
+    event: DpEvent, relation: NeighboringRelation, interval: float
+) -> PLDAccountant:
+    """An accountant of one event."""
+    return PLDAccountant(relation, interval).compose(event)
