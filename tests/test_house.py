@@ -22,7 +22,7 @@ LAYERS = [
     {"matrix_factorization", "processes"},
     {"batch_selection", "clipping", "noise_addition", "optimizers", "accounting"},
     {"execution_plan", "experimental", "sharding_utils"},
-    {"inspection"},
+    {"inspection", "choosing"},
     {"training"},
     {"report", "frameworks", "auditing", "datasets", "shipping"},
     {"keras_api"},

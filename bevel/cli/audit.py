@@ -83,6 +83,7 @@ def _audit_config(config: Config, options: argparse.Namespace) -> int:
         attack="last model" if options.attack == "last-model" else "every step",
         delta=config.plan.delta,
         significance=options.significance,
+        user_ids=job.data.user_ids,
         seed=config.run.test_seed,
         model_state=job.model.model_state,
         folder=options.folder,

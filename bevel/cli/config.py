@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from bevel.checks import nearest
 from bevel.cli.toml_lines import line_of
-from bevel.datasets import DataTable
+from bevel.datasets import DataTable, declared
 from bevel.errors import FixArgumentsError
 from bevel.models import ModelTable
 
@@ -47,6 +47,8 @@ class PlanTable:
     """Which data sets are neighbours. The default depends on the mechanism."""
     bands: int = 8
     """bandmf only: number of steps over which noise is correlated."""
+    examples_per_user: int = 1
+    """With [data] user: the most examples of one user in a batch. batch_size counts users then."""
     min_sep: int | None = None
     """blt only: steps between two uses of an example. By default an epoch."""
     buffers: int = 4
@@ -117,8 +119,13 @@ class Config:
     run: RunTable = dataclasses.field(default_factory=RunTable)
 
 
-def read_config(path: str | Path) -> Config:
-    """Reads a TOML config and checks every key and type."""
+def read_config(
+    path: str | Path, left_out: Mapping[str, Mapping[str, Any]] | None = None
+) -> Config:
+    """Reads a TOML config and checks every key and type.
+
+    `left_out` has values for keys that the file leaves out, by the names of their tables.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -127,6 +134,9 @@ def read_config(path: str | Path) -> Config:
         raise FixArgumentsError(f"there is no config at {path}: check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FixArgumentsError(f"{path} is not valid TOML: {error}.") from None
+    for name, values in (left_out or {}).items():
+        if isinstance(tables.setdefault(name, {}), Mapping):
+            tables[name] = {**values, **tables[name]}
     return _from_table(Config, tables, _Place(path, text))
 
 
@@ -180,10 +190,14 @@ def checked(value: Any, hint: Any, where: _Place | str) -> Any:
             return value
         near = nearest(str(value), choices)
         raise FixArgumentsError(f"{where} is {value!r}{near} Use one of: {', '.join(choices)}.")
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(checked(item, choices[0], where) for item in value)
     allowed = choices if isinstance(hint, types.UnionType) else (hint,)
-    of_items = [typing.get_args(kind)[0] for kind in allowed if typing.get_origin(kind) is tuple]
-    if of_items and isinstance(value, list):
-        return tuple(checked(item, of_items[0], where) for item in value)
+    lists = [kind for kind in allowed if typing.get_origin(kind) is tuple]
+    if isinstance(value, list) and lists:
+        return checked(value, lists[0], where)
+    if typing.get_origin(hint) is dict and isinstance(value, Mapping):
+        return {name: declared(item) for name, item in value.items()}
     if float in allowed and type(value) is int:
         return float(value)
     if type(value) in (bool, int, float, str) and type(value) in allowed:

@@ -34,7 +34,8 @@ COMMANDS = {
     "demo": "train a private model on bundled data, in about a minute",
     "new": "write a small project that trains at once: config, model, README",
     "train": "train from a config file, or resume a run",
-    "plan": "show the noise, batches and cost of a privacy budget",
+    "data": "show what is in a data set, and propose its part of a config",
+    "plan": "propose batch size, steps and learning rate for a privacy budget",
     "spent": "show the privacy that a ledger says was spent",
     "audit": "attack a run, and compare what it loses with what it promises",
     "explain": "show how each parameter's gradients are clipped, and the cost",
@@ -53,8 +54,7 @@ Train JAX models with differential privacy.
 
 examples:
   bevel demo
-  bevel plan --epsilon 3 --delta 1e-5 --examples 60000 --batch-size 1024 \\
-      --steps 2000
+  bevel plan --epsilon 3 --examples 60000
   bevel train examples/digits.toml --plan.epsilon=2 --run.folder=runs/two
   bevel report runs/two
 

@@ -10,7 +10,7 @@ import optax
 
 from bevel import sharding
 from bevel.cli.config import Config, OptimizerTable
-from bevel.cli.plan_config import plan_config
+from bevel.cli.plan_config import plan_for
 from bevel.datasets import DataSet, data_set
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
@@ -39,7 +39,7 @@ class Job:
 
     @functools.cached_property
     def plan(self) -> DPExecutionPlan:
-        config = plan_config(self.config.plan, len(self.data.train))
+        config = plan_for(self.config.plan, self.data)
         seed = self.config.run.test_seed
         return config.make(secrets=None if seed is None else PlanSecrets.for_tests(seed))
 
@@ -83,10 +83,9 @@ class Job:
         tables = dataclasses.asdict(self.config)
         return {name: table for name, table in tables.items() if name != "run"}
 
-    def fit(self, *, folder: str | Path | None = None, **options: Any) -> TrainingState:
-        """Trains in a run folder, or without one, in which case nothing is saved."""
-        run, budget = self.config.run, self.plan.budget
-        run_options = RunOptions(
+    def run_options(self, **options: Any) -> RunOptions:
+        run = self.config.run
+        return RunOptions(
             checkpoint_every=run.checkpoint_every,
             keep=run.keep,
             ledger=run.ledger,
@@ -94,17 +93,20 @@ class Job:
             accept=run.accept,
             settings=self.settings(),
             compilations=run.compilations,
-            delta=None if budget else self.config.plan.delta,
+            delta=None if self.plan.budget else self.config.plan.delta,
             **options,
         )
+
+    def fit(self, *, folder: str | Path | None = None, **options: Any) -> TrainingState:
+        """Trains in a run folder, or without one, in which case nothing is saved."""
         return self.trainer.fit(
             self.data.train,
             self.init(),
             model_state=self.model.model_state,
             folder=folder,
             evaluate=self.evaluate,
-            user_ids=self.data.user_ids,
-            options=run_options,
+            user_ids=self.data.user_ids if self.plan.unit.name == "user" else None,
+            options=self.run_options(**options),
         )
 
 

@@ -5,13 +5,22 @@ from typing import Any, TypeAlias
 from bevel import execution_plan as configs
 from bevel.checks import whole_number
 from bevel.cli.config import PlanTable
+from bevel.datasets import DataSet
 from bevel.errors import FixArgumentsError
 
 Private: TypeAlias = configs.DPSGDConfig | configs.BandMFConfig | configs.BLTConfig
 
 
-def plan_config(plan: PlanTable, examples: int) -> Private | configs.NonPrivateConfig:
-    """The config for `Trainer`, calibrated to epsilon unless the noise multiplier is given."""
+def plan_config(
+    plan: PlanTable, examples: int, *, unit: str = "example", examples_per_user: int = 1
+) -> Private | configs.NonPrivateConfig:
+    """The config for `Trainer`, calibrated to epsilon unless the noise multiplier is given.
+
+    Args:
+      examples: the number of training examples; of users, if they are the unit.
+      unit: 'example' or 'user'.
+      examples_per_user: the most examples of one user in a batch, if users are the unit.
+    """
     whole_number("examples", examples, 1)
     if plan.mechanism == "none":
         private = ("epsilon", "noise_multiplier", "adapt_clip_norm_to")
@@ -30,14 +39,28 @@ def plan_config(plan: PlanTable, examples: int) -> Private | configs.NonPrivateC
             f"[plan] has no delta: set a number well below 1 / {examples}, such as "
             f"{0.1 / examples:.0e}."
         )
-    uncalibrated = _uncalibrated(plan, examples)
+    of_users = {"unit": "user", "examples_per_user_per_batch": examples_per_user}
+    uncalibrated = _uncalibrated(plan, examples, of_users if unit == "user" else {})
     if plan.epsilon is None:
         return uncalibrated
     return uncalibrated.calibrate(epsilon=plan.epsilon, delta=plan.delta)
 
 
-def _uncalibrated(plan: PlanTable, examples: int) -> Private:
+def plan_for(plan: PlanTable, data: DataSet) -> Private | configs.NonPrivateConfig:
+    """The config for a data set: its users are protected if it has user ids, else its examples."""
+    if data.user_ids is not None:
+        return plan_config(plan, data.units, unit="user", examples_per_user=plan.examples_per_user)
+    if plan.examples_per_user != 1:
+        raise FixArgumentsError(
+            f"[plan] examples_per_user is {plan.examples_per_user}, but [data] has no user ids, so "
+            "examples are protected: write user = 'NAME' in [data], or leave it out."
+        )
+    return plan_config(plan, data.units)
+
+
+def _uncalibrated(plan: PlanTable, examples: int, unit: dict[str, Any]) -> Private:
     options: dict[str, Any] = {
+        **unit,
         "l2_clip_norm": plan.clip_norm,
         "noise_multiplier": plan.noise_multiplier,
     }

@@ -20,6 +20,8 @@ It resumes from the last checkpoint, and nothing is spent twice. Ctrl-C saves
 the state and exits with code 130. A run does not resume with other data or
 another plan. A new learning rate or loss needs --accept.
 
+  --dry-run     say what will happen (privacy, memory, time, disk, folder), and
+                change nothing
   --quiet       print errors and the last line only
   --json        print one JSON object per line: start, checkpoint and end, with
                 released values only; progress goes to standard error
@@ -31,6 +33,7 @@ use files that you trust.
 
 examples:
   bevel train examples/digits.toml
+  bevel train examples/digits.toml --dry-run
   bevel train examples/digits.toml --plan.epsilon=2 --run.folder=runs/two
   bevel train examples/digits.toml --json --quiet > events.jsonl
   bevel launch --processes 2 -- bevel train examples/digits.toml
@@ -39,6 +42,11 @@ examples:
 
 def main(arguments: Sequence[str]) -> int:
     words = [re.sub("^--accept(?==|$)", "--run.accept", word) for word in arguments]
+    dry, words = taken("--dry-run", words)
+    if dry:
+        from bevel.cli import dry_run
+
+        return dry_run.main(words, ABOUT)
     quiet, words = taken("--quiet", words)
     wants_json, words = taken("--json", words)
     _train(config_and_overrides("train", ABOUT, words), quiet, wants_json)

@@ -18,6 +18,7 @@ FIELDS = {
     "num_bands": "bands",
     "num_examples": "examples",
     "max_buffers": "buffers",
+    "examples_per_user_per_batch": "examples_per_user",
     "include_raw": "--include-raw",
     "FixedBatchSampling": "sampling fixed",
     "BallsInBinsSampling": "sampling balls_in_bins",

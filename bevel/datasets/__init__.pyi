@@ -1,3 +1,4 @@
+from bevel.datasets.columns import declared as declared
 from bevel.datasets.data_set import DataSet as DataSet
 from bevel.datasets.data_set import DataSpec as DataSpec
 from bevel.datasets.load import data_set as data_set

@@ -1,10 +1,12 @@
-"""Data sets that need no file: a table that ships with scikit-learn, and generated sequences."""
+"""Data sets that need no file: two that ship with scikit-learn, and generated sequences."""
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
-from bevel.datasets.data_set import DataSet, DataSpec
+from bevel.datasets.data_set import DataSpec
+from bevel.datasets.split import Part
 from bevel.training.data import ArraySource
 
 # Ranges of the features of breast_cancer begin at 0. These are their upper ends for the mean, the
@@ -15,24 +17,35 @@ _UPPER = {
     "concavity": (0.5, 0.4, 1.3), "concave points": (0.25, 0.06, 0.3), "symmetry": (0.35, 0.1, 0.7),
     "fractal dimension": (0.1, 0.03, 0.25),
 }  # fmt: skip
+Bundled: TypeAlias = tuple[DataSpec, np.ndarray, np.ndarray, int]
+"""The description, x, y, and how many of the last records are the test set."""
 _TOKENS, _LENGTH, _CLASSES, _SEQUENCES = 64, 24, 4, 3000
 
 
-def bundled(name: str, tune: bool = False) -> DataSet | None:
-    """The bundled data set of this name, or None if there is none.
+def read_bundled(name: str) -> tuple[DataSpec, Part, Part]:
+    """The training set and the test set of a name in `BUNDLED`."""
+    spec, x, y, test = BUNDLED[name]()
+    parts = (
+        ArraySource({"x": x[rows], "y": y[rows]}) for rows in (slice(-test), slice(-test, None))
+    )
+    train, held_out = map(Part, parts)
+    return spec, train, held_out
 
-    With `tune`, the last fifth of the training set takes the place of the test set.
+
+def _digits() -> Bundled:
+    """1,797 images of 8 x 8 pixels of handwritten digits. The last 360 are the test set.
+
+    scikit-learn sorts them by writer, so they are shuffled first, always in the same order.
     """
-    if name not in _BUNDLED:
-        return None
-    data = _BUNDLED[name]()
-    if not tune:
-        return data
-    rows = data.train.read(np.arange(len(data.train)))
-    return _split(data.spec, rows["x"], rows["y"], test=len(data.train) - len(data.train) * 4 // 5)
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = (x[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1), y[order].astype(np.int32)
+    return DataSpec("image", (8, 8, 1), classes=10), x, y, 360
 
 
-def _breast_cancer() -> DataSet:
+def _breast_cancer() -> Bundled:
     """569 tumours with 30 numbers each, in two classes. The last 114, after a shuffle, are the
     test set.
     """
@@ -43,7 +56,7 @@ def _breast_cancer() -> DataSet:
     upper = np.array([_upper(name) for name in file.feature_names])
     x = np.clip(2 * file.data[order] / upper - 1, -1, 1).astype(np.float32)
     spec = DataSpec("table", (x.shape[1],), classes=2)
-    return _split(spec, x, file.target[order].astype(np.int32), test=114)
+    return spec, x, file.target[order].astype(np.int32), 114
 
 
 def _upper(name: str) -> float:
@@ -53,7 +66,7 @@ def _upper(name: str) -> float:
     return error if "error" in name else worst if "worst" in name else mean
 
 
-def _sequences() -> DataSet:
+def _sequences() -> Bundled:
     """3,000 generated sequences of up to 24 tokens, in four classes. The last 500 are the test set.
 
     Each class prefers other tokens, as topics of a text do. Token 0 is padding.
@@ -66,19 +79,11 @@ def _sequences() -> DataSet:
     lengths = rng.integers(_LENGTH // 2, _LENGTH + 1, _SEQUENCES)
     x = np.where(np.arange(_LENGTH) < lengths[:, None], x, 0).astype(np.int32)
     spec = DataSpec("tokens", (_LENGTH,), "int32", _CLASSES, _TOKENS, padding=0)
-    return _split(spec, x, y, test=500)
+    return spec, x, y, 500
 
 
-def _split(spec: DataSpec, x: np.ndarray, y: np.ndarray, test: int) -> DataSet:
-    train, held_out = slice(None, -test), slice(-test, None)
-    return DataSet(
-        spec,
-        ArraySource({"x": x[train], "y": y[train]}),
-        ArraySource({"x": x[held_out], "y": y[held_out]}),
-    )
-
-
-_BUNDLED: dict[str, Callable[[], DataSet]] = {
+BUNDLED: dict[str, Callable[[], Bundled]] = {
+    "digits": _digits,
     "breast_cancer": _breast_cancer,
     "sequences": _sequences,
 }

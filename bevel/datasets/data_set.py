@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+import jax
 import numpy as np
 
 from bevel.training.data import DataSource
@@ -37,6 +38,16 @@ class DataSpec:
     padding: int | None = None
     target_range: tuple[float, float] | None = None
 
+    @property
+    def record(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The types of one record {"x": ..., "y": ...}."""
+        y_shape = self.shape if self.target == "next token" else ()
+        y_dtype = np.float32 if self.target == "number" else np.int32
+        return {
+            "x": jax.ShapeDtypeStruct(self.shape, np.dtype(self.dtype)),
+            "y": jax.ShapeDtypeStruct(y_shape, y_dtype),
+        }
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DataSet:
@@ -52,3 +63,8 @@ class DataSet:
     train: DataSource
     test: DataSource
     user_ids: np.ndarray | None = None
+
+    @property
+    def units(self) -> int:
+        """The number of training users if users are protected, else of training records."""
+        return len(self.train) if self.user_ids is None else len(np.unique(self.user_ids))

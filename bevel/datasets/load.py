@@ -1,82 +1,115 @@
-"""Loads the data set of a config: scikit-learn's digits, or an .npz file."""
+"""Loads the data set of a config, whatever its format."""
 
-import zipfile
+import dataclasses
+import glob
 from pathlib import Path
 
-import numpy as np
-
 from bevel.checks import nearest
-from bevel.datasets.bundled import bundled
+from bevel.datasets.arrays import read_arrays
+from bevel.datasets.bundled import BUNDLED, read_bundled
 from bevel.datasets.data_set import DataSet, DataSpec
+from bevel.datasets.image_folder import class_folders, read_images
 from bevel.datasets.options import DataTable
+from bevel.datasets.records import (
+    ARRAY_RECORD,
+    array_record_files,
+    read_array_records,
+    read_function,
+)
+from bevel.datasets.split import Part, hold_out
+from bevel.datasets.table import read_table
+from bevel.datasets.table_file import CSV, PARQUET
 from bevel.errors import FixDataError
-from bevel.training.data import ArraySource
 
-NAMES = ("x_train", "y_train", "x_test", "y_test")
+TUNING_FRACTION = 0.2
+FORMATS = (
+    "'digits', 'breast_cancer', 'sequences', an .npz, .npy, .csv, .parquet or .array_record file, "
+    "a folder of images by class or of .npy files, or 'file.py:function'"
+)
 
 
-def data_set(config: DataTable) -> DataSet:
+def data_set(table: DataTable) -> DataSet:
     """The data that a config names. With `tune`, the real test set is not used at all."""
-    if (found := bundled(config.source, config.tune)) is not None:
-        return found
-    arrays = _digits() if config.source == "digits" else _from_file(Path(config.source))
-    if config.tune:
-        cut = len(arrays["x_train"]) * 4 // 5
-        arrays = {
-            f"{axis}_{part}": arrays[f"{axis}_train"][rows]
-            for part, rows in (("train", slice(cut)), ("test", slice(cut, None)))
-            for axis in "xy"
-        }
-    classes = 1 + int(max(arrays["y_train"].max(), arrays["y_test"].max()))
-    shape = arrays["x_train"].shape[1:]
-    spec = DataSpec("image" if len(shape) == 3 else "table", shape, classes=classes)
-    train, test = (
-        ArraySource({"x": arrays[f"x_{part}"], "y": arrays[f"y_{part}"]})
-        for part in ("train", "test")
-    )
-    return DataSet(spec, train, test)
-
-
-def _digits() -> dict[str, np.ndarray]:
-    """The 1,797 images of 8 x 8 digits that ship with scikit-learn. The last 360 are the test set.
-
-    scikit-learn sorts them by writer, so they are shuffled first, always in the same order.
-    """
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(x))
-    x, y = (x[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1), y[order].astype(np.int32)
-    return {"x_train": x[:-360], "y_train": y[:-360], "x_test": x[-360:], "y_test": y[-360:]}
-
-
-def _from_file(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file. uint8 values are divided by 255; images get a channel axis."""
-    if not path.exists():
-        near = nearest(str(path), ["digits"])
-        raise FixDataError(
-            f"[data] source: there is no file {path}{near} Write 'digits', or the path of an .npz "
-            "file."
-        )
-    try:
-        with np.load(path) as file:
-            arrays = {name: file[name] for name in file.files if name in NAMES}
-    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
-        raise FixDataError(f"{path} cannot be read as an .npz file: {error}.") from None
-    missing = [name for name in NAMES if name not in arrays]
-    if missing:
-        raise FixDataError(f"{path} has no {', '.join(missing)}: it needs {', '.join(NAMES)}.")
-    for part in ("train", "test"):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        if len(x) != len(y) or len(x) == 0 or y.ndim != 1:
+    spec, train, test = _read(table, table.source)
+    if table.test is not None:
+        if table.test_fraction is not None or test is not None:
+            other = "has a test set of its own" if test is not None else "has test_fraction"
+            raise FixDataError(f"[data] has test, but also {other}: leave one of them out.")
+        # The test set is only measured, so it needs no users.
+        test_spec, test, _ = _read(dataclasses.replace(table, user=None), table.test)
+        if test_spec != spec:
             raise FixDataError(
-                f"{path}: x_{part} has shape {x.shape} and y_{part} has shape {y.shape}. Store one "
-                "label per example, in shape (examples,), and at least one example."
+                f"[data] test: {table.test} has records of {test_spec}, but {table.source} has "
+                f"{spec}. Both must be equal."
             )
-        if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
-            raise FixDataError(f"{path}: y_{part} must hold class numbers, integers from 0 up.")
-        if x.dtype == np.uint8:
-            x = x.astype(np.float32) / 255
-        arrays[f"x_{part}"] = (x[..., None] if x.ndim == 3 else x).astype(np.float32)
-        arrays[f"y_{part}"] = y.astype(np.int32)
-    return arrays
+    elif test is not None and table.test_fraction is not None:
+        raise FixDataError(
+            f"[data] has test_fraction, but {table.source} has a test set: leave it out."
+        )
+    if table.tune:
+        if test is None:
+            train, _ = hold_out(train, _fraction(table), table.split_seed)
+        # Another seed: the records that the same one would choose are gone already.
+        train, test = hold_out(train, TUNING_FRACTION, table.split_seed + 1)
+    elif test is None:
+        train, test = hold_out(train, _fraction(table), table.split_seed)
+    user_ids = None if train.users is None else train.users.numbers
+    return DataSet(spec, train.records, test.records, user_ids)
+
+
+def _fraction(table: DataTable) -> float:
+    if table.test_fraction is None:
+        raise FixDataError(
+            f"[data]: {table.source} has no test set. Write test = 'PATH' for one, or "
+            "test_fraction = 0.2 to hold out a fifth of the records."
+        )
+    return table.test_fraction
+
+
+def _read(table: DataTable, source: str) -> tuple[DataSpec, Part, Part | None]:
+    """The training set of a source, and the test set if the source has one."""
+    if source in BUNDLED:
+        return read_bundled(source)
+    if ".py:" in source:
+        return read_function(table, source)
+    paths = source_files(source)
+    first = paths[0]
+    if first.is_dir():
+        inside = sorted(path for path in first.iterdir() if path.is_file())
+        if any(path.suffix == ".npy" for path in inside):
+            return read_arrays(table, first)
+        if any(path.suffix in ARRAY_RECORD for path in inside):
+            return *read_array_records(table, array_record_files(source)), None
+        if class_folders(first):
+            return read_images(table, first)
+        raise FixDataError(
+            f"[data] source: the folder {first} holds no images in folders named after classes, no "
+            ".npy files and no .array_record files."
+        )
+    if first.suffix in ARRAY_RECORD:
+        return *read_array_records(table, array_record_files(source)), None
+    if len(paths) > 1:
+        raise FixDataError(f"[data] source {source!r} names {len(paths)} files: name one of them.")
+    if first.suffix in (".npz", ".npy"):
+        return read_arrays(table, first)
+    return *read_table(table, first), None
+
+
+def source_files(source: str) -> list[Path]:
+    """The files of a source that is a path or a pattern. Raises if there are none, or unknown."""
+    path = Path(source).expanduser()
+    is_pattern = any(mark in source for mark in "*?[") and not path.exists()
+    paths = [Path(name) for name in sorted(glob.glob(str(path)))] if is_pattern else [path]
+    if not paths or not paths[0].exists():
+        near = nearest(source, BUNDLED)
+        raise FixDataError(f"[data] source: there is no file {path}{near} Write {FORMATS}.")
+    first = paths[0]
+    if first.suffix in (".xlsx", ".xls", ".ods"):
+        raise FixDataError(f"{first} is a spreadsheet: save the sheet as CSV or Parquet.")
+    known = (*CSV, *PARQUET, *ARRAY_RECORD, ".npz", ".npy")
+    if first.is_file() and not first.name.endswith(known):
+        raise FixDataError(
+            f"[data] source: {first} has an unknown format ({first.suffix or 'no suffix'}). Write "
+            f"{FORMATS}."
+        )
+    return paths

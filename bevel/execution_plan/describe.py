@@ -14,7 +14,7 @@ from bevel.sharding.tables import wrapped
 if TYPE_CHECKING:
     from bevel.execution_plan.plan import DPExecutionPlan
 
-WIDTH = 100
+WIDTH = 80
 NOT_DEFINED = "not defined"
 
 

@@ -44,13 +44,9 @@ def check_model(model: BuiltModel, data: DataSpec, function: PythonFunction) -> 
 
 def example_types(data: DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The types of a batch of this many records."""
-    return {
-        "x": jax.ShapeDtypeStruct((rows, *data.shape), np.dtype(data.dtype)),
-        "y": jax.ShapeDtypeStruct(
-            (rows, *data.shape) if data.target == "next token" else (rows,),
-            np.float32 if data.target == "number" else np.int32,
-        ),
-    }
+    return jax.tree.map(
+        lambda one: jax.ShapeDtypeStruct((rows, *one.shape), one.dtype), data.record
+    )
 
 
 def _initial_types(model: BuiltModel, function: PythonFunction, where: str) -> PyTree:

@@ -119,11 +119,11 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of the released checkpoints, newest first."""
-        return _numbered(self.folder)
+        return numbered_folders(self.folder)
 
     def private_metas(self) -> Iterator[CheckpointMetadata]:
         """Yields the metadata of all published checkpoints, even if the released half is gone."""
-        for step in _numbered(self._private):
+        for step in numbered_folders(self._private):
             with contextlib.suppress(RestoreCheckpointError):
                 yield _read_meta(self._private / str(step))
 
@@ -182,7 +182,7 @@ class Checkpoints:
 
     def staged(self) -> Staged | None:
         """Returns the newest complete checkpoint that an earlier process did not publish."""
-        for step in _numbered(self._staging):
+        for step in numbered_folders(self._staging):
             folder = self._staging / str(step)
             for private in (folder / PRIVATE, self._private / str(step)):
                 with contextlib.suppress(OSError, ValueError):
@@ -362,7 +362,7 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _numbered(folder: Path) -> list[int]:
+def numbered_folders(folder: Path) -> list[int]:
     """Returns the subfolders whose names are numbers, largest first."""
     if not folder.is_dir():
         return []

@@ -66,7 +66,7 @@ def public_record(
             "expected_batch_size": plan.expected_batch_size,
             "padded_sizes": list(batches.sizes.sizes),
         },
-        "settings": _settings_of(trainer, run),
+        "settings": _settings_of(trainer, run.options),
         "changes": [*run.record.public.get("changes", []), *accepted],
         "key_is_secret": not run.run_secrets.known,
         "versions": {name: version_of(name) for name in PACKAGES},
@@ -101,12 +101,32 @@ def identity_of(
     programs: dict[str, str],
 ) -> Identity:
     """Returns the identity of a run before its first step."""
+    data_digest = data.fingerprint(batches.source, run.run_secrets.row_key, batches.population)
+    settings = _settings_of(trainer, run.options)
+    return _identity(trainer, begin, settings, data_digest, environment, programs)
+
+
+def identity_without_data(
+    trainer: "Trainer", begin: TrainingState, options: RunOptions, programs: dict[str, str]
+) -> Identity:
+    """The identity of a run whose data is not looked at. It has neither secrets nor a folder."""
+    return _identity(trainer, begin, _settings_of(trainer, options), "", {}, programs)
+
+
+def _identity(
+    trainer: "Trainer",
+    begin: TrainingState,
+    settings: dict[str, Any],
+    data_digest: str,
+    environment: dict[str, Any],
+    programs: dict[str, str],
+) -> Identity:
     trained, frozen = split(begin.params, trainer.trainable)
     identity = Identity(
-        settings=_settings_of(trainer, run),
+        settings=settings,
         digests={
             "plan": trainer.plan.fingerprint(),
-            "data": data.fingerprint(batches.source, run.run_secrets.row_key, batches.population),
+            "data": data_digest,
             "structure": _structure_of(
                 dataclasses.replace(begin, params=trained, model_state=None)
             ),
@@ -161,12 +181,12 @@ def _bytes_of(leaf: Any) -> bytes:
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
 
 
-def _settings_of(trainer: "Trainer", run: FolderRun) -> dict[str, Any]:
+def _settings_of(trainer: "Trainer", options: RunOptions) -> dict[str, Any]:
     """Returns all named values: those of the plan, the trainer and `RunOptions(settings=)`."""
     own = {"ema_decay": trainer.ema_decay}
     if trainer.augmentation is not None:
         own["augmentation.views"] = trainer.augmentation.views
-    return flatten(named_values(run.options.settings)) | own | plan_settings(trainer.plan)
+    return flatten(named_values(options.settings)) | own | plan_settings(trainer.plan)
 
 
 def _surroundings_of(environment: dict[str, Any]) -> dict[str, Any]:

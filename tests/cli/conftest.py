@@ -19,6 +19,7 @@ def fixture_config_file(tmp_path):
         f"""
 [data]
 source = "{data}"
+classes = 2
 [model]
 kind = "linear"
 [plan]

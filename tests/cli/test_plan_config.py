@@ -1,11 +1,14 @@
 """A [plan] table becomes the config of the mechanism it names, with exactly its options."""
 
+import numpy as np
 import pytest
 
 from bevel.cli.config import PlanTable
-from bevel.cli.plan_config import plan_config
+from bevel.cli.plan_config import plan_config, plan_for
+from bevel.datasets import DataSet, DataSpec
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import BandMFConfig, BLTConfig, DPSGDConfig, NonPrivateConfig
+from bevel.training.data import ArraySource
 
 
 def test_dpsgd_is_calibrated_for_its_budget():
@@ -54,3 +57,36 @@ def test_no_privacy():
 def test_errors_name_missing_and_conflicting_fields(plan, message):
     with pytest.raises(FixArgumentsError, match=message):
         plan_config(plan, 100)
+
+
+def data_of(user_ids):
+    records = ArraySource({"x": np.zeros((90, 2)), "y": np.zeros(90, np.int32)})
+    return DataSet(DataSpec("table", (2,), classes=2), records, records, user_ids)
+
+
+@pytest.mark.parametrize("mechanism", ["dpsgd", "bandmf", "blt"])
+def test_user_ids_make_users_the_unit(mechanism):
+    """The batch size, the number of units and the event are those of 30 users, not 90 records."""
+    plan = PlanTable(
+        5, 6, mechanism, delta=1e-3, noise_multiplier=1.0, bands=3, examples_per_user=2
+    )
+    made = plan_for(plan, data_of(np.arange(90) // 3)).make()
+    assert (made.unit.name, made.unit.examples_per_user_per_batch) == ("user", 2)
+    assert made.num_units == 30
+    assert made.epsilon(1e-3) == pytest.approx(plan_config(plan, 30).make().epsilon(1e-3))
+    assert plan_for(PlanTable(5, 6, "none"), data_of(np.arange(90) // 3)).batch_size == 5
+
+
+def test_examples_per_user_needs_user_ids():
+    plan = PlanTable(5, 6, delta=1e-3, noise_multiplier=1.0)
+    assert plan_for(plan, data_of(None)).make().num_units == 90
+    with pytest.raises(
+        FixArgumentsError, match=r"examples_per_user is 3, but \[data\] has no user"
+    ):
+        plan_for(PlanTable(5, 6, delta=1e-3, examples_per_user=3), data_of(None))
+
+
+def test_users_are_the_units_of_the_plan():
+    plan = PlanTable(10, 5, delta=1e-3, noise_multiplier=1.0)
+    made = plan_config(plan, 100, unit="user", examples_per_user=2)
+    assert (made.unit, made.examples_per_user_per_batch, made.num_examples) == ("user", 2, 100)

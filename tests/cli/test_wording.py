@@ -18,7 +18,7 @@ BAD = {
     f"{PLAN} --batch-size 70 --sampling random_allocation": "steps * batch_size / examples is 0.58",
     f"{PLAN} --batch-size 70.5 --sampling fixed": "batch_size is 70.5",
     f"{PLAN} --batch-size 70 --sampling balls_in_bins": "examples / batch_size is 85.7",
-    f"{PLAN} --batch-size 7000": "batch_size is 7000.0: pass at most 6000",
+    f"{PLAN} --batch-size 7000": "batch_size is 7000: pass at most 6000",
     f"{PLAN} --batch-size -1": "batch_size is -1.0",
     f"{PLAN} --steps 0": "steps is 0",
     f"{PLAN} --examples 0 --mechanism bandmf": "examples is 0",

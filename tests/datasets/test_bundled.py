@@ -1,10 +1,13 @@
 """Bundled data sets are what their description says, and always the same."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from bevel.datasets import DataTable, data_set
-from bevel.datasets.bundled import bundled
+from bevel.datasets.bundled import read_bundled
 
 
 def columns(source):
@@ -28,17 +31,23 @@ def test_records_fit_the_description(name, sizes):
         else:
             assert -1 <= x.min() < x.max() <= 1
             assert np.abs(x).max(0).min() < 1  # the declared ranges hold the values
-    np.testing.assert_array_equal(columns(data.test)["x"], columns(bundled(name).test)["x"])
+    again = read_bundled(name)[2].records
+    np.testing.assert_array_equal(columns(data.test)["x"], columns(again)["x"])
 
 
-@pytest.mark.parametrize("name", ["breast_cancer", "sequences"])
-def test_tuning_sees_nothing_of_the_test_set(name):
-    whole, part = bundled(name), bundled(name, tune=True)
+def test_tuning_sees_nothing_of_the_test_set():
+    table = DataTable("breast_cancer")
+    whole, part = data_set(table), data_set(dataclasses.replace(table, tune=True))
     assert part.spec == whole.spec
-    for axis in "xy":
-        joined = np.concatenate([columns(part.train)[axis], columns(part.test)[axis]])
-        np.testing.assert_array_equal(joined, columns(whole.train)[axis])
+    joined = np.concatenate([columns(part.train)["x"], columns(part.test)["x"]])
+    assert sorted(joined.tolist()) == sorted(columns(whole.train)["x"].tolist())
 
 
-def test_other_names_are_not_bundled():
-    assert bundled("data.npz") is None
+def test_every_digit_is_in_one_part():
+    spec, train, test = read_bundled("digits")
+    parts = [columns(part.records) for part in (train, test)]
+    found = np.concatenate([part["x"] for part in parts]).reshape(-1, 64) * 16
+    expected, labels = load_digits(return_X_y=True)
+    assert sorted(found.astype(int).tolist()) == sorted(expected.astype(int).tolist())
+    counts = np.bincount(np.concatenate([part["y"] for part in parts]), minlength=spec.classes)
+    np.testing.assert_array_equal(counts, np.bincount(labels))

@@ -1,79 +1,113 @@
-"""Data is read and checked, and the test set is never trained on."""
+"""Every source is found by its name, and the test set is never trained on."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
 from bevel.datasets import DataTable, data_set
-from bevel.errors import FixDataError
-
-ARRAYS = {
-    "x_train": np.arange(48, dtype=np.uint8).reshape(3, 4, 4),
-    "y_train": np.array([0, 1, 2]),
-    "x_test": np.full((2, 4, 4), 255, np.uint8),
-    "y_test": np.array([0, 3]),
-}
+from bevel.datasets.load import source_files
+from bevel.errors import FixArgumentsError, FixDataError
 
 
-@pytest.fixture(name="read")
-def fixture_read(tmp_path):
-    def read(**changes):
-        path = tmp_path / "data.npz"
-        arrays = {k: v for k, v in (ARRAYS | changes).items() if v is not None}
-        np.savez(path, **arrays)
-        return data_set(DataTable(str(path)))
+def rows(source):
+    return source.read(np.arange(len(source)))
 
-    return read
+
+@pytest.fixture(name="npz")
+def fixture_npz(tmp_path):
+    """60 records of a file that has no test set, in a table of options."""
+    path = tmp_path / "data.npz"
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    np.savez(path, x=x, y=np.arange(60) % 3, person=np.arange(60) // 4)
+    return DataTable(str(path), classes=3)
 
 
 def test_the_split_of_the_digits_is_fixed():
     first, second = data_set(DataTable()), data_set(DataTable())
-    assert first.train.columns["x"].shape == (1437, 8, 8, 1)
-    assert first.test.columns["x"].shape == (360, 8, 8, 1)
+    assert (len(first.train), len(first.test)) == (1437, 360)
     assert first.spec.classes == 10
-    assert first.train.columns["x"].max() == 1.0
-    np.testing.assert_array_equal(first.test.columns["x"], second.test.columns["x"])
-    assert set(first.test.columns["y"]) == set(range(10))
+    assert rows(first.train)["x"].max() == 1.0
+    np.testing.assert_array_equal(rows(first.test)["x"], rows(second.test)["x"])
+    assert set(rows(first.test)["y"]) == set(range(10))
 
 
 def test_tuning_sees_nothing_of_the_test_set():
     whole, part = data_set(DataTable()), data_set(DataTable(tune=True))
-    joined = np.concatenate([part.train.columns["x"], part.test.columns["x"]])
-    np.testing.assert_array_equal(joined, whole.train.columns["x"])
-    np.testing.assert_array_equal(
-        np.concatenate([part.train.columns["y"], part.test.columns["y"]]), whole.train.columns["y"]
-    )
+    assert len(part.train) + len(part.test) == len(whole.train)
+    assert 0.15 < len(part.test) / len(whole.train) < 0.25
+    tuned = np.concatenate([rows(part.train)["x"], rows(part.test)["x"]])
+    everything = rows(whole.train)["x"]
+    assert {x.tobytes() for x in tuned} == {x.tobytes() for x in everything}
 
 
-def test_bytes_are_divided_by_255_and_get_a_channel_axis(read):
-    data = read()
-    assert data.spec.shape == (4, 4, 1)
-    assert data.spec.classes == 4
-    assert data.test.columns["x"].max() == 1.0
-    assert data.train.columns["x"].dtype == np.float32
-    np.testing.assert_array_equal(
-        data.train.columns["x"][0, 0, :, 0], np.float32([0, 1, 2, 3]) / 255
-    )
+def test_tuning_with_a_fraction_does_not_use_the_fraction(npz):
+    table = dataclasses.replace(npz, test_fraction=0.3)
+    whole, tuning = data_set(table), data_set(dataclasses.replace(table, tune=True))
+    held_out = {x.tobytes() for x in rows(whole.test)["x"]}
+    for part in (tuning.train, tuning.test):
+        assert not held_out & {x.tobytes() for x in rows(part)["x"]}
+    assert len(tuning.train) + len(tuning.test) == len(whole.train)
+
+
+def test_no_user_is_in_both_parts(npz):
+    data = data_set(dataclasses.replace(npz, user="person", test_fraction=0.4))
+    assert data.units == len(np.unique(data.user_ids)) < 15
+    test = {x.tobytes() for x in rows(data.test)["x"]}
+    with np.load(npz.source) as file:
+        tested = {
+            person
+            for x, person in zip(file["x"], file["person"], strict=True)
+            if x.tobytes() in test
+        }
+    assert len(tested) == 15 - data.units
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_test": None}, "has no y_test"),
-        ({"y_train": np.array([0, 1])}, r"shape \(3, 4, 4\) and y_train has shape \(2,\)"),
-        ({"y_train": np.array([0.0, 1.0, 2.0])}, "y_train must hold class numbers"),
-        ({"y_train": np.array([0, -1, 2])}, "y_train must hold class numbers"),
-        ({"x_test": np.zeros((0, 4, 4)), "y_test": np.zeros(0, int)}, "at least one example"),
+        ({}, r"has no test set. Write test = 'PATH'.*test_fraction = 0.2"),
+        ({"test_fraction": 1.5}, "test_fraction is 1.5"),
+        ({"test_fraction": 1e-6}, "leaves one part empty"),
+        ({"test_fraction": 0.2, "test": "other.npz"}, "also has test_fraction"),
+        ({"source": "digit"}, "there is no file digit. Did you mean 'digits'"),
+        ({"source": "digits", "test_fraction": 0.2}, "digits has a test set: leave it out"),
+        ({"source": "digits", "test": "x.npz"}, "but also has a test set of its own"),
     ],
 )
-def test_what_is_wrong_is_named(read, changes, message):
+def test_what_is_wrong_is_named(npz, changes, message):
+    with pytest.raises((FixArgumentsError, FixDataError), match=message):
+        data_set(dataclasses.replace(npz, **changes))
+
+
+def test_a_test_file_must_be_like_the_training_file(npz, tmp_path):
+    other = tmp_path / "test.npz"
+    np.savez(other, x=np.zeros((5, 3), np.float32), y=np.zeros(5, int))
+    assert len(data_set(dataclasses.replace(npz, test=str(other), user="person")).test) == 5
+    np.savez(other, x=np.zeros((5, 4), np.float32), y=np.zeros(5, int))
+    with pytest.raises(FixDataError, match="Both must be equal"):
+        data_set(dataclasses.replace(npz, test=str(other)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("book.xlsx", "is a spreadsheet: save the sheet as CSV or Parquet"),
+        ("notes.doc", r"unknown format \(.doc\)"),
+    ],
+)
+def test_files_that_are_not_data(tmp_path, name, message):
+    path = tmp_path / name
+    path.write_bytes(b"PK")
     with pytest.raises(FixDataError, match=message):
-        read(**changes)
+        source_files(str(path))
 
 
-def test_a_missing_file_or_one_that_is_not_an_archive(tmp_path):
-    with pytest.raises(FixDataError, match="Did you mean 'digits'"):
-        data_set(DataTable("digit"))
-    path = tmp_path / "data.npz"
-    path.write_text("no archive")
-    with pytest.raises(FixDataError, match="cannot be read"):
-        data_set(DataTable(str(path)))
+def test_a_folder_without_data_and_a_pattern_of_several_files(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FixDataError, match="holds no images in folders named after classes"):
+        data_set(DataTable(str(tmp_path / "empty")))
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(FixDataError, match="names 2 files: name one of them"):
+        data_set(DataTable(str(tmp_path / "*.csv")))

@@ -26,13 +26,13 @@ def test_every_plan_has_a_table(name):
     table = rows(str(made))
     assert table["unit of privacy"] == made.unit.name
     assert table["neighbouring relation"] == made.neighboring_relation.name
-    assert type(made.mechanism.sampler).__name__ in table["sampler"]
+    assert type(made.mechanism.sampler).__name__ in table["sampler"].replace(" ", "")
     assert table["noise multiplier"].startswith(
         f"1.5, relative to the bound of one {made.unit.name}"
     )
-    assert table["fingerprint"] == made.fingerprint()
+    assert table["fingerprint"].replace(" ", "") == made.fingerprint()
     assert table["budget"] == "none: not calibrated"
-    assert max(map(len, str(made).splitlines())) <= 100
+    assert max(map(len, str(made).splitlines())) <= 80
 
 
 def test_epsilons_under_every_relation_that_is_proven(capsys):
