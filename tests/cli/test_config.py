@@ -99,3 +99,8 @@ def test_values_for_keys_that_are_left_out(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FixArgumentsError, match=r"there is no config at .*none.toml"):
         read_config(tmp_path / "none.toml")
+
+
+def test_a_list_that_may_be_left_out(read):
+    assert read(PLAN + "[model]\nwidths = [4, 8]\n").model.widths == (4, 8)
+    assert read(PLAN).model.widths is None
