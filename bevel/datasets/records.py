@@ -63,7 +63,7 @@ def array_record_files(source: str) -> list[Path]:
 
 
 def _returned(location: str) -> tuple[Any, ...]:
-    returned = load_function(location, "[data] source")()
+    returned = load_function(location, "[data] source").function()
     sets = returned if isinstance(returned, tuple) else (returned,)
     if not 1 <= len(sets) <= 2:
         raise FixDataError(
@@ -81,7 +81,7 @@ def _array_records(table: DataTable, files: list[Path]) -> DataSource:
             f"{files[0]} is an ArrayRecord file, whose records are bytes: write decode = "
             f"'file.py:function' in [data] for a function that turns them into {FORM[8:]}."
         )
-    decode = load_function(table.decode, "[data] decode")
+    decode = load_function(table.decode, "[data] decode").function
     try:
         records = grain.sources.ArrayRecordDataSource([str(path) for path in files])
         length = len(records)

@@ -12,7 +12,7 @@ from bevel.frameworks.loss_checks import call_loss, split_result
 from bevel.models.model import BuiltModel, Model
 from bevel.models.model_checks import check_model
 from bevel.models.objective import loss_of
-from bevel.models.python_function import PythonFunction, load_function
+from bevel.models.python_function import PythonFunction, model_function
 
 PyTree = Any
 _ACCEPTED = (
@@ -23,7 +23,7 @@ _ACCEPTED = (
 
 def own_model(location: str, data: DataSpec, init_seed: int) -> BuiltModel:
     """Runs the user's function, and checks the model that it returns by tracing it."""
-    function = load_function(location)
+    function = model_function(location)
     key = jax.random.key(init_seed)
     returned = function(data, key=lambda: key, rngs=lambda: _rngs(init_seed))
     built = function.run("its model", lambda: _built(returned, data, key, function))

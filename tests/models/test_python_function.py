@@ -4,7 +4,7 @@ import pytest
 from model_specs import TABLE
 
 from bevel.errors import FixArgumentsError, FixLossError
-from bevel.models.python_function import load_function
+from bevel.models.python_function import model_function
 
 FILE = """
 import dataclasses
@@ -39,7 +39,7 @@ def fixture_folder(tmp_path):
 
 
 def call(location):
-    return load_function(location)(TABLE, key=lambda: "a key", rngs=lambda: 1 / 0)
+    return model_function(location)(TABLE, key=lambda: "a key", rngs=lambda: 1 / 0)
 
 
 def test_a_function_gets_the_description_and_what_it_has_a_parameter_for(folder):
@@ -104,7 +104,7 @@ def test_an_exception_of_the_function_names_its_line(folder):
 
 
 def test_errors_of_the_library_say_which_model_they_are_about(folder):
-    function = load_function(f"{folder}/model.py:build")
+    function = model_function(f"{folder}/model.py:build")
 
     def refuse():
         raise FixLossError("BatchNorm is refused.")
