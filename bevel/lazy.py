@@ -11,7 +11,7 @@ from bevel.errors import InstallExtraError
 
 # The optional packages that bevel imports, and the extra that installs each.
 _EXTRAS = dict.fromkeys(
-    ["grain", "jinja2", "matplotlib", "orbax", "PIL", "pyarrow", "safetensors", "sklearn", "tyro"],
+    ["grain", "jinja2", "matplotlib", "orbax", "PIL", "pyarrow", "safetensors", "sklearn"],
     "train",
 ) | dict.fromkeys(["equinox", "flax", "keras"], "frameworks")
 

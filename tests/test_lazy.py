@@ -79,7 +79,6 @@ from bevel.training import RunOptions  # needs no extra
     [
         ("orbax", "train examples/digits.toml"),
         ("sklearn", "explain examples/digits.toml"),
-        ("tyro", "plan --epsilon 3 --delta 1e-5 --examples 600 --batch-size 10 --steps 5"),
     ],
 )
 def test_a_command_whose_extra_is_missing_says_what_to_install(missing, line):

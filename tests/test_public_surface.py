@@ -21,7 +21,7 @@ INTERNAL |= {"bevel.clipping.norms.kernels", "bevel.inspection.checks"}
 # Modules that show the names of other packages.
 FACADES = ("bevel.sharding.processes", "bevel.sharding.simulate")
 # Packages that take long to import, or that a user may not have.
-HEAVY = {"optax", "scipy", "dp_accounting", "orbax", "grain", "flax", "tyro", "matplotlib"}
+HEAVY = {"optax", "scipy", "dp_accounting", "orbax", "grain", "flax", "matplotlib"}
 HEAVY |= {
     "equinox",
     "keras",

@@ -35,7 +35,7 @@ class CachedPLDAccountant(PLDAccountant):
     def _maybe_compose(self, event: DpEvent, count: int, do_compose: bool) -> Any:
         if not do_compose:
             return super()._maybe_compose(event, count, do_compose)
-        parts = [self._pld]
+        parts: list[Any] = [vars(self)["_pld"]]
         for single, times in event_counts(event, count).items():
             found = of_single_event(single, self.neighboring_relation, self.interval)
             self._contains_non_dp_event |= found._contains_non_dp_event

@@ -20,14 +20,14 @@ from bevel.errors import BevelError, FixArgumentsError
 _FRAMEWORKS = ("flax", "equinox", "keras")
 
 
-class LoadedFunction(NamedTuple):
+class _LoadedFunction(NamedTuple):
     """A function, and the file that it is from."""
 
     function: Callable[..., Any]
     file: str
 
 
-def load_function(location: str, key: str) -> LoadedFunction:
+def load_function(location: str, key: str) -> _LoadedFunction:
     """Loads the function named by 'file.py:function' or 'package.module:function'.
 
     `key` is the key of the config, for messages.
@@ -44,7 +44,7 @@ def load_function(location: str, key: str) -> LoadedFunction:
     if not callable(function):
         own = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
         raise FixArgumentsError(f"{field}: {file} has no function {name!r}{nearest(name, own)}")
-    return LoadedFunction(function, getattr(module, "__file__", None) or file)
+    return _LoadedFunction(function, getattr(module, "__file__", None) or file)
 
 
 def _from_file(path: Path, field: str) -> ModuleType:

@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from bevel.errors import FixArgumentsError, RestoreCheckpointError
+from bevel.errors import RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training.checkpoint import (
     CheckpointMetadata,
@@ -93,13 +93,7 @@ class FolderRun:
 
     def _open(self, plan: DPExecutionPlan, options: RunOptions) -> None:
         self.record = RunRecord(self.folder)
-        root = self.folder.root
-        self.name = self.record.public.get("name") or options.name or root.absolute().name
-        if options.name not in (None, self.name):
-            raise FixArgumentsError(
-                f"{root} contains the run {self.name!r}, not {options.name!r}. Leave out the name, "
-                "or choose another folder."
-            )
+        root, self.name = self.folder.root, self.record.name_of_run(options.name)
         # Before the ledger compares budgets: this error names the setting that changed.
         check_fixed_settings(root, self.folder.private, options.settings, plan)
         self.budget = options.budget or plan.budget

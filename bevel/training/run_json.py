@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bevel.errors import RestoreCheckpointError
+from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.training.folder import RUN, RunFolder, write_atomically
 from bevel.training.metrics_files import to_json
 from bevel.training.process_agreement import is_first
@@ -17,6 +17,17 @@ class RunRecord:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self.public, self.private = _read_record(folder.released), _read_record(folder.private)
+
+    def name_of_run(self, asked: str | None) -> str:
+        """The recorded name, or that of a new run: `asked`, by default the name of the folder."""
+        root = self._folder.root
+        name = self.public.get("name") or asked or root.absolute().name
+        if asked not in (None, name):
+            raise FixArgumentsError(
+                f"{root} contains the run {name!r}, not {asked!r}. Leave out the name, or choose "
+                "another folder."
+            )
+        return str(name)
 
     def add_public(self, **fields: Any) -> None:
         """Adds fields that may be shown to anyone."""

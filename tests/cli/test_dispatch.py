@@ -92,7 +92,7 @@ def test_debugging_shows_the_traceback(command, capsys, monkeypatch):
         (SystemExit(None), 0),
         (SystemExit("no"), 1),
         (PermissionError("not yours"), 1),
-        (ModuleNotFoundError("no", name="tyro.conf"), 1),
+        (ModuleNotFoundError("no", name="orbax.checkpoint"), 1),
     ],
     ids=repr,
 )

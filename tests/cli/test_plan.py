@@ -1,7 +1,6 @@
 """`bevel plan` proposes what is left out, keeps what is given, and shows the plan."""
 
 import json
-import sys
 import tomllib
 
 import pytest
@@ -37,11 +36,6 @@ def test_numbers_give_a_table(capsys):
     assert "noise multiplier" in printed
     assert "REPLACE_SPECIAL" in printed
     assert max(map(len, printed.splitlines())) <= 80
-
-
-def test_numbers_need_no_tyro(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tyro", None)
-    assert main(["plan", "--epsilon", "4", *NUMBERS]) == 0
 
 
 def test_a_budget_and_a_size_are_enough(capsys):

@@ -65,7 +65,7 @@ def test_a_module_that_can_be_imported(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("model", r"write 'file.py:function', such as 'model.py:build'"),
+        ("model", r"write 'file.py:function', such as 'mine.py:build'"),
         ("model.py:", r"write 'file.py:function'"),
         ("modle.py:build", r"no file .*modle.py. Did you mean 'model.py'\? Paths are relative to"),
         ("model.py:biuld", r"has no function 'biuld'. Did you mean 'build'\?"),
