@@ -17,7 +17,6 @@ import dataclasses
 import time
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
@@ -108,7 +107,7 @@ def mnist(
     config = DPSGDConfig.default(len(y), batch_size, steps).calibrate(epsilon=4, delta=DELTA)
     print(f"noise multiplier {config.noise_multiplier:.3f}, {steps} steps of {batch_size}")
     dense = build(ModelTable(kind="mlp", widths=(128,)), DataSpec("image", (28, 28, 1), classes=10))
-    params = dense.init(jax.random.key(0))
+    params = dense.init()
     trainer = Trainer(config=config, loss_fn=dense.loss_fn, optimizer=optax.sgd(0.5))
 
     def timed(run):
