@@ -196,7 +196,7 @@ def draw(axis: str, curves, folder: Path) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     with mpl.rc_context({"svg.hashsalt": "bevel", "font.size": 9, "svg.fonttype": "path"}):
-        figure = Figure(figsize=(5.2, 3.0), layout="constrained")
+        figure = Figure(figsize=(5.6, 3.4), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         for (_, label, budget), points in curves.items():
@@ -224,7 +224,7 @@ def draw(axis: str, curves, folder: Path) -> None:
             axes.plot([], [], "D", color="#777777", ms=7, ls="", label="proposed")
             handles, names = axes.get_legend_handles_labels()
             figure.legend(
-                handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8
+                handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=8
             )
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e4e4e4", lw=0.6)

@@ -13,7 +13,7 @@ Adam divides each coordinate by its own size, sqrt((1 + s^2) / parameters), so i
 that of gradient descent times this number.
 
 R depends on the model and the data. `DISTANCE` suits small models that start from random or zero
-weights; `benchmarks/learning_rate.py` measured it.
+weights; `benchmarks/learning_rate.py` measures it in several settings.
 """
 
 import math
