@@ -119,4 +119,3 @@ class MultiOwnerMinSepSampling(StatefulSampler):
         self.check_bands(num_bands)
         uses = self.participation().max_participations
         return ProvenEvent("gaussian_event", {"participations": uses}, self.selection_relations())
-

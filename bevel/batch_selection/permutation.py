@@ -78,4 +78,5 @@ class KeyedPermutation:
         return digits[0] * self._bases[1] + digits[1]
 
     def _hashes(self, number: int | np.ndarray, digit: np.ndarray) -> np.ndarray:
-        return siphash(digit.astype(np.uint64) | np.asarray(number, np.uint64) << _ROUND_SHIFT, self.key)
+        words = np.asarray(number, np.uint64) << _ROUND_SHIFT | digit.astype(np.uint64)
+        return siphash(words, self.key)

@@ -20,9 +20,9 @@ class RandomAllocationSampling(RandomAccessSampler):
 
     With 0 participations, all batches are empty.
 
-    Cost: with one participation, drawing a batch takes time and memory proportional to its size, and
-    nothing is drawn at the start. With k > 1, the allocation of all examples is drawn once: it takes
-    k indices and k**2 comparisons per example, and a batch is a slice of it.
+    Cost: with one participation, drawing a batch takes time and memory proportional to its size,
+    and nothing is drawn at the start. With k > 1, the allocation of all examples is drawn once: it
+    takes k indices and k**2 comparisons per example, and a batch is a slice of it.
 
     Proven under add-or-remove and replace-special, for independent noise. `bevel.accounting` bounds
     the privacy loss by Monte Carlo sampling.

@@ -33,19 +33,19 @@ def chunks(length: int) -> Iterator[slice]:
 
 
 def _hash(words: np.ndarray, key: bytes, per_word: int, final: int) -> np.ndarray:
-    halves = np.frombuffer(key, "<u8")
-    constants = np.asarray(_INITIAL, np.uint64) ^ halves[[0, 1, 0, 1]]
-    state = np.repeat(constants[:, None], len(words), axis=1)
+    k0, k1 = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
+    keyed = zip(_INITIAL, (k0, k1, k0, k1), strict=True)
+    a, b, c, d = (np.full_like(words, constant ^ half) for constant, half in keyed)
     scratch = np.empty_like(words)
     for block in (words, np.uint64(_LENGTH)):
-        state[3] ^= block
+        d ^= block
         for _ in range(per_word):
-            _mix(*state, scratch)
-        state[0] ^= block
-    state[2] ^= np.uint64(0xFF)
+            _mix(a, b, c, d, scratch)
+        a ^= block
+    c ^= np.uint64(0xFF)
     for _ in range(final):
-        _mix(*state, scratch)
-    return np.bitwise_xor.reduce(state)
+        _mix(a, b, c, d, scratch)
+    return a ^ b ^ c ^ d
 
 
 def _mix(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray, scratch: np.ndarray) -> None:

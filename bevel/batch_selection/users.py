@@ -82,7 +82,7 @@ class UserSelectionStrategy:
             start = step // self.participation().min_separation * count
             order[:, more] = (start + order[:, more]) % owned[more]
         examples = users.examples_at(selected, np.minimum(order, np.maximum(owned - 1, 0)).T)
-        return np.where(order.T < owned[:, None], examples, PADDING)
+        return np.where(owned[:, None] > order.T, examples, PADDING)
 
     def participation(self) -> Participation:
         """How often one user can take part."""

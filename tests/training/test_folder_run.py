@@ -459,3 +459,15 @@ def test_the_last_metrics_are_written_on_resume_too(unbroken, tmp_path):
     called = []
     runs.fit(folder, callback=lambda s, m: called.append(m["step"]))
     assert called == [8] and [line["step"] for line in metrics(folder)] == [2, 4, 6, 8]
+
+
+def test_a_run_of_an_earlier_draw_does_not_resume(half):
+    identity = half / "private" / "identity.json"
+    recorded = json.loads(identity.read_text())
+    assert recorded["settings"].pop("plan.draw") > 1
+    recorded["digests"]["plan"] = "0" * 64
+    identity.write_text(json.dumps(recorded))
+    ledger = (half / "released" / "ledger.jsonl").read_bytes()
+    with pytest.raises(RestoreCheckpointError, match="version 1 of the draw of batches"):
+        runs.fit(half)
+    assert (half / "released" / "ledger.jsonl").read_bytes() == ledger
