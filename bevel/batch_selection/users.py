@@ -17,7 +17,7 @@ from bevel.batch_selection.randomness import (
     seed_of,
 )
 from bevel.batch_selection.sampler import BatchSelectionStrategy
-from bevel.batch_selection.siphash import siphash
+from bevel.batch_selection.siphash import chunks, siphash
 from bevel.checks import whole_number
 
 
@@ -107,11 +107,16 @@ def random_orders(hashes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     is smaller than the number of elements.
     """
     elements = np.empty(hashes.shape, np.int64)
-    moved = np.empty(hashes.shape, np.int64)  # the elements that step k put at `places[k]`
-    places = np.empty(hashes.shape, np.int64)
+    for part in chunks(hashes.shape[1]):
+        elements[:, part] = _fisher_yates(hashes[:, part], sizes[part])
+    return elements
+
+
+def _fisher_yates(hashes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    elements, places, moved = (np.empty(hashes.shape, np.int64) for _ in range(3))
     for k in range(len(hashes)):
-        places[k] = k + (hashes[k] % (sizes - k).astype(np.uint64)).astype(np.int64)
-        elements[k], moved[k] = places[k], k
+        places[k] = k + (hashes[k] % (sizes - k).astype(np.uint64)).view(np.int64)
+        elements[k], moved[k] = places[k], k  # `moved[k]` is the element that is put at `places[k]`
         for earlier in range(k):
             np.copyto(elements[k], moved[earlier], where=places[earlier] == places[k])
             np.copyto(moved[k], moved[earlier], where=places[earlier] == k)

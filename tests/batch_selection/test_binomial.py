@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
+from frequencies import assert_follows
 
 from bevel.batch_selection.binomial import binomial, log_weight
 from bevel.batch_selection.randomness import SamplingPurpose, uniforms
-from frequencies import assert_follows
 
 
 def drawn(trials, chance, count):

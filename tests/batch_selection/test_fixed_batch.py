@@ -35,7 +35,7 @@ def test_shares_of_large_batches(replace, num_examples):
     size = 2148
     sampler = FixedBatchSampling(size, 2, replace)
     whole = sampler.batch(1, num_examples, 7)
-    assert len(whole) == size and len(np.unique(whole)) == size or replace
+    assert (len(whole) == size and len(np.unique(whole)) == size) or replace
     for processes in (3, 8):
         shares = [
             sampler.batch(1, num_examples, 7, process_index=i, process_count=processes)

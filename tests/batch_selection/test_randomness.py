@@ -55,7 +55,7 @@ def test_neighbouring_numbers_are_not_correlated(neighbour):
 
 def test_numbers_are_uniform_between_0_and_1():
     drawn = np.array(list(itertools.islice(uniforms(1, SamplingPurpose.SIZE), 5000)))
-    assert 0 < drawn.min() and drawn.max() < 1 and len(np.unique(drawn)) == 5000
+    assert drawn.min() > 0 and drawn.max() < 1 and len(np.unique(drawn)) == 5000
     assert scipy.stats.kstest(drawn, "uniform").pvalue > 1e-3
 
 
