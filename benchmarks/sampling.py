@@ -3,8 +3,8 @@
     python benchmarks/sampling.py
 
 Draws one step of every sampler, with about 1e4 examples, and prints the median processor time of a
-step and the peak of the memory that NumPy and Python allocate for it. Nothing is cached between draws, but
-for samplers that depend on earlier steps, whose state is kept.
+step and the peak of the memory that NumPy and Python allocate for it. Nothing is cached between
+draws, except for samplers that depend on earlier steps, whose state is kept.
 """
 
 import argparse

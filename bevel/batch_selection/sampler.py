@@ -112,16 +112,20 @@ class RandomAccessSampler(BatchSelectionStrategy):
         """
         size = self.batch_size_at(step, num_examples, rng)
         rows = np.arange(*share(size, process_index, process_count))
-        return self.at_rows(step, num_examples, rng, rows)
+        return self._at_rows(step, num_examples, rng, rows).astype(np.int64, copy=False)
 
     def at_rows(self, step: int, num_examples: int, rng: int, rows: np.ndarray) -> np.ndarray:
-        """Returns the indices in these rows of a step, all of them below `batch_size_at`.
+        """Returns the indices in these rows of a step, which go from 0 to `batch_size_at` - 1.
 
         The cost depends on the number of rows that you ask for, not on the size of the batch.
         """
-        checked_step(step, self.iterations)
-        size = whole_number("num_examples", num_examples, 0)
-        return self._at_rows(step, size, fixed_seed(rng), rows).astype(np.int64, copy=False)
+        size = self.batch_size_at(step, num_examples, rng)
+        if len(rows) and not 0 <= np.min(rows) <= np.max(rows) < size:
+            raise FixArgumentsError(
+                f"rows go from {np.min(rows)} to {np.max(rows)}, but step {step} has {size} rows. "
+                "Other examples do not take part in it."
+            )
+        return self._at_rows(step, num_examples, rng, rows).astype(np.int64, copy=False)
 
     def batch_size_at(self, step: int, num_examples: int, rng: int) -> int:
         """The number of rows of a step over all processes, which determines their padding."""

@@ -49,12 +49,12 @@ class Batch(NamedTuple):
 class Selection(NamedTuple):
     """The rows of one step before they are read.
 
-    `draw(start, stop)` returns the indices of these padded rows, -1 for padding. It draws only them
-    if the sampler allows it.
+    `draw(places)` returns the indices at these places of the padded batch, -1 for padding. It draws
+    nothing else if the sampler allows it.
     """
 
     size: int
-    draw: Callable[[int, int], np.ndarray]
+    draw: Callable[[np.ndarray], np.ndarray]
     sampler_state: MinSepState | None = None
 
 
@@ -144,14 +144,13 @@ class Batches:
             every_step = self.sampler.batch_iterator(self.population, self.seed)
             yield from map(self._selection, itertools.islice(every_step, first, None))
 
-    def _drawn(self, step: int, size: int, start: int, stop: int) -> np.ndarray:
-        """Draws the padded rows `start` to `stop` of a step with `size` rows, and no others."""
+    def _drawn(self, step: int, size: int, places: np.ndarray) -> np.ndarray:
+        """Draws what is at these places of the padded batch of a step with `size` rows."""
         base, count = self._base()
-        padded_size = self.sizes.size_for(size)
-        rows = rows_at(np.arange(start, stop), padded_size, self.microbatch_size)
-        present = rows < size
-        drawn = self._examples_of(base.at_rows(step, count, self.seed, rows[present]), step)
-        padded = np.full((len(rows), *drawn.shape[1:]), PADDING, np.int64)
+        drawn_rows = rows_at(places, self.sizes.size_for(size), self.microbatch_size)
+        present = drawn_rows < size
+        drawn = self._examples_of(base.at_rows(step, count, self.seed, drawn_rows[present]), step)
+        padded = np.full((len(places), *drawn.shape[1:]), PADDING, np.int64)
         padded[present] = drawn
         return padded
 
@@ -170,7 +169,7 @@ class Batches:
     def _selection(self, batch: np.ndarray, state: MinSepState | None = None) -> Selection:
         """The selection of a batch that was drawn as a whole."""
         padded = pad_to_size(batch, self.sizes.size_for(len(batch)), self.microbatch_size)
-        return Selection(len(padded), lambda start, stop: padded[start:stop], state)
+        return Selection(len(padded), padded.astype(np.int64).__getitem__, state)
 
     def since(self, first: int, state: MinSepState | None = None) -> Iterator[Batch]:
         """Yields the batch of each step on the mesh, beginning with step `first`."""
@@ -179,17 +178,22 @@ class Batches:
 
     def load(self, step: int, selection: Selection) -> Batch:
         """Reads the selected records of this process and places them on the mesh."""
-        inner = self._inner_shape()
-        size, by_user = selection.size, bool(inner)
+        inner, size = self._inner_shape(), selection.size
+        of_devices = self.layout.sharding.addressable_devices_indices_map((size,)).values()
+        local = sorted({index[0].indices(size)[:2] for index in of_devices if index})
+        # All rows of this process at once, because a draw of a few rows takes as long as of many.
+        drawn = selection.draw(np.concatenate([np.arange(*bounds) for bounds in local]))
+        ends = np.cumsum([stop - start for start, stop in local])
+        indices_of = dict(zip(local, np.split(drawn, ends[:-1]), strict=True))
         shards: _Shards = {}
 
         def read_shard(shard: slice) -> list[np.ndarray]:
-            """Draws and reads a range of rows once, however many devices hold it."""
+            """Reads a range of rows once, however many devices hold it."""
             bounds = shard.indices(size)[:2]
             if bounds not in shards:
-                indices = selection.draw(*bounds)
+                indices = indices_of[bounds]
                 present = indices >= 0
-                is_padding = ~present.any(axis=1) if by_user else ~present
+                is_padding = ~present.any(axis=1) if inner else ~present
                 data = jax.tree.leaves(jax.tree.map(_canonical, rows(self.source, indices)))
                 shards[bounds] = [indices, is_padding, ~present, *data]
             return shards[bounds]
@@ -204,7 +208,7 @@ class Batches:
         shape = (size, *inner)
         data = [sharded_array(k + 3, (*shape, *x.shape)) for k, x in enumerate(records)]
         is_padding = sharded_array(1, shape[:1])
-        is_missing = sharded_array(2, shape) if by_user else None
+        is_missing = sharded_array(2, shape) if inner else None
         return Batch(
             step,
             jax.tree.unflatten(tree, data),

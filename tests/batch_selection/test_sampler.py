@@ -81,6 +81,9 @@ def test_any_rows_can_be_drawn_alone(name):
         batch = sampler.batch(5, num_examples, SEED)
         rows = np.random.default_rng(2).permutation(len(batch))[:7]
         assert np.array_equal(sampler.at_rows(5, num_examples, SEED, rows), batch[rows])
+        for row in (-1, len(batch)):
+            with pytest.raises(FixArgumentsError, match="do not take part"):
+                sampler.at_rows(5, num_examples, SEED, np.array([row]))
 
 
 # About 1000 of 1e12 examples at each step.

@@ -36,11 +36,11 @@ def batches(layout=None, sizes=(8, 16), **changed):
 
 def whole(selection):
     """All padded indices of a step."""
-    return selection.draw(0, selection.size)
+    return selection.draw(np.arange(selection.size))
 
 
 def selection_of(indices):
-    return Selection(len(indices), lambda start, stop: indices[start:stop])
+    return Selection(len(indices), indices.__getitem__)
 
 
 @pytest.mark.parametrize("mesh", ["data=8", "data=4,model=2", "replica=2,data=2,model=2"])
@@ -110,7 +110,7 @@ def test_parts_of_a_batch_are_slices_of_the_padded_batch(name, parts, microbatch
     for selection, batch in zip(made.selections(), every, strict=True):
         expected = pad_to_size(batch, made.sizes.size_for(len(batch)), microbatch_size)
         edges = [selection.size * k // parts for k in range(parts + 1)]
-        drawn = [selection.draw(*bounds) for bounds in itertools.pairwise(edges)]
+        drawn = [selection.draw(np.arange(*bounds)) for bounds in itertools.pairwise(edges)]
         assert np.array_equal(np.concatenate(drawn), expected)
 
 
@@ -125,7 +125,7 @@ def test_a_part_draws_only_its_rows(monkeypatch):
     monkeypatch.setattr(RandomAccessSampler, "at_rows", recorded)
     made = batches(sampler=RandomAllocationSampling(1, 1), sizes=(48,), microbatch_size=4)
     selection = next(made.selections())
-    assert not drawn and selection.draw(6, 12).shape == (6,) and drawn == [6]
+    assert not drawn and selection.draw(np.arange(6, 12)).shape == (6,) and drawn == [6]
 
 
 def test_users_bring_their_examples_and_a_mask_of_the_missing():
