@@ -1,5 +1,6 @@
 """Properties of all samplers: one draw, in any order of steps and on any number of processes."""
 
+import hashlib
 import itertools
 import time
 import tracemalloc
@@ -20,6 +21,7 @@ from bevel.batch_selection import (
     RandomAllocationSampling,
     permutation,
 )
+from bevel.batch_selection.randomness import DRAW_VERSION
 from bevel.batch_selection.sampler import share
 from bevel.batch_selection.siphash import siphash
 from bevel.errors import FixArgumentsError
@@ -153,6 +155,20 @@ def test_the_cost_of_a_share_is_that_of_its_rows(monkeypatch):
         hashed.clear()
         HUGE[name].batch(4, TRILLION, 2, process_index=3, process_count=8)
         assert sum(hashed) <= whole / 8 + 100
+
+
+def test_what_a_seed_draws_changes_only_with_its_version():
+    # If this fails, increase DRAW_VERSION: runs must not go on with another draw.
+    hashed = hashlib.blake2b(digest_size=16)
+    for name in SAMPLERS:
+        if name != "random_allocation":  # draws with NumPy's generator
+            for batch in batches(name, 40, SEED):
+                hashed.update(batch.tobytes() + b"|")
+    for name, sampler in HUGE.items():
+        hashed.update(f"{name} {next(sampler.batch_iterator(TRILLION, SEED)).tolist()}".encode())
+    users = UserSelectionStrategy(SAMPLERS["poisson"], 2, shuffle_per_user=True)
+    hashed.update(users.batch(3, np.arange(100) % 7, SEED).tobytes())
+    assert (DRAW_VERSION, hashed.hexdigest()) == (2, "")
 
 
 @pytest.mark.parametrize("num_examples", [0, 1, 2])
