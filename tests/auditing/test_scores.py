@@ -63,7 +63,7 @@ def test_held_in_canaries_have_higher_scores(name):
 
 @pytest.mark.parametrize("name", ["BandMF", "BLT"])
 def test_undoing_the_correlation_is_better_than_a_plain_sum(name):
-    # The gain is about 0.008 to 0.011, with a standard deviation of 0.005 over seeds: one is too few.
+    # The gain is about 0.01, with a standard deviation of 0.005 over seeds: one seed is too few.
     plan, gains = plan_of(PLANS[name]), []
     for seed in range(6):
         observed, held_in = simulated(plan, seed)
