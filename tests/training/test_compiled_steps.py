@@ -11,7 +11,7 @@ import training_runs as runs
 
 from bevel.batch_selection import PaddedSizes
 from bevel.sharding import make_mesh
-from bevel.training.batches import Batches, batch_layout
+from bevel.training.batches import Batches, Selection, batch_layout
 from bevel.training.compiled_steps import CompiledSteps, without_names
 from bevel.training.data import source_of
 from bevel.training.state import on_mesh
