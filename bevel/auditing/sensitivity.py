@@ -231,11 +231,10 @@ def _indices(
     users = ExamplesByUser.of(user_ids)
     strategy: Any = plan.batch_selection_strategy
     chosen = rng.choice(len(users), min(count, len(users)), replace=False)
-    indices = np.full((len(chosen), strategy.examples_per_user_per_batch), -1)
-    for row, user in zip(indices, chosen.tolist(), strict=True):
-        owned = users.examples.of(user)[: len(row)]
-        row[: len(owned)] = owned
-    return indices
+    counts = users.counts(chosen)[:, None]
+    places = np.arange(strategy.examples_per_user_per_batch)[None]
+    found = users.examples_at(chosen, np.minimum(places, counts - 1))
+    return np.where(places < counts, found, -1)
 
 
 class _ClippedSum:

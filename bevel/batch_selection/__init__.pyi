@@ -1,4 +1,5 @@
 from bevel.batch_selection.balls_in_bins import BallsInBinsSampling as BallsInBinsSampling
+from bevel.batch_selection.examples_by_user import ExamplesByUser as ExamplesByUser
 from bevel.batch_selection.fixed_batch import FixedBatchSampling as FixedBatchSampling
 from bevel.batch_selection.groups import PartitionType as PartitionType
 from bevel.batch_selection.min_separation import BMinSepSampling as BMinSepSampling
@@ -21,5 +22,4 @@ from bevel.batch_selection.random_allocation import (
 )
 from bevel.batch_selection.randomness import RngType as RngType
 from bevel.batch_selection.sampler import BatchSelectionStrategy as BatchSelectionStrategy
-from bevel.batch_selection.users import ExamplesByUser as ExamplesByUser
 from bevel.batch_selection.users import UserSelectionStrategy as UserSelectionStrategy

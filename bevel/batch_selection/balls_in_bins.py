@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from bevel.batch_selection.groups import independent_groups
+from bevel.batch_selection.groups import RandomGroup, independent_group
 from bevel.batch_selection.proven_event import ABSENCE, ALL_RELATIONS, Participation, ProvenEvent
 from bevel.batch_selection.sampler import RandomAccessSampler
 from bevel.checks import whole_number
@@ -19,7 +19,8 @@ class BallsInBinsSampling(RandomAccessSampler):
     amplifies privacy nearly as much as Poisson sampling. Batch sizes are binomial with mean
     num_examples / cycle_length.
 
-    Cost: the bins are drawn once and take one index per example; a batch is a slice of that array.
+    Cost: drawing a batch takes time and memory proportional to the batch size, and a little more
+    for the logarithm of `cycle_length`. Nothing is drawn at the start.
 
     Proven under add-or-remove and replace-special, for noise with any correlation. The privacy loss
     has no closed form, so `bevel.accounting` bounds it by Monte Carlo (docs/accounting.md).
@@ -32,15 +33,14 @@ class BallsInBinsSampling(RandomAccessSampler):
         whole_number("iterations", self.iterations, 1)
         whole_number("cycle_length", self.cycle_length, 1)
 
-    def _bin(self, step: int, num_examples: int, seed: int) -> np.ndarray:
-        bins = independent_groups(num_examples, self.cycle_length, seed)
-        return bins.of(step % self.cycle_length)
+    def _bin(self, step: int, num_examples: int, seed: int) -> RandomGroup:
+        return independent_group(num_examples, self.cycle_length, step % self.cycle_length, seed)
 
     def _size(self, step: int, num_examples: int, seed: int) -> int:
-        return len(self._bin(step, num_examples, seed))
+        return self._bin(step, num_examples, seed).size
 
-    def _rows(self, step: int, num_examples: int, seed: int, start: int, stop: int) -> np.ndarray:
-        return self._bin(step, num_examples, seed)[start:stop]
+    def _at_rows(self, step: int, num_examples: int, seed: int, rows: np.ndarray) -> np.ndarray:
+        return self._bin(step, num_examples, seed).members(rows)
 
     def participation(self) -> Participation:
         return Participation(self.cycle_length, math.ceil(self.iterations / self.cycle_length))

@@ -1,14 +1,14 @@
 """Fixed-size batches, drawn independently at each step."""
 
 import dataclasses
-import functools
 
 import numpy as np
 
+from bevel.batch_selection.permutation import KeyedPermutation
 from bevel.batch_selection.proven_event import REPLACE_ONE, SAME_SIZE, Participation, ProvenEvent
-from bevel.batch_selection.randomness import SamplingPurpose, stream
+from bevel.batch_selection.randomness import SamplingPurpose, derived_key
 from bevel.batch_selection.sampler import RandomAccessSampler
-from bevel.batch_selection.subset import LEAF, subset_rows
+from bevel.batch_selection.siphash import siphash
 from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
@@ -43,14 +43,11 @@ class FixedBatchSampling(RandomAccessSampler):
             )
         return self.batch_size
 
-    def _rows(self, step: int, num_examples: int, seed: int, start: int, stop: int) -> np.ndarray:
-        part_stream = functools.partial(stream, seed, SamplingPurpose.MEMBERS, step)
-        if not self.replace:
-            return subset_rows(num_examples, self.batch_size, start, stop, part_stream)
-        first, last = start // LEAF, -(-stop // LEAF)
-        blocks = [part_stream(k).integers(num_examples, size=LEAF) for k in range(first, last)]
-        rows = np.concatenate([np.empty(0, np.int64), *blocks])
-        return rows[start - first * LEAF : stop - first * LEAF]
+    def _at_rows(self, step: int, num_examples: int, seed: int, rows: np.ndarray) -> np.ndarray:
+        key = derived_key(seed, SamplingPurpose.MEMBERS, step)
+        if self.replace:
+            return siphash(rows, key) % np.uint64(num_examples)
+        return KeyedPermutation(num_examples, key)(rows)
 
     def participation(self) -> Participation:
         if self.replace:

@@ -7,10 +7,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bevel.batch_selection.binomial import binomial
+from bevel.batch_selection.grouped_examples import grouped
+from bevel.batch_selection.permutation import KeyedPermutation
 from bevel.batch_selection.proven_event import ALL_RELATIONS, SAME_SIZE, Participation, ProvenEvent
-from bevel.batch_selection.randomness import RngType, SamplingPurpose, fixed_seed, seed_of, stream
+from bevel.batch_selection.randomness import (
+    RngType,
+    SamplingPurpose,
+    derived_key,
+    fixed_seed,
+    seed_of,
+    uniforms,
+)
 from bevel.batch_selection.sampler import StatefulSampler, checked_step
-from bevel.batch_selection.subset import subset_rows
+from bevel.batch_selection.siphash import siphash
 from bevel.checks import probability, whole_number
 
 
@@ -25,6 +35,29 @@ class MinSepState:
 
     step: int
     resting: tuple[np.ndarray, ...]
+
+    @functools.cached_property
+    def _sorted(self) -> np.ndarray:
+        """All resting examples in order."""
+        return np.sort(np.concatenate([np.empty(0, np.int64), *self.resting]))
+
+    def are_resting(self, examples: np.ndarray) -> np.ndarray:
+        found = np.searchsorted(self._sorted, examples)
+        return np.append(self._sorted, -1)[found] == examples
+
+    def after(self, batch: np.ndarray, slots: int) -> "MinSepState":
+        """Returns the next state: `batch` starts to rest, for `slots` steps."""
+        if not slots:
+            return MinSepState(self.step + 1, ())
+        rested = self.resting[: max(0, len(self.resting) + 1 - slots)]
+        kept = np.delete(
+            self._sorted, np.searchsorted(self._sorted, np.concatenate([batch[:0], *rested]))
+        )
+        state = MinSepState(self.step + 1, (*self.resting, batch)[-slots:])
+        # Sorting all resting examples again at each step would take most of the time.
+        new = np.sort(batch)
+        vars(state)["_sorted"] = np.insert(kept, np.searchsorted(kept, new), new)
+        return state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +75,9 @@ class BMinSepSampling(StatefulSampler):
     | `truncated_batch_size` | larger batches keep a random subset; dropped examples do not rest |
 
     Step k depends on the earlier steps, so there is no cheap random access. `initial_state` and
-    `next_batch` carry a small state from step to step; `batch` replays the earlier steps.
+    `next_batch` carry a state from step to step, with the batches of the last `min_sep - 1` steps;
+    `batch` replays the earlier steps. A step takes time proportional to the size of the state, and
+    every process draws the whole batch.
 
     Proven under all relations (with truncation: the replace relations), as Gaussian mechanisms
     without amplification by sampling, one for each of at most `ceil(iterations / min_sep)` uses.
@@ -67,13 +102,12 @@ class BMinSepSampling(StatefulSampler):
         slots = self.min_sep - 1
         if not (self.warm_start and slots):
             return MinSepState(0, ())
-        warm = stream(seed, SamplingPurpose.WARM_START)
-        count = int(warm.binomial(size, 1 - self.first_free_steps()[0]))
-        members = subset_rows(
-            size, count, 0, count, lambda part: stream(seed, SamplingPurpose.WARM_START, part)
-        )
-        slot = warm.integers(slots, size=count)
-        return MinSepState(0, tuple(members[slot == k] for k in range(slots)))
+        numbers = uniforms(seed, SamplingPurpose.WARM_START)
+        count = binomial(size, 1 - self.first_free_steps()[0], numbers)
+        order = KeyedPermutation(size, derived_key(seed, SamplingPurpose.WARM_START))
+        hashes = siphash(np.arange(count), derived_key(seed, SamplingPurpose.WARM_START, 1))
+        members, by_slot = order(np.arange(count)), grouped(hashes % np.uint64(slots), slots)
+        return MinSepState(0, tuple(members[by_slot.of(slot)] for slot in range(slots)))
 
     def first_free_steps(self) -> np.ndarray:
         """The probabilities that an example does not rest from step 0, 1, 2, ... on."""
@@ -90,21 +124,16 @@ class BMinSepSampling(StatefulSampler):
     ) -> tuple[np.ndarray, MinSepState]:
         """Returns the batch of step `state.step` and the next state."""
         seed, step = fixed_seed(rng), checked_step(state.step, self.iterations)
-        sizes = stream(seed, SamplingPurpose.SIZE, step)
-        count = int(
-            sizes.binomial(whole_number("num_examples", num_examples, 0), self.sampling_prob)
-        )
+        size = whole_number("num_examples", num_examples, 0)
+        count = binomial(size, self.sampling_prob, uniforms(seed, SamplingPurpose.SIZE, step))
         # Sample from all examples, then remove the resting ones. Each remaining example joins
         # independently with probability `sampling_prob`, without a pass over the data set.
-        part_stream = functools.partial(stream, seed, SamplingPurpose.MEMBERS, step)
-        sampled = subset_rows(num_examples, count, 0, count, part_stream)
-        batch = sampled[~np.isin(sampled, np.concatenate([sampled[:0], *state.resting]))]
-        limit = self.truncated_batch_size
-        if limit is not None and len(batch) > limit:
-            batch = np.sort(sizes.choice(batch, limit, replace=False, shuffle=False))
-        slots = self.min_sep - 1
-        resting = (*state.resting, batch)[-slots:] if slots else ()
-        return batch, MinSepState(step + 1, resting)
+        order = KeyedPermutation(size, derived_key(seed, SamplingPurpose.MEMBERS, step))
+        sampled = order(np.arange(count))
+        batch = sampled[~state.are_resting(sampled)]
+        # The order is random, so the first examples are a random subset.
+        batch = batch[: self.truncated_batch_size]
+        return batch, state.after(batch, self.min_sep - 1)
 
     def batch_iterator(self, num_examples: int, rng: RngType = None) -> Iterator[np.ndarray]:
         seed = seed_of(rng)

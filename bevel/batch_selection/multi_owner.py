@@ -68,6 +68,13 @@ class MultiOwnerGraph:
     def owners_of(self, example: int) -> np.ndarray:
         return self.owners[self.bounds[example] : self.bounds[example + 1]]
 
+    def all_owners(self, condition: np.ndarray, examples: np.ndarray) -> np.ndarray:
+        """Whether all owners of each example meet a condition, which has one entry per owner."""
+        counts = self.bounds[examples + 1] - self.bounds[examples]
+        ends = np.cumsum(counts)
+        places = np.arange(counts.sum()) + np.repeat(self.bounds[examples + 1] - ends, counts)
+        return np.logical_and.reduceat(condition[self.owners[places]], ends - counts)
+
 
 def greedy_contribution_bound(
     graph: MultiOwnerGraph, max_examples_per_owner: int, rng: RngType = None

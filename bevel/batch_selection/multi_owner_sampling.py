@@ -1,20 +1,28 @@
 """Batches with at most one example per owner, and a minimum separation between its uses."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from bevel.batch_selection.multi_owner import MultiOwnerGraph
+from bevel.batch_selection.permutation import KeyedPermutation
 from bevel.batch_selection.proven_event import SAME_SIZE, Participation, ProvenEvent
-from bevel.batch_selection.randomness import RngType, SamplingPurpose, fixed_seed, seed_of, stream
+from bevel.batch_selection.randomness import (
+    RngType,
+    SamplingPurpose,
+    derived_key,
+    fixed_seed,
+    seed_of,
+)
 from bevel.batch_selection.sampler import StatefulSampler, checked_step
 from bevel.checks import whole_number
 
 # A step so far in the past that it is min_sep away from every step.
 NEVER = np.iinfo(np.int64).min // 2
+# Examples whose owners are looked up together.
+_CHUNK = 4096
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,20 +79,26 @@ class MultiOwnerMinSepSampling(StatefulSampler):
         last_used, uses = state.last_used.copy(), state.uses.copy()
         selected: list[int] = []
         round_, position = state.round, state.position
-        order = _order_of_round(graph.num_examples, seed, round_)
-        for _ in range(2 * graph.num_examples - position):  # to the end of the next round
+        left = 2 * graph.num_examples - position  # to the end of the next round
+        while left > 0 and len(selected) < self.batch_size:
             if position == graph.num_examples:
                 round_, position = round_ + 1, 0
-                order = _order_of_round(graph.num_examples, seed, round_)
-            owners = graph.owners_of(order[position])
-            if available[owners].all():
-                selected.append(int(order[position]))
-                available[owners] = False
-                last_used[owners] = step
-                uses[owners] += 1
-            position += 1
-            if len(selected) == self.batch_size:
-                break
+            key = derived_key(seed, SamplingPurpose.ORDER, round_)
+            stop = min(position + _CHUNK, position + left, graph.num_examples)
+            examples = KeyedPermutation(graph.num_examples, key)(np.arange(position, stop))
+            passed = stop - position
+            # Most examples are skipped here, and the loop decides about the others in order.
+            for place in np.flatnonzero(graph.all_owners(available, examples)).tolist():
+                owners = graph.owners_of(examples[place])
+                if available[owners].all():
+                    selected.append(int(examples[place]))
+                    available[owners] = False
+                    last_used[owners] = step
+                    uses[owners] += 1
+                if len(selected) == self.batch_size:
+                    passed = place + 1
+                    break
+            position, left = position + passed, left - passed
         next_state = MultiOwnerState(step + 1, round_, position, last_used, uses)
         return np.sort(np.asarray(selected, np.int64)), next_state
 
@@ -105,8 +119,3 @@ class MultiOwnerMinSepSampling(StatefulSampler):
         self.check_bands(num_bands)
         uses = self.participation().max_participations
         return ProvenEvent("gaussian_event", {"participations": uses}, self.selection_relations())
-
-
-@functools.lru_cache(maxsize=2)
-def _order_of_round(num_examples: int, seed: int, round_: int) -> np.ndarray:
-    return stream(seed, SamplingPurpose.ORDER, round_).permutation(num_examples)

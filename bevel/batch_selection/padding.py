@@ -49,12 +49,28 @@ def filling_order(size: int, microbatch_size: int) -> np.ndarray:
 
     Microbatch k of n takes rows k, k + n, k + 2n, ...: see `clipping/accumulate/microbatches.py`.
     """
+    count = _microbatches(size, microbatch_size)
+    return np.arange(size).reshape(microbatch_size, count).T.ravel()
+
+
+def rows_at(places: np.ndarray, size: int, microbatch_size: int | None = None) -> np.ndarray:
+    """The rows of a batch that `pad_to_size` puts at these places of `size` places.
+
+    Rows beyond the end of the batch are padding.
+    """
+    if microbatch_size is None:
+        return places
+    within, microbatch = np.divmod(places, _microbatches(size, microbatch_size))
+    return microbatch * microbatch_size + within
+
+
+def _microbatches(size: int, microbatch_size: int) -> int:
     if size % whole_number("microbatch_size", microbatch_size, 1):
         raise FixArgumentsError(
             f"{size} rows are not a multiple of microbatch_size={microbatch_size}: pad to a "
             "multiple of microbatch_size."
         )
-    return np.arange(size).reshape(microbatch_size, size // microbatch_size).T.ravel()
+    return size // microbatch_size
 
 
 def split_and_pad_global_batch(

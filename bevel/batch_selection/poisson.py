@@ -5,7 +5,14 @@ import math
 
 import numpy as np
 
-from bevel.batch_selection.groups import PartitionType, equal_groups, independent_groups
+from bevel.batch_selection.binomial import binomial
+from bevel.batch_selection.groups import (
+    PartitionType,
+    RandomGroup,
+    equal_group,
+    independent_group,
+)
+from bevel.batch_selection.permutation import KeyedPermutation
 from bevel.batch_selection.proven_event import (
     ALL_RELATIONS,
     REPLACE_SPECIAL,
@@ -13,9 +20,8 @@ from bevel.batch_selection.proven_event import (
     Participation,
     ProvenEvent,
 )
-from bevel.batch_selection.randomness import SamplingPurpose, stream
+from bevel.batch_selection.randomness import SamplingPurpose, derived_key, uniforms
 from bevel.batch_selection.sampler import RandomAccessSampler
-from bevel.batch_selection.subset import subset_rows
 from bevel.checks import probability, whole_number
 from bevel.errors import FixArgumentsError
 
@@ -34,10 +40,10 @@ class CyclicPoissonSampling(RandomAccessSampler):
     | `EQUAL_SPLIT`          | groups of equal size; fewer than `cycle_length` examples unused  |
     | `INDEPENDENT`          | groups of binomial size; no example is left out                  |
 
-    Cost: drawing a batch takes time proportional to the batch size, not to the number of examples
-    (1e4 of 1e9 examples in a few milliseconds). Groups are drawn once and take one index per
-    example. Without truncation, batch sizes are binomial: pad them with `padded_sizes`, and never
-    drop, redraw or skip a batch because of its size.
+    Cost: drawing a batch takes time and memory proportional to the batch size, not to the number of
+    examples (1e4 of 1e12 examples in a few milliseconds), and nothing is drawn at the start.
+    Without truncation, batch sizes are binomial: pad them with `padded_sizes`, and never drop,
+    redraw or skip a batch because of its size.
 
     Proven under add-or-remove, replace-special and replace-one. With truncation the selection
     depends on the number of examples, so only the two replace relations hold. With EQUAL_SPLIT
@@ -95,30 +101,28 @@ class CyclicPoissonSampling(RandomAccessSampler):
             raise FixArgumentsError("INDEPENDENT groups have random sizes: use EQUAL_SPLIT.")
         return num_examples // self.cycle_length
 
-    def _group(self, step: int, num_examples: int, seed: int) -> np.ndarray | None:
-        """The members of a step's group, or None if the group is all examples."""
+    def _group(self, step: int, num_examples: int, seed: int) -> RandomGroup | None:
+        """The group that a step samples from, or None if that is all examples."""
         if self.cycle_length == 1:
             return None
         independent = self.partition_type is PartitionType.INDEPENDENT
-        split = independent_groups if independent else equal_groups
-        return split(num_examples, self.cycle_length, seed).of(step % self.cycle_length)
+        group_of = independent_group if independent else equal_group
+        return group_of(num_examples, self.cycle_length, step % self.cycle_length, seed)
 
     def _size(self, step: int, num_examples: int, seed: int) -> int:
         group = self._group(step, num_examples, seed)
-        size = num_examples if group is None else len(group)
-        sampled = int(stream(seed, SamplingPurpose.SIZE, step).binomial(size, self.sampling_prob))
+        size = num_examples if group is None else group.size
+        sampled = binomial(size, self.sampling_prob, uniforms(seed, SamplingPurpose.SIZE, step))
         # A random subset of a random subset is a random subset, so capping the size is enough.
         limit = self.truncated_batch_size
         return sampled if limit is None else min(sampled, limit)
 
-    def _rows(self, step: int, num_examples: int, seed: int, start: int, stop: int) -> np.ndarray:
+    def _at_rows(self, step: int, num_examples: int, seed: int, rows: np.ndarray) -> np.ndarray:
+        # Given its size, all batches are equally likely: the first rows of a random order.
         group = self._group(step, num_examples, seed)
-        size = num_examples if group is None else len(group)
-        count = self._size(step, num_examples, seed)
-        rows = subset_rows(
-            size, count, start, stop, lambda part: stream(seed, SamplingPurpose.MEMBERS, step, part)
-        )
-        return rows if group is None else group[rows]
+        size = num_examples if group is None else group.size
+        order = KeyedPermutation(size, derived_key(seed, SamplingPurpose.MEMBERS, step))
+        return order(rows) if group is None else group.members(order(rows))
 
     def participation(self) -> Participation:
         return Participation(self.cycle_length, math.ceil(self.iterations / self.cycle_length))

@@ -5,7 +5,8 @@ import functools
 
 import numpy as np
 
-from bevel.batch_selection.groups import ExampleGroups, grouped, index_dtype
+from bevel.batch_selection.grouped_examples import ExampleGroups, grouped, index_dtype
+from bevel.batch_selection.groups import RandomGroup, independent_group
 from bevel.batch_selection.proven_event import ABSENCE, ALL_RELATIONS, Participation, ProvenEvent
 from bevel.batch_selection.randomness import SamplingPurpose, stream
 from bevel.batch_selection.sampler import RandomAccessSampler
@@ -19,8 +20,9 @@ class RandomAllocationSampling(RandomAccessSampler):
 
     With 0 participations, all batches are empty.
 
-    Cost: the allocation is drawn once and takes `total_participations` indices per example; a batch
-    is a slice of that array. Drawing it takes num_examples * total_participations**2 comparisons.
+    Cost: with one participation, drawing a batch takes time and memory proportional to its size,
+    and nothing is drawn at the start. With k > 1, the allocation of all examples is drawn once: it
+    takes k indices and k**2 comparisons per example, and a batch is a slice of it.
 
     Proven under add-or-remove and replace-special, for independent noise. `bevel.accounting` bounds
     the privacy loss by Monte Carlo sampling.
@@ -37,14 +39,22 @@ class RandomAllocationSampling(RandomAccessSampler):
                 f"most once, so pass at most iterations={self.iterations}."
             )
 
-    def _members(self, step: int, num_examples: int, seed: int) -> np.ndarray:
+    def _once(self, step: int, num_examples: int, seed: int) -> RandomGroup:
+        """The examples of a step if each takes part once: one of `iterations` groups."""
+        return independent_group(num_examples, self.iterations, step, seed)
+
+    def _allocated(self, step: int, num_examples: int, seed: int) -> np.ndarray:
         return _allocation(num_examples, self.total_participations, self.iterations, seed).of(step)
 
     def _size(self, step: int, num_examples: int, seed: int) -> int:
-        return len(self._members(step, num_examples, seed))
+        if self.total_participations == 1:
+            return self._once(step, num_examples, seed).size
+        return len(self._allocated(step, num_examples, seed))
 
-    def _rows(self, step: int, num_examples: int, seed: int, start: int, stop: int) -> np.ndarray:
-        return self._members(step, num_examples, seed)[start:stop]
+    def _at_rows(self, step: int, num_examples: int, seed: int, rows: np.ndarray) -> np.ndarray:
+        if self.total_participations == 1:
+            return self._once(step, num_examples, seed).members(rows)
+        return self._allocated(step, num_examples, seed)[rows]
 
     def participation(self) -> Participation:
         return Participation(1, self.total_participations)

@@ -1,13 +1,16 @@
-"""Random streams of the samplers, keyed by seed, purpose, step and part of the draw.
+"""Keys and random numbers of the samplers, derived from the seed, a purpose, a step and a part.
 
-Every stream can be created directly from its key. A sampler can therefore draw step k without the
-steps before it, and each process can draw its part of the same batch. No stream is seeded with
-`seed + step`, because streams of adjacent seeds would then overlap.
+Every key can be derived directly. A sampler can therefore draw step k without the steps before it,
+and each process can draw its part of the same batch. Keys and numbers are BLAKE2b of the purpose
+and the index, keyed with the seed, so they reveal nothing about each other or the seed.
 """
 
 import enum
+import hashlib
+import itertools
 import numbers
 import secrets
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -16,10 +19,13 @@ from bevel.errors import FixArgumentsError
 RngType = np.random.Generator | int | None
 
 SEED_BITS = 128
+# Increase this with every change of what a sampler draws from a seed. It is part of the fingerprint
+# of a plan, so that no run goes on with another draw than it was started with.
+DRAW_VERSION = 2
 
 
 class SamplingPurpose(enum.IntEnum):
-    """What a stream is used for. Never change a value: it would change every draw."""
+    """What a key is used for. Never change a value: it would change every draw."""
 
     SIZE = 0  # the batch size
     MEMBERS = 1  # the examples of a batch
@@ -55,11 +61,25 @@ def fixed_seed(rng: RngType) -> int:
     return int(rng)
 
 
+def derived_key(seed: int, purpose: SamplingPurpose, *index: int) -> bytes:
+    """Returns 16 bytes for one purpose and index, such as (step,)."""
+    return _hashed(seed, purpose, index, 0, 16)
+
+
+def uniforms(seed: int, purpose: SamplingPurpose, *index: int) -> Iterator[float]:
+    """Yields independent numbers between 0 and 1, neither of which occurs, from 52 bits each."""
+    for block in itertools.count(1):
+        for word in np.frombuffer(_hashed(seed, purpose, index, block, 64), "<u8").tolist():
+            yield ((word >> 12) + 0.5) * 2.0**-52
+
+
 def stream(seed: int, purpose: SamplingPurpose, *index: int) -> np.random.Generator:
-    """Returns the generator of one key, independent of all others; `index` is (step, part)."""
-    # Seed and indices have a fixed number of 32-bit words each, so no two streams share a key.
-    words = [(seed >> shift) & 0xFFFFFFFF for shift in range(0, SEED_BITS, 32)]
-    key = [int(purpose)]
-    for number in index:
-        key += [number & 0xFFFFFFFF, number >> 32]
-    return np.random.default_rng(np.random.SeedSequence(words, spawn_key=tuple(key)))
+    """Returns a generator for one purpose and index, for draws that take a pass over all data."""
+    return np.random.default_rng(np.frombuffer(derived_key(seed, purpose, *index), "<u4"))
+
+
+def _hashed(seed: int, purpose: int, index: tuple[int, ...], block: int, size: int) -> bytes:
+    # All numbers have 8 bytes, and the number of indices comes first: no two messages are equal.
+    message = np.asarray([len(index), purpose, *index, block], "<u8").tobytes()
+    key = seed.to_bytes(SEED_BITS // 8, "little")
+    return hashlib.blake2b(message, key=key, digest_size=size, person=b"bevel batches").digest()

@@ -73,9 +73,10 @@ class BatchSelectionStrategy(abc.ABC):
 
 
 class RandomAccessSampler(BatchSelectionStrategy):
-    """A sampler that can draw any rows of any step, without drawing the earlier steps.
+    """A sampler that can draw any rows of any step, without drawing anything else.
 
-    Subclasses define the size of the batch of a step, and return a range of its rows.
+    Subclasses define the size of the batch of a step, and the example in each of its rows, which
+    depends on the seed, the step and the number of the row only.
     """
 
     iterations: int
@@ -85,8 +86,8 @@ class RandomAccessSampler(BatchSelectionStrategy):
         """The number of rows in the batch of a step, over all processes."""
 
     @abc.abstractmethod
-    def _rows(self, step: int, num_examples: int, seed: int, start: int, stop: int) -> np.ndarray:
-        """Rows `start` to `stop` of the batch."""
+    def _at_rows(self, step: int, num_examples: int, seed: int, rows: np.ndarray) -> np.ndarray:
+        """The examples in these rows of the batch, all below its size."""
 
     def batch_iterator(self, num_examples: int, rng: RngType = None) -> Iterator[np.ndarray]:
         seed = seed_of(rng)
@@ -104,14 +105,27 @@ class RandomAccessSampler(BatchSelectionStrategy):
     ) -> np.ndarray:
         """Returns the indices of step `step`, without drawing the earlier steps.
 
-        They equal those of `batch_iterator` with the same int. With several processes, returns the
-        share of process `process_index`. The shares are disjoint, their sizes differ by at most
-        one, and concatenated in order they are the batch that a single process draws.
+        They equal those of `batch_iterator` with the same int, and are in random order. With
+        several processes, returns the share of process `process_index`, and draws nothing else. The
+        shares are disjoint, their sizes differ by at most one, and concatenated in order they are
+        the batch that a single process draws.
         """
-        seed = fixed_seed(rng)
-        size = self.batch_size_at(step, num_examples, seed)
-        start, stop = share(size, process_index, process_count)
-        return self._rows(step, num_examples, seed, start, stop).astype(np.int64, copy=False)
+        size = self.batch_size_at(step, num_examples, rng)
+        rows = np.arange(*share(size, process_index, process_count))
+        return self._at_rows(step, num_examples, rng, rows).astype(np.int64, copy=False)
+
+    def at_rows(self, step: int, num_examples: int, rng: int, rows: np.ndarray) -> np.ndarray:
+        """Returns the indices in these rows of a step, which go from 0 to `batch_size_at` - 1.
+
+        The cost depends on the number of rows that you ask for, not on the size of the batch.
+        """
+        size = self.batch_size_at(step, num_examples, rng)
+        if len(rows) and not 0 <= np.min(rows) <= np.max(rows) < size:
+            raise FixArgumentsError(
+                f"rows go from {np.min(rows)} to {np.max(rows)}, but step {step} has {size} rows. "
+                "Other examples do not take part in it."
+            )
+        return self._at_rows(step, num_examples, rng, rows).astype(np.int64, copy=False)
 
     def batch_size_at(self, step: int, num_examples: int, rng: int) -> int:
         """The number of rows of a step over all processes, which determines their padding."""

@@ -21,6 +21,7 @@ from bevel.batch_selection import (
     PaddedSizes,
     UserSelectionStrategy,
 )
+from bevel.batch_selection.randomness import DRAW_VERSION
 from bevel.batch_selection.sampler import RandomAccessSampler
 from bevel.checks import whole_number
 from bevel.clipping import BoundedSensitivityCallable, clipped_grad
@@ -367,7 +368,8 @@ class DPExecutionPlan:
         same fingerprint in every process. Ledgers and checkpoints record it.
         """
         dtype = None if self.flags.dtype is None else np.dtype(self.flags.dtype).name
-        return fingerprint(self.mechanism, self.clip, self.unit, self.expected_batch_size, dtype)
+        parts = (self.mechanism, self.clip, self.unit, self.expected_batch_size)
+        return fingerprint(*parts, dtype, DRAW_VERSION)
 
     def describe(self, delta: float | None = None) -> None:
         """Prints the plan as a table, with epsilons at `delta`; `str(plan)` returns its text."""

@@ -24,6 +24,7 @@ from bevel.errors import FixArgumentsError, FixDataError
 
 PyTree = Any
 READER_THREADS = 8
+_HASHED_ENTRIES = 1 << 20  # of the users' arrays at a time, which may be memory-mapped
 
 
 @runtime_checkable
@@ -185,10 +186,12 @@ def _describe(tree: PyTree) -> PyTree:
 def rows(source: DataSource, indices: np.ndarray) -> PyTree:
     """Reads the records at `indices`, which may have any shape, as arrays of `indices`' shape.
 
-    Rows with index -1 are zeros, and no record is read for them.
+    Rows with index -1 are zeros, and no record is read for them. Records are read in increasing
+    order, which is faster on disk.
     """
     flat = indices.ravel()
-    present = flat >= 0
+    order = np.argsort(flat, kind="stable")
+    present = order[np.count_nonzero(flat < 0) :]
     read = source.read(flat[present])
 
     def fill_rows(values: np.ndarray) -> np.ndarray:
@@ -240,9 +243,12 @@ def fingerprint(
     hashed = hashlib.blake2b(key=key, person=b"bevel data set", digest_size=32)
     hashed.update(f"{len(source)} {_describe(source.record)} {provided}".encode())
     if isinstance(population, ExamplesByUser):
-        for column in (population.user_ids, *dataclasses.astuple(population.examples)):
-            values = np.asarray(column)
-            hashed.update((values.astype(str) if values.dtype == object else values).tobytes())
+        for column in (population.user_ids, population.members, population.bounds):
+            hashed.update(b"|")
+            entries = np.empty(0) if column is None else column
+            for part in range(0, len(entries), _HASHED_ENTRIES):
+                values = np.asarray(entries[part : part + _HASHED_ENTRIES])
+                hashed.update((values.astype(str) if values.dtype == object else values).tobytes())
     if provided is None:
         default = ARRAY_COVERAGE if isinstance(source, ArraySource) else Coverage()
         for indices in indices_to_hash(source, key, coverage or default):

@@ -11,6 +11,7 @@
       identity.json          settings and digests of data, model and programs, to compare on resume
       run.json               when the run started and finished, and how long it took
       checkpoints/STEP/      noise state, checksums of both halves, commitment to the key
+      sampler_states/        what a sampler remembers of earlier steps, if it depends on them
       releases.jsonl         for each release: keyed digests of its rows, checksums of the state
       ledger_head            hash of the ledger's last line, as this run left it
       raw.jsonl              loss, norms, clipped fraction and batch size of every step
@@ -42,7 +43,7 @@ RUN, REPORT, CHECKPOINTS = "run.json", "report.html", "checkpoints"
 LEDGER, METRICS = "ledger.jsonl", "metrics.jsonl"
 SECRETS, IDENTITY, RELEASES, RAW = "secrets.json", "identity.json", "releases.jsonl", "raw.jsonl"
 TENSORBOARD, STAGING, DAMAGED = "tensorboard", "staging", "damaged"
-LEDGER_HEAD, LOCK = "ledger_head", "lock"
+LEDGER_HEAD, LOCK, SAMPLER_STATES = "ledger_head", "lock", "sampler_states"
 AUDIT = "audit.json"
 # Inside a checkpoint: its metadata, and, while it is staged, the record of its release.
 CHECKPOINT, RELEASE = "checkpoint.json", "release.json"

@@ -48,6 +48,7 @@ from bevel.training.resume import ReplayDiffersError, check_composes, fresh_atte
 from bevel.training.run_json import RunRecord
 from bevel.training.run_ledger import RunLedger
 from bevel.training.run_options import RunOptions
+from bevel.training.sampler_states import SamplerStates
 from bevel.training.secrets import check_commitment, read_secrets, write_secrets
 from bevel.training.stopwatch import Stopwatch
 
@@ -108,6 +109,7 @@ class FolderRun:
             self.folder, keep=options.keep, keep_period=options.keep_period
         )
         self.run_secrets = self._create_or_read_secrets()
+        self.sampler_states = SamplerStates(self.folder.private, self.run_secrets.row_key)
         self._releases = Releases(self.folder.private / RELEASES, write=is_first())
         if is_first():
             self._metrics = MetricsFiles(self.folder, tensorboard=options.tensorboard)

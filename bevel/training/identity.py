@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bevel.batch_selection.randomness import DRAW_VERSION
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.execution_plan.fingerprint import recorded_fields
@@ -137,6 +138,14 @@ def check_resumable(
     """Returns the changes since the run was started. Raises if it cannot resume with them."""
     found = changes(before, now)
     fixed = {change.name for change in found if change.kind == "fixed"}
+    if "plan.draw" in fixed:
+        started = before.settings.get("plan.draw", 1)  # the first version was not recorded
+        raise RestoreCheckpointError(
+            f"{folder} was started with version {started} of the draw of batches, and this release "
+            f"of bevel draws version {DRAW_VERSION}: its steps would not be those that were "
+            "accounted for. Finish the run with the release that started it, or start a new run "
+            "in another folder, with the same ledger."
+        )
     if fixed == {"structure.optimizer"}:
         raise RestoreCheckpointError(
             f"{folder} was started with another optimizer, whose state has another structure, so "
@@ -220,6 +229,7 @@ def plan_settings(plan: DPExecutionPlan) -> dict[str, Any]:
     for values in named.values():
         values.pop(KIND)
     named["expected_batch_size"] = named_values(plan.expected_batch_size)
+    named["draw"] = DRAW_VERSION
     return flatten({"plan": named})
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bevel.batch_selection import MinSepState
 from bevel.errors import StopRunError
 from bevel.training import process_agreement
 from bevel.training.batches import Batches
@@ -55,6 +56,7 @@ class Loop:
     callback: Callback | None
     progress: Progress
     raw_warnings: RawWarnings = dataclasses.field(default_factory=RawWarnings)
+    _sampler_state: MinSepState | None = None  # after the last step that was taken
 
     def train(self, begin: TrainingState, precompile: bool) -> TrainingState:
         """Runs from the last checkpoint, or from `begin`, to the end of the plan."""
@@ -108,11 +110,12 @@ class Loop:
         run, plan = self.run, self.trainer.plan
         key_data, batches = self.key_data(), self.batches_of_attempt()
         begun, compiled_before = time.perf_counter(), programs.seconds
+        remembered = self.sampler_state_at(step)
         run.stopwatch.seconds.clear()
         self.progress.begin(step, plan.iterations, run.budget or plan.budget)
         try:
             with (
-                Prefetched(lambda: batches.since(step), self.options.ahead) as selected,
+                Prefetched(lambda: batches.since(step, remembered), self.options.ahead) as selected,
                 interrupts() as stop,
             ):
                 state, status = self.steps(state, step, programs, key_data, selected, stop)
@@ -174,6 +177,7 @@ class Loop:
                     raise
                 state, measured = programs(state, batch, key_data)  # clip, noise, update
                 step += 1
+                self._sampler_state = batch.sampler_state
                 seen.add(step - 1, run.attempt, measured, batch.digest)
                 self.progress.advance(step)
                 self.finish_release(if_ready=True)
@@ -211,6 +215,7 @@ class Loop:
             for warning in self.raw_warnings.of(raw):
                 self.progress.warn(warning)
 
+        self.save_sampler_state()
         with self.run.stopwatch.part("checkpoints"):
             self.run.release(step, begun, self.halves(state), raw, rows, metrics, show)
         if self.evaluate is None and self.callback is None:
@@ -233,9 +238,19 @@ class Loop:
         if jax.process_count() > 1:
             return  # the other processes may still be in a step
         raw, rows = seen.take()
+        self.save_sampler_state()
         self.run.keep_unreleased(step, begun, self.halves(state), raw, rows)
 
     # The state and the batches of this attempt.
+
+    def sampler_state_at(self, step: int) -> MinSepState | None:
+        """What the sampler remembered before a step of this attempt, if it was saved."""
+        run = self.run
+        return run.sampler_states.load(step, run.attempt) if isinstance(run, FolderRun) else None
+
+    def save_sampler_state(self) -> None:
+        if isinstance(self.run, FolderRun) and self._sampler_state is not None:
+            self.run.sampler_states.save(self._sampler_state, self.run.attempt)
 
     def halves(self, state: TrainingState) -> StateHalves:
         """The two halves of a state that are saved. What `fixed` returns is in neither."""
@@ -265,7 +280,8 @@ class Loop:
 
     def rows_between(self, first: int, stop: int) -> list[str]:
         """Digests of the rows of these steps, which are read from the data."""
-        read = itertools.islice(self.batches_of_attempt().since(first), stop - first)
+        batches = self.batches_of_attempt().since(first, self.sampler_state_at(first))
+        read = itertools.islice(batches, stop - first)
         return process_agreement.joined_digests([batch.digest for batch in read])
 
     def key_data(self) -> PyTree:

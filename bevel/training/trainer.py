@@ -227,7 +227,7 @@ class Trainer:
         folder: str | os.PathLike[str] | None = None,
         evaluate: Evaluate | None = None,
         callback: Callback | None = None,
-        user_ids: np.ndarray | None = None,
+        user_ids: np.ndarray | ExamplesByUser | None = None,
         options: RunOptions | None = None,
         rng_or_seed: RngType = None,
         precompile: bool = True,
@@ -250,7 +250,8 @@ class Trainer:
           callback: `(state, metrics)`, at every checkpoint once it is on disk. The state is a
             `ReleasedState`, whose memory the next step reuses: copy what you want to keep. If the
             callback returns True, the run ends there.
-          user_ids: the user of every record, if users are protected.
+          user_ids: the user of every record, if users are protected. For a data set that is sorted
+            by user, `ExamplesByUser.from_offsets` takes less memory.
           options: see `RunOptions`.
           rng_or_seed: the seed of the batches, without a folder; by default the plan's secret seed.
           precompile: compile the step for the smallest padded size before the first step, and for
@@ -313,16 +314,16 @@ class Trainer:
             return loop.train(begin, precompile)
 
     def _batches(
-        self, source: DataSource, user_ids: np.ndarray | None, compilations: int
+        self, source: DataSource, user_ids: np.ndarray | ExamplesByUser | None, compilations: int
     ) -> Batches:
         population: int | ExamplesByUser = len(source)
         if self.plan.unit.name == "user":
-            if user_ids is None or len(user_ids) != len(source):
+            population = ExamplesByUser.of(np.empty(0, int) if user_ids is None else user_ids)
+            if user_ids is None or population.num_examples != len(source):
                 raise FixArgumentsError(
                     f"the plan protects users: pass user_ids, one for each of {len(source)} "
                     "records."
                 )
-            population = ExamplesByUser.of(user_ids)
         elif user_ids is not None:
             raise FixArgumentsError(
                 "user_ids was given, but the plan protects examples: make the plan with "

@@ -62,10 +62,13 @@ def test_held_in_canaries_have_higher_scores(name):
 
 @pytest.mark.parametrize("name", ["BandMF", "BLT"])
 def test_undoing_the_correlation_is_better_than_a_plain_sum(name):
-    plan = plan_of(PLANS[name])
-    observed, held_in = simulated(plan)
-    scores = white_box_scores(observed, np.zeros(M, int), plan)
-    assert area(scores, held_in) > area(observed.sum(axis=0), held_in) + 0.002
+    # The gain is about 0.01, with a standard deviation of 0.005 over seeds: one seed is too few.
+    plan, gains = plan_of(PLANS[name]), []
+    for seed in range(6):
+        observed, held_in = simulated(plan, seed)
+        scores = white_box_scores(observed, np.zeros(M, int), plan)
+        gains.append(area(scores, held_in) - area(observed.sum(axis=0), held_in))
+    assert np.mean(gains) > 0.002
 
 
 def test_gradients_of_other_examples_hardly_matter_over_many_steps():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from frequencies import assert_follows
 
-from bevel.batch_selection import BMinSepSampling
+from bevel.batch_selection import BMinSepSampling, MinSepState
 from bevel.errors import FixArgumentsError
 
 
@@ -89,6 +89,19 @@ def test_a_saved_state_resumes_the_run():
         assert np.array_equal(batch, expected[step])
     with pytest.raises(FixArgumentsError, match="accounted for"):
         sampler.next_batch(restored, 50, 9)
+
+
+def test_resting_examples_are_those_of_the_last_batches():
+    sampler = BMinSepSampling(0.4, 12, 4, warm_start=False)
+    state = sampler.initial_state(30, 2)
+    everyone = np.arange(30)
+    for _ in range(12):
+        _, state = sampler.next_batch(state, 30, 2)
+        fresh = MinSepState(state.step, state.resting)  # sorts its examples from the start
+        expected = np.isin(everyone, np.concatenate(state.resting))
+        assert np.array_equal(state.are_resting(everyone), expected)
+        assert np.array_equal(fresh.are_resting(everyone), expected)
+        assert len(state.resting) <= 3
 
 
 def test_the_state_does_not_hold_the_seed():

@@ -15,7 +15,7 @@ from bevel.batch_selection import (
     padded_sizes,
     split_and_pad_global_batch,
 )
-from bevel.batch_selection.padding import filling_order, pad_to_size
+from bevel.batch_selection.padding import filling_order, pad_to_size, rows_at
 from bevel.errors import FixArgumentsError
 
 
@@ -123,3 +123,12 @@ def test_wrong_input():
     for wrong in (-1.0, np.nan, np.inf):
         with pytest.raises(FixArgumentsError, match="expected_batch_size"):
             padded_sizes(wrong)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 1, 2, 3, 12])
+def test_the_rows_at_places_are_those_that_padding_puts_there(microbatch_size):
+    padded = pad_to_size(np.arange(12), 12, microbatch_size)
+    for places in (np.arange(12), np.arange(3, 7), np.array([11, 0])):
+        assert np.array_equal(rows_at(places, 12, microbatch_size), padded[places])
+    with pytest.raises(FixArgumentsError, match="not a multiple of microbatch_size=5"):
+        rows_at(np.arange(3), 12, 5)

@@ -26,6 +26,12 @@ def test_sets_of_steps_are_uniform_and_independent_across_examples():
     assert_follows([tuple(steps_of(sampler, 2, seed)) for seed in range(700)], law)
 
 
+def test_one_step_for_each_example_is_uniform_and_independent_across_examples():
+    sampler = RandomAllocationSampling(1, 4)
+    law = uniform(itertools.product([(t,) for t in range(4)], repeat=2))
+    assert_follows([tuple(steps_of(sampler, 2, seed)) for seed in range(500)], law)
+
+
 @pytest.mark.parametrize("k, t", [(0, 3), (1, 1), (1, 9), (3, 9), (9, 9), (8, 9)])
 def test_every_example_takes_part_exactly_k_times(k, t):
     for steps in steps_of(RandomAllocationSampling(k, t), 30, 1):

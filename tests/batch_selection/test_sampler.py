@@ -1,14 +1,30 @@
 """Properties of all samplers: one draw, in any order of steps and on any number of processes."""
 
+import hashlib
 import itertools
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
 import samplers
+from frequencies import assert_follows, uniform
 from samplers import ITERATIONS, RANDOM_ACCESS, SAMPLERS, batches, equal, population
 
-from bevel.batch_selection import BatchSelectionStrategy
+from bevel.batch_selection import (
+    BallsInBinsSampling,
+    BatchSelectionStrategy,
+    BMinSepSampling,
+    CyclicPoissonSampling,
+    FixedBatchSampling,
+    PartitionType,
+    RandomAllocationSampling,
+    UserSelectionStrategy,
+    permutation,
+)
+from bevel.batch_selection.randomness import DRAW_VERSION
 from bevel.batch_selection.sampler import share
+from bevel.batch_selection.siphash import siphash
 from bevel.errors import FixArgumentsError
 
 SEED = 2**100 + 17
@@ -39,7 +55,7 @@ def test_random_access_equals_iteration(name):
         assert np.array_equal(sampler.batch(step, population(name, 40), SEED), expected[step])
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_shares_of_processes_are_disjoint_and_make_up_the_batch(name, processes):
     sampler, expected = SAMPLERS[name], batches(name, 40, SEED)
@@ -59,6 +75,101 @@ def test_shares_of_processes_are_disjoint_and_make_up_the_batch(name, processes)
 def test_the_size_of_a_batch_is_known_without_its_rows(name):
     for step, batch in enumerate(batches(name, 40, SEED)):
         assert SAMPLERS[name].batch_size_at(step, 40, SEED) == len(batch)
+
+
+@pytest.mark.parametrize("name", RANDOM_ACCESS)
+def test_any_rows_can_be_drawn_alone(name):
+    sampler = SAMPLERS[name]
+    for num_examples in (40, 30_000):  # a sorted order, and a Feistel network
+        batch = sampler.batch(5, num_examples, SEED)
+        rows = np.random.default_rng(2).permutation(len(batch))[:7]
+        assert np.array_equal(sampler.at_rows(5, num_examples, SEED, rows), batch[rows])
+        for row in (-1, len(batch)):
+            with pytest.raises(FixArgumentsError, match="do not take part"):
+                sampler.at_rows(5, num_examples, SEED, np.array([row]))
+
+
+# About 1000 of 1e12 examples at each step.
+TRILLION = 10**12
+HUGE = {
+    "poisson": CyclicPoissonSampling(1e-9, 10**6),
+    "truncated": CyclicPoissonSampling(1e-9, 10**6, truncated_batch_size=900),
+    "cyclic": CyclicPoissonSampling(1e-7, 10**6, cycle_length=100),
+    "cyclic_independent": CyclicPoissonSampling(
+        1e-7, 10**6, cycle_length=100, partition_type=PartitionType.INDEPENDENT
+    ),
+    "balls_in_bins": BallsInBinsSampling(10**9, 10**9),
+    "random_allocation": RandomAllocationSampling(1, 10**9),
+    "fixed": FixedBatchSampling(1000, 10**6),
+    "fixed_replaced": FixedBatchSampling(1000, 10**6, replace=True),
+    "min_sep": BMinSepSampling(1e-9, 10**6, 5),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_trillion_examples_take_milliseconds_and_little_memory(name):
+    sampler = HUGE[name]
+    step = 0 if name == "min_sep" else 654_321
+    sampler.batch(step, TRILLION, 1)  # warm up
+    tracemalloc.start()
+    started = time.process_time()
+    batch = sampler.batch(step, TRILLION, 1)
+    seconds = time.process_time() - started
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 850 < len(batch) < 1150
+    assert batch.min() >= 0 and batch.max() < TRILLION
+    assert len(np.unique(batch)) == len(batch)
+    assert seconds < 0.2  # about 0.002 on an idle machine
+    assert peak < 3e6
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_all_parts_of_a_trillion_examples_are_selected_alike(name):
+    sampler = HUGE[name]
+    batches = itertools.islice(sampler.batch_iterator(TRILLION, 5), 20)
+    drawn = np.concatenate(list(batches))
+    assert_follows((drawn * 40 // TRILLION).tolist(), uniform(range(40)))
+    assert_follows((drawn % 40).tolist(), uniform(range(40)))
+
+
+def test_steps_over_a_trillion_examples_are_independent():
+    # Two steps share an example with probability 1e-6. With one key for both they share most.
+    for name in ("poisson", "fixed", "cyclic", "cyclic_independent"):
+        cycle = getattr(HUGE[name], "cycle_length", 1)
+        first, second = (HUGE[name].batch(step, TRILLION, 6) for step in (3, 3 + cycle))
+        assert not np.intersect1d(first, second).size
+
+
+def test_the_cost_of_a_share_is_that_of_its_rows(monkeypatch):
+    hashed = []
+
+    def counted(words, key):
+        hashed.append(np.size(words))
+        return siphash(words, key)
+
+    monkeypatch.setattr(permutation, "siphash", counted)
+    for name in ("poisson", "cyclic", "cyclic_independent", "fixed", "balls_in_bins"):
+        hashed.clear()
+        HUGE[name].batch(4, TRILLION, 2)
+        whole = sum(hashed)
+        hashed.clear()
+        HUGE[name].batch(4, TRILLION, 2, process_index=3, process_count=8)
+        assert sum(hashed) <= whole / 8 + 100
+
+
+def test_what_a_seed_draws_changes_only_with_its_version():
+    # If this fails, increase DRAW_VERSION: runs must not go on with another draw.
+    hashed = hashlib.blake2b(digest_size=16)
+    for name in SAMPLERS:
+        if name != "random_allocation":  # draws with NumPy's generator
+            for batch in batches(name, 40, SEED):
+                hashed.update(batch.tobytes() + b"|")
+    for name, sampler in HUGE.items():
+        hashed.update(f"{name} {next(sampler.batch_iterator(TRILLION, SEED)).tolist()}".encode())
+    users = UserSelectionStrategy(SAMPLERS["poisson"], 2, shuffle_per_user=True)
+    hashed.update(users.batch(3, np.arange(100) % 7, SEED).tobytes())
+    assert (DRAW_VERSION, hashed.hexdigest()) == (2, "78462904f82a19c01a59f64c5ef167b0")
 
 
 @pytest.mark.parametrize("num_examples", [0, 1, 2])

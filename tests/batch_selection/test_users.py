@@ -1,6 +1,8 @@
 """Users: the base sampler selects the users, and each row holds different examples of one."""
 
 import itertools
+import math
+import time
 
 import numpy as np
 import pytest
@@ -15,18 +17,17 @@ from bevel.batch_selection import (
     FixedBatchSampling,
     UserSelectionStrategy,
 )
+from bevel.batch_selection.siphash import siphash
+from bevel.batch_selection.users import random_orders
 from bevel.errors import FixArgumentsError
 
 IDS = np.array([30, 10, 20, 10, 10, 30, 10, 20, 10])  # 10 has five, 20 and 30 have two
 EVERYBODY = CyclicPoissonSampling(1.0, 1)
 
 
-def test_examples_by_user():
-    users = ExamplesByUser.of(IDS)
-    assert len(users) == 3 and users.user_ids.tolist() == [10, 20, 30]
-    assert [users.examples.of(u).tolist() for u in range(3)] == [[1, 3, 4, 6, 8], [2, 7], [0, 5]]
-    assert ExamplesByUser.of(users) is users
-    assert len(ExamplesByUser.of(np.array([], int))) == 0
+def row_of(user, batch):
+    (row,) = batch[IDS[batch[:, 0]] == user].tolist()
+    return tuple(row)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -60,7 +61,7 @@ def test_the_users_are_those_of_the_base_sampler(name):
 
 def test_shuffled_rows_are_random_sequences():
     sampler = UserSelectionStrategy(EVERYBODY, 2, shuffle_per_user=True)
-    drawn = [tuple(next(sampler.batch_iterator(IDS, seed))[0].tolist()) for seed in range(500)]
+    drawn = [row_of(10, next(sampler.batch_iterator(IDS, seed))) for seed in range(500)]
     assert_follows(drawn, uniform(itertools.permutations([1, 3, 4, 6, 8], 2)))
 
 
@@ -75,7 +76,7 @@ def test_rows_in_order_follow_the_data_set_round_by_round(cycle):
 
 def test_each_step_redraws_the_examples_of_a_user():
     sampler = UserSelectionStrategy(CyclicPoissonSampling(1.0, 1000), 1, shuffle_per_user=True)
-    first = [int(b[0, 0]) for b in sampler.batch_iterator(IDS, 2)]
+    first = [row_of(10, batch)[0] for batch in sampler.batch_iterator(IDS, 2)]
     pairs = zip(first[0::2], first[1::2], strict=True)
     assert_follows(pairs, uniform(itertools.product([1, 3, 4, 6, 8], repeat=2)))
 
@@ -89,6 +90,38 @@ def test_random_access_and_shares():
         assert np.array_equal(sampler.batch(step, users, 4), expected[step])
         shares = [sampler.batch(step, ids, 4, process_index=i, process_count=3) for i in range(3)]
         assert np.array_equal(np.concatenate(shares), expected[step])
+
+
+def test_users_of_a_large_data_set_are_selected_in_a_microsecond_a_row():
+    rng = np.random.default_rng(1)
+    users = ExamplesByUser.from_offsets(np.append(0, np.cumsum(rng.integers(0, 300, 10**6))))
+    sampler = UserSelectionStrategy(CyclicPoissonSampling(0.05, 20), 2, True)
+    sampler.batch(0, users, 4)
+    started = time.process_time()
+    batch = sampler.batch(1, users, 4)
+    seconds = time.process_time() - started
+    assert 49_000 < len(batch) < 51_000
+    assert seconds / len(batch) < 5e-6  # about 0.3 microseconds on an idle machine
+    some = batch[::1000]
+    owners = np.searchsorted(users.bounds, some, side="right") - 1
+    assert np.array_equal(owners[:, 0][some[:, 1] >= 0], owners[:, 1][some[:, 1] >= 0])
+
+
+def test_a_user_without_examples_contributes_none():
+    users = ExamplesByUser.from_offsets(np.array([0, 0, 3, 3]))
+    for shuffle in (False, True):
+        rows = UserSelectionStrategy(EVERYBODY, 2, shuffle).batch(0, users, 1)
+        assert sorted(row.count(-1) for row in rows.tolist()) == [0, 2, 2]
+        assert set(rows.ravel().tolist()) <= {-1, 0, 1, 2}
+
+
+@pytest.mark.parametrize("size, count", [(2, 2), (4, 2), (4, 3), (3, 3)])
+def test_first_elements_of_random_orders(size, count):
+    columns = 30 * math.perm(size, count)
+    hashes = siphash(np.arange(count * columns).reshape(count, columns), bytes(16))
+    drawn = random_orders(hashes, np.full(columns, size))
+    law = uniform(itertools.permutations(range(size), count))
+    assert_follows(map(tuple, drawn.T.tolist()), law)
 
 
 def test_the_event_is_that_of_the_base_sampler_over_users():

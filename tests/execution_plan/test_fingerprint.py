@@ -53,9 +53,9 @@ def test_every_config_has_its_own():
 @pytest.mark.parametrize(
     "name, expected",
     [
-        ("dpsgd", "963b2567a8da612f751cc43f4078b741fe3fbfccf00c37f82eb15ae71934bbf9"),
-        ("bandmf", "a1eff906776c867ea01227627dbfcc038f02d93b2c595290c1d75d811bce4142"),
-        ("blt", "42be0f7ca6d217f91b1a9080aa4550b3805743beb55431aae2c790cef01ee1b5"),
+        ("dpsgd", "325752de9b6a30983fb87a530be7b3177ec3a5fa3ba5a8f047b8a1d84cfa110b"),
+        ("bandmf", "f36cd448b18a52a0b4caada156d670f87d7795b75ac9efd1e31eb23cc1ba6d50"),
+        ("blt", "3135097c5fee0aefe439e0e16661398c954c46b0c2237339678cd0ec1cbfb080"),
     ],
 )
 def test_it_is_stable(name, expected):

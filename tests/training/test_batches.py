@@ -1,6 +1,7 @@
 """Batches follow the plan on any mesh, and a process reads only the rows of its devices."""
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -12,11 +13,14 @@ from bevel.batch_selection import (
     BMinSepSampling,
     ExamplesByUser,
     PaddedSizes,
+    RandomAllocationSampling,
     UserSelectionStrategy,
 )
+from bevel.batch_selection.padding import pad_to_size
+from bevel.batch_selection.sampler import RandomAccessSampler
 from bevel.errors import FixArgumentsError
 from bevel.sharding import make_mesh
-from bevel.training.batches import Batches, BatchLayout, batch_layout
+from bevel.training.batches import Batches, BatchLayout, Selection, batch_layout
 from bevel.training.data import rows, source_of
 
 
@@ -28,6 +32,15 @@ def batches(layout=None, sizes=(8, 16), **changed):
         layout=layout or BatchLayout(),
         **fields | changed,
     )
+
+
+def whole(selection):
+    """All padded indices of a step."""
+    return selection.draw(np.arange(selection.size))
+
+
+def selection_of(indices):
+    return Selection(len(indices), indices.__getitem__)
 
 
 @pytest.mark.parametrize("mesh", ["data=8", "data=4,model=2", "replica=2,data=2,model=2"])
@@ -56,9 +69,9 @@ def test_batches_are_those_of_the_sampler_from_any_step_on():
 
 def test_an_empty_batch_is_padding_and_a_large_one_goes_to_a_larger_size():
     made = batches(sizes=(8,))
-    empty = made.load(0, np.full(8, -1))
+    empty = made.load(0, selection_of(np.full(8, -1)))
     assert np.asarray(empty.is_padding).all() and not np.asarray(empty.data["x"]).any()
-    sizes = [len(batch) for batch in batches(sizes=(8,)).indices()]
+    sizes = [selection.size for selection in batches(sizes=(8,)).selections()]
     assert set(sizes) - {8}, "the draw has no batch above 8 rows: choose another seed"
     assert all(size % 8 == 0 for size in sizes)
 
@@ -66,9 +79,53 @@ def test_an_empty_batch_is_padding_and_a_large_one_goes_to_a_larger_size():
 def test_samplers_without_random_access_go_on_where_they_were():
     sampler = BMinSepSampling(0.2, runs.STEPS, min_sep=3)
     every = list(sampler.batch_iterator(runs.N, 11))
-    later = list(batches(sampler=sampler).indices(5))
-    for found, expected in zip(later, every[5:], strict=True):
+    later = list(batches(sampler=sampler).selections(5))
+    for found, expected in zip(map(whole, later), every[5:], strict=True):
         assert np.array_equal(found[found >= 0], expected)
+    state = later[0].sampler_state  # after step 5
+    again = list(batches(sampler=sampler).selections(6, state))
+    assert state.step == 6 and len(again) == len(later) - 1
+    for found, expected in zip(again, later[1:], strict=True):
+        assert np.array_equal(whole(found), whole(expected))
+
+
+USERS = ExamplesByUser.of(np.arange(runs.N) // 3)
+SELECTIONS = {
+    "poisson": {},
+    "allocated": {"sampler": RandomAllocationSampling(1, runs.STEPS)},
+    "users": {
+        "sampler": UserSelectionStrategy(RandomAllocationSampling(2, runs.STEPS), 2, True),
+        "population": USERS,
+    },
+    "min_sep": {"sampler": BMinSepSampling(0.2, runs.STEPS, min_sep=3)},
+}
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2, 4])
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_parts_of_a_batch_are_slices_of_the_padded_batch(name, parts, microbatch_size):
+    made = batches(**SELECTIONS[name], microbatch_size=microbatch_size)
+    every = made.sampler.batch_iterator(made.population, made.seed)
+    for selection, batch in zip(made.selections(), every, strict=True):
+        expected = pad_to_size(batch, made.sizes.size_for(len(batch)), microbatch_size)
+        edges = [selection.size * k // parts for k in range(parts + 1)]
+        drawn = [selection.draw(np.arange(*bounds)) for bounds in itertools.pairwise(edges)]
+        assert np.array_equal(np.concatenate(drawn), expected)
+
+
+def test_a_part_draws_only_its_rows(monkeypatch):
+    drawn = []
+    at_rows = RandomAccessSampler.at_rows
+
+    def recorded(sampler, step, num_examples, rng, rows):
+        drawn.append(len(rows))
+        return at_rows(sampler, step, num_examples, rng, rows)
+
+    monkeypatch.setattr(RandomAccessSampler, "at_rows", recorded)
+    made = batches(sampler=RandomAllocationSampling(1, 1), sizes=(48,), microbatch_size=4)
+    selection = next(made.selections())
+    assert not drawn and selection.draw(np.arange(6, 12)).shape == (6,) and drawn == [6]
 
 
 def test_users_bring_their_examples_and_a_mask_of_the_missing():
@@ -91,8 +148,8 @@ def test_a_process_reads_only_the_rows_of_its_devices(monkeypatch):
     made = batches(layout)
     read = made.source.read
     monkeypatch.setattr(made.source, "read", lambda n: asked.append(n.tolist()) or read(n))
-    made.load(0, np.arange(8))
-    # Each shard is read once, although two devices hold it.
+    made.load(0, selection_of(np.array([1, 0, 2, 3, 5, 4, 6, 7])))
+    # Each shard is read once, although two devices hold it, and in increasing order.
     assert sorted(asked) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -105,10 +162,11 @@ def test_a_digest_is_that_of_the_rows_and_needs_a_key():
     one, changed = digests(), runs.data()
     assert one == digests() and len(one) == 16 and digests(key=b"") == b""
     assert one != digests(key=b"j" * 32) and one != digests(step=1)
-    row = next(batches().indices(0))[0]
+    indices = whole(next(batches().selections()))
+    row = indices[0]
     changed["x"][row, 0] += 1e-6
     assert digests(changed) != one
-    absent = set(range(runs.N)) - set(next(batches().indices(0)).tolist())
+    absent = set(range(runs.N)) - set(indices.tolist())
     changed = runs.data()
     changed["x"][min(absent)] += 1
     assert digests(changed) == one  # it covers only the rows that the step reads

@@ -12,10 +12,14 @@ import training_runs as runs
 
 from bevel.batch_selection import PaddedSizes
 from bevel.sharding import make_mesh
-from bevel.training.batches import Batches, batch_layout
+from bevel.training.batches import Batches, Selection, batch_layout
 from bevel.training.compiled_steps import CompiledSteps, without_names
 from bevel.training.data import source_of
 from bevel.training.state import on_mesh
+
+
+def first_rows(size):
+    return Selection(size, np.arange(size).__getitem__)
 
 
 def made(scale=1.0, **options):
@@ -43,13 +47,13 @@ def test_a_size_is_compiled_once_and_ahead():
     assert programs.compiled == 2
     assert waited == ["compiling for batches of 8", "compiling for batches of 16"]
     for size in (8, 16, 8):
-        state, seen = programs(state, batches.load(0, np.arange(size)), keys)
+        state, seen = programs(state, batches.load(0, first_rows(size)), keys)
         assert int(seen["rows"]) == size
     assert programs.compiled == 2
     x = runs.data()["x"]
     np.testing.assert_allclose(state, 2 * x[:8].sum(0) + x[:16].sum(0), rtol=1e-5)
     # A batch above all padded sizes is compiled when it appears.
-    state, _ = programs(state, batches.load(0, np.arange(24)), keys)
+    state, _ = programs(state, batches.load(0, first_rows(24)), keys)
     assert programs.compiled == 3 and len(state.devices()) == 8
 
 
@@ -73,9 +77,9 @@ def test_larger_sizes_are_compiled_in_the_background_and_awaited():
     programs._lower = slowly
     programs.compile_ahead((8, 16))
     assert programs.compiled == 1 and begun.wait(60)
-    state, _ = programs(state, batches.load(0, np.arange(8)), keys)  # does not wait
+    state, _ = programs(state, batches.load(0, first_rows(8)), keys)  # does not wait
     threading.Timer(0.1, goes_on.set).start()
-    state, seen = programs(state, batches.load(0, np.arange(16)), keys)  # waits
+    state, seen = programs(state, batches.load(0, first_rows(16)), keys)  # waits
     assert int(seen["rows"]) == 16 and programs.compiled == 2
     programs.close()
 
@@ -89,9 +93,9 @@ def test_an_error_in_the_background_reaches_the_step_that_needs_the_program():
 
     programs._lower = failing
     programs.compile_ahead((8, 16))
-    state, _ = programs(state, batches.load(0, np.arange(8)), keys)
+    state, _ = programs(state, batches.load(0, first_rows(8)), keys)
     with pytest.raises(ZeroDivisionError):
-        programs(state, batches.load(0, np.arange(16)), keys)
+        programs(state, batches.load(0, first_rows(16)), keys)
     programs.close()
 
 
@@ -108,7 +112,7 @@ def test_what_was_not_begun_is_not_compiled_at_the_end():
 
 def test_the_state_is_donated():
     programs, state, keys, batches = made()
-    programs(state, batches.load(0, np.arange(8)), keys)
+    programs(state, batches.load(0, first_rows(8)), keys)
     assert state.is_deleted()
 
 

@@ -477,3 +477,15 @@ def test_a_run_without_noise_resumes_like_any_other(tmp_path):
     with pytest.raises(RuntimeError, match="stop"):
         runs.fit(tmp_path / "run", of=trainer(), callback=stop)
     assert runs.same_bits(runs.fit(tmp_path / "run", of=trainer()).params, whole.params)
+
+
+def test_a_run_of_an_earlier_draw_does_not_resume(half):
+    identity = half / "private" / "identity.json"
+    recorded = json.loads(identity.read_text())
+    assert recorded["settings"].pop("plan.draw") > 1
+    recorded["digests"]["plan"] = "0" * 64
+    identity.write_text(json.dumps(recorded))
+    ledger = (half / "released" / "ledger.jsonl").read_bytes()
+    with pytest.raises(RestoreCheckpointError, match="version 1 of the draw of batches"):
+        runs.fit(half)
+    assert (half / "released" / "ledger.jsonl").read_bytes() == ledger

@@ -6,6 +6,7 @@ import json
 import pytest
 import training_runs as runs
 
+from bevel.batch_selection.randomness import DRAW_VERSION
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.training.identity import (
     Change,
@@ -107,6 +108,17 @@ def test_machines_and_paths_are_noted():
         "mesh.data [8, 'Auto'] -> [4, 'Auto']",
         "versions.jax 0.12 -> 0.13",
     ]
+
+
+def test_a_run_does_not_go_on_with_another_draw_of_batches():
+    now = dataclasses.replace(BEGUN, settings=BEGUN.settings | {"plan.draw": DRAW_VERSION})
+    assert not check_resumable(now, now, [], "run")
+    older = dataclasses.replace(BEGUN, settings=BEGUN.settings | {"plan.draw": DRAW_VERSION - 1})
+    for before in (older, BEGUN):  # the first version was not recorded
+        with pytest.raises(RestoreCheckpointError, match=r"version 1 of the draw of batches") as e:
+            check_resumable(before, now, ["plan.draw"], "run")
+        assert "with the release that started it" in str(e.value)
+    assert plan_settings(runs.plan())["plan.draw"] == DRAW_VERSION
 
 
 def test_what_can_never_change_is_not_accepted():
