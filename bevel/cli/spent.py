@@ -41,13 +41,26 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--delta", type=float, help="by default the delta of the ledger's budget")
     parser.add_argument("--head", metavar="HASH", help="fail unless a line has this hash")
     parser.add_argument(
+        "--full",
+        action="store_true",
+        help="add up every line, also in archives, and trust no summary",
+    )
+    parser.add_argument(
+        "--compact",
+        action="store_true",
+        help="move the lines to an archive beside the ledger; keep it",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print JSON; epsilon is null if it is infinite"
     )
     options = parser.parse_args(arguments)
     from bevel.accounting import Ledger
 
     with progress_of(sys.stderr.isatty(), sys.stderr).working("reading the ledger"):
-        ledger = Ledger.read(_ledger_file(options.ledger))
+        path = _ledger_file(options.ledger)
+        ledger = Ledger.read(path, full=options.full)
+        if options.compact:
+            ledger = _compacted(path, ledger)
         if options.head is not None:
             ledger.check_head(options.head)
         spent = ledger.spent(options.delta)
@@ -58,6 +71,18 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(wrapped_note(FINGERPRINT.sub(r"\1", line), width())))
     print(f"lines: {ledger.line_count}\nhead: {ledger.head}")
     return 0
+
+
+def _compacted(path: Path, ledger: "Ledger") -> "Ledger":
+    from bevel.accounting import Ledger
+
+    terms = ledger.terms
+    with Ledger.open(
+        path, unit=terms.unit, relation=terms.relation, budget=terms.budget
+    ) as writable:
+        archive = writable.compact()
+    print(f"archive: {archive}", file=sys.stderr)
+    return Ledger.read(path)
 
 
 def _as_data(spent: "Spent", ledger: "Ledger") -> dict[str, Any]:

@@ -36,6 +36,17 @@ def test_what_was_spent(ledger, given, tmp_path, capsys):
     assert max(map(len, printed.splitlines())) <= 80
 
 
+def test_a_compacted_ledger_says_the_same(ledger, capsys):
+    assert main(["spent", str(ledger)]) == 0
+    before = capsys.readouterr().out.split("lines:")[0]
+    assert main(["spent", str(ledger), "--compact"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.split("lines:")[0] == before
+    assert printed.err == f"archive: {ledger}.archive-2\n"
+    assert main(["spent", str(ledger), "--full"]) == 0
+    assert capsys.readouterr().out.split("lines:")[0] == before
+
+
 def test_json_is_for_programs(ledger, capsys):
     assert main(["spent", str(ledger), "--json"]) == 0
     printed = capsys.readouterr()

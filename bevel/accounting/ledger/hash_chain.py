@@ -30,7 +30,7 @@ class LineHashes:
 
     def __init__(self) -> None:
         self._digests = bytearray()
-        self._archived = 0  # lines after the first one that are in archives
+        self.archived = 0  # lines after the first one that are in archives
 
     def append(self, digest: str) -> None:
         self._digests += bytes.fromhex(digest)
@@ -40,23 +40,23 @@ class LineHashes:
 
     def skip(self, lines: int) -> None:
         """Counts lines that are in archives. Only after the first line."""
-        self._archived += lines
+        self.archived += lines
 
     def __len__(self) -> int:
-        return len(self._digests) // DIGEST + self._archived
+        return len(self._digests) // DIGEST + self.archived
 
     def __getitem__(self, line: int) -> str:
         """The hash of a line, from 0 on. Empty for a line in an archive."""
-        if 0 < line <= self._archived:
+        if 0 < line <= self.archived:
             return ""
-        known = line - self._archived if line else 0
+        known = line - self.archived if line else 0
         return self._digests[DIGEST * known : DIGEST * (known + 1)].hex()
 
     def compacted(self) -> "LineHashes":
         """The hashes of the first and the last line. Those in between are in an archive."""
         made = LineHashes()
         made._digests = self._digests[:DIGEST] + self._digests[-DIGEST:]
-        made._archived = len(self) - 2
+        made.archived = len(self) - 2
         return made
 
     @property

@@ -10,7 +10,7 @@ from bevel.accounting.ledger.archive import with_archives, write_archive
 from bevel.accounting.ledger.contents import Contents, read_contents
 from bevel.accounting.ledger.durable_files import create_file
 from bevel.accounting.ledger.entries import Charge, Release
-from bevel.accounting.ledger.hash_chain import START, line_of
+from bevel.accounting.ledger.hash_chain import START, LineHashes, line_of
 from bevel.accounting.ledger.header import Budget, LedgerHeader
 from bevel.accounting.ledger.ledger_run import LedgerRun
 from bevel.accounting.ledger.locked_file import LockedFile
@@ -169,13 +169,22 @@ class Ledger:
         return len(self._hashes)
 
     def check_head(self, head: str) -> None:
-        """Raises unless `head`, an earlier head of this ledger, is the hash of one of its lines."""
-        if head not in self._hashes:
+        """Raises unless `head`, an earlier head of this ledger, is the hash of one of its lines.
+
+        Lines that were moved to an archive count: the archive is read and checked.
+        """
+        if head not in self._hashes and head not in self._archived_hashes():
             raise RestoreLedgerError(
                 f"{self.path} has no line with the hash {head}, which was once its head: lines are "
-                "missing, or it is another ledger. Restore the ledger that has this line. If the "
-                "ledger was compacted since then, look for the hash in its archives."
+                "missing, or it is another ledger. Restore the ledger that has this line."
             )
+
+    def _archived_hashes(self) -> LineHashes:
+        """The hashes of all lines, if some of them are in archives."""
+        if not self._hashes.archived:
+            return LineHashes()
+        whole = with_archives(self.path.read_bytes(), self.path)
+        return read_contents(whole, self.path).hashes
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -224,7 +233,8 @@ class Ledger:
         """Moves all lines to an archive beside the ledger, which keeps its header and a summary.
 
         The chain goes on from the summary, so the head, the anchor and later charges stay valid.
-        Returns the path of the archive. Keep it: `Ledger.read(path, full=True)` needs it.
+        Returns the path of the archive. Keep it: `Ledger.read(path, full=True)` and checks of heads
+        of earlier lines, which a run makes when it resumes, need it.
         """
         if self.terms.version < 3:
             raise FixArgumentsError(

@@ -1,5 +1,7 @@
 """A compacted ledger is short, and its archives prove what it no longer holds."""
 
+import json
+
 import pytest
 
 from bevel.accounting import Ledger
@@ -78,6 +80,18 @@ def test_an_anchor_and_a_head_stay_valid(tmp_path):
     path.write_bytes(before)
     with pytest.raises(RestoreLedgerError, match="rolled back"):
         charged(path, range(6, 7), anchor=anchor)
+
+
+def test_heads_of_archived_lines_are_found_in_the_archives(path):
+    head = json.loads(path.with_name("ledger.jsonl.archive-11").read_bytes().splitlines()[4])[
+        "hash"
+    ]
+    Ledger.read(path).check_head(head)
+    with pytest.raises(RestoreLedgerError, match="has no line with the hash"):
+        Ledger.read(path).check_head("c" * 64)
+    path.with_name("ledger.jsonl.archive-11").unlink()
+    with pytest.raises(RestoreLedgerError, match="archive-11, which does not exist"):
+        Ledger.read(path).check_head(head)
 
 
 def test_the_header_of_a_compacted_ledger_cannot_be_exchanged(path, tmp_path):
