@@ -184,7 +184,7 @@ def _coins(count: int, num_units: int, seed: int | None) -> Canaries:
     if count > num_units:
         raise FixArgumentsError(
             f"canaries={count}, but the data has only {num_units} units, whose places they take: "
-            "use fewer canaries and more runs."
+            "use fewer canaries (on the command line: --canaries), and more runs."
         )
     units = _stream(seed, _PLACES).choice(num_units, count, replace=False)
     coins = _stream(seed, _COINS).random(count) < 0.5

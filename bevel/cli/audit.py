@@ -28,6 +28,7 @@ and secrets.
 The exit code is 1 if the bound exceeds what was promised, an example contributes more than its
 bound, or there is a trace.
 """
+MOST_CANARIES = 1000  # unless --canaries asks for more
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +40,12 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("target", type=Path, help="a config file, or a run folder")
-    parser.add_argument("--canaries", type=int, default=1000, help="by default 1000")
+    parser.add_argument(
+        "--canaries",
+        type=int,
+        help=f"by default {MOST_CANARIES}, or fewer: at most one for each parameter, and for every "
+        "two records (or users)",
+    )
     parser.add_argument(
         "--attack",
         choices=["every-step", "last-model"],
@@ -85,6 +91,8 @@ def _audit_folder(folder: Path, as_json: bool) -> int:
 
 
 def _audit_config(config: Config, options: argparse.Namespace) -> int:
+    import jax
+
     from bevel.auditing import audit, check_sensitivity
     from bevel.cli.job import Job, use_cpu_devices
     from bevel.training import RunOptions
@@ -94,11 +102,15 @@ def _audit_config(config: Config, options: argparse.Namespace) -> int:
     job = Job(config)
     data, params = job.data.train, job.init()
     folder = options.folder or _new_folder(config.run.folder)
+    canaries = options.canaries
+    if canaries is None:  # half of the records stay, and each canary has a coordinate of its own
+        coordinates = sum(leaf.size for leaf in jax.tree.leaves(params))
+        canaries = min(MOST_CANARIES, job.data.units // 2, coordinates)
     result = audit(
         job.trainer,
         data,
         params,
-        canaries=options.canaries,
+        canaries=canaries,
         attack="last model" if options.attack == "last-model" else "every step",
         delta=config.plan.delta,
         significance=options.significance,

@@ -102,7 +102,9 @@ def _run(words: list[str]) -> int:
         try:
             command: Any = importlib.import_module(f"bevel.cli.{name}")
             return command.main(rest)
-        except SystemExit as end:  # raised by an argument parser
+        except SystemExit as end:  # raised by an argument parser, or by Rich
+            if isinstance(end.__context__, BrokenPipeError):
+                raise end.__context__ from None
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         except KeyboardInterrupt as end:
             return _failed(end, str(end) or "interrupted.", getattr(end, "exit_code", INTERRUPTED))

@@ -21,7 +21,12 @@ def proposal_text(proposal: Proposal) -> str:
     With a given batch size and number of steps there is nothing to compare, or to copy.
     """
     count = f"{proposal.request.num_units:,} {proposal.request.unit}s"
-    parts = [f"A plan for {count}. No record was looked at.", "", _choices(proposal), ""]
+    parts = [
+        f"A plan for {count}. It depends on no record, only on their number.",
+        "",
+        _choices(proposal),
+        "",
+    ]
     chosen = proposal.choices
     if chosen["batch_size"].given and chosen["steps"].given:
         return "\n".join([*parts, effect_text(proposal), ""])

@@ -135,6 +135,7 @@ def _converted(text: Any, kind: Any, name: str, first_row: int, expected: str) -
             except pa.ArrowInvalid:
                 raise FixDataError(
                     f"row {first_row + row}: column {name!r} holds {value.as_py()!r}, which is not "
-                    f"{expected}. Correct it, or declare the column as a list of categories."
+                    f"{expected}. Correct it, or list the texts of this column: as its categories "
+                    "in [data.columns], or as classes if it is the label."
                 ) from None
         raise

@@ -126,7 +126,9 @@ def _arrays(table: DataTable, path: Path, label: str | None, user: str | None) -
     comments = {}
     if is_tokens:
         data |= {"kind": "tokens", "vocabulary": int(x.max()) + 1}
-        comments["vocabulary"] = "The largest id that was found. Take it from the tokenizer."
+        comments["vocabulary"] = (
+            "One more than the largest id that was found. Take it from the tokenizer."
+        )
     classes: dict[str, int] = {}
     if y_name is not None:
         if y_name not in arrays:

@@ -33,6 +33,11 @@ def build(table: ModelTable, data: DataSpec) -> BuiltModel:
       FixLossError: the user's own model has an error, or is not private.
     """
     if table.module is not None:
+        if table.kind != "auto":
+            raise FixArgumentsError(
+                f"[model] has both kind = {table.kind!r} and module = {table.module!r}: remove "
+                "one of them, on the command line with --model.kind=auto or --model.module=none."
+            )
         _check_sizes(table, "a model of your own", ())
         return own_model(table.module, data, table.init_seed)
     kind = _DEFAULTS[data.kind] if table.kind == "auto" else table.kind

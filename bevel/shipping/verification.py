@@ -112,7 +112,10 @@ def verify(
         model = file if model is None and _has_model(file) else model
         file = file / STATEMENT
     if not file.is_file():
-        raise FixArgumentsError(f"there is no privacy statement at {file}: pass a {STATEMENT}.")
+        raise FixArgumentsError(
+            f"there is no privacy statement at {file}: pass what `bevel export RUN` has written, "
+            f"RUN/export or its {STATEMENT}."
+        )
     if model is not None and not Path(model).exists():
         raise FixArgumentsError(f"there is no model at {model}: check the path.")
     try:

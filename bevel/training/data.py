@@ -20,7 +20,7 @@ import numpy as np
 
 from bevel.batch_selection import ExamplesByUser
 from bevel.checks import in_one_line
-from bevel.errors import FixArgumentsError, FixDataError
+from bevel.errors import BevelError, FixArgumentsError, FixDataError
 
 PyTree = Any
 READER_THREADS = 8
@@ -173,9 +173,11 @@ def _call_reader(read: Callable[[], Any], indices: list[int]) -> Any:
         return read()
     except Exception as error:
         which = f"record {indices[0]}" if len(indices) == 1 else f"one of {len(indices)} records"
+        told = isinstance(error, BevelError)  # then its message is a sentence for people
+        why = f": {error}" if told else f" ({type(error).__name__}: {in_one_line(error)})."
         raise FixDataError(
-            f"{which} could not be read ({type(error).__name__}: {in_one_line(error)}). No step "
-            "was taken without it. Repair the data, then start again to resume the run."
+            f"{which} could not be read{why} No step was taken without it. Repair the data, then "
+            "start again to resume the run."
         ) from error
 
 

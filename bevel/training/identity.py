@@ -178,15 +178,19 @@ def check_fixed_settings(
     now = {name: value for name, value in now.items() if name in before.settings}
     found = _changed_values({name: before.settings[name] for name in now}, now)
     fixed = [change for change in found if change.kind == "fixed"]
-    if fixed:
-        raise _another_run(str(folder), fixed)
+    if not fixed:
+        return
+    why = ""
+    if settings and all(change.name in plan_settings(plan) for change in fixed):
+        why = " (with the same settings, but with more or fewer records or users)"
+    raise _another_run(str(folder), fixed, why)
 
 
-def _another_run(folder: str, differing: Sequence[Change]) -> RestoreCheckpointError:
+def _another_run(folder: str, differing: Sequence[Change], why: str = "") -> RestoreCheckpointError:
     return RestoreCheckpointError(
-        f"{folder} contains another run: {'; '.join(map(str, differing))}. Its epsilon holds only "
-        "for what it was started with. Restore that, or start a new run in another folder, with "
-        "the same ledger if it uses the same data."
+        f"{folder} contains another run{why}: {'; '.join(map(str, differing))}. Its epsilon holds "
+        "only for what it was started with. Restore that, or start a new run in another folder, "
+        "with the same ledger if it uses the same data."
     )
 
 

@@ -25,6 +25,18 @@ def test_a_config_is_audited(config_file, attack, capsys):
     assert "sensitivity PASSED" in printed and "all files under released/" in printed
 
 
+@pytest.mark.parametrize(
+    ("model", "significance", "canaries"), [("linear", 0.5, 10), ("mlp", 0.05, 32)]
+)
+def test_by_default_there_are_fewer_canaries_than_places_for_them(
+    model, significance, canaries, config_file, capsys
+):
+    """The linear model has 10 parameters, and there are 64 records."""
+    given = ["audit", str(config_file), f"--model.kind={model}", *SMALL[2:4]]
+    assert main([*given, f"--significance={significance}", "--run.test_seed=1"]) == 0
+    assert f"canaries      {canaries}, of which" in capsys.readouterr().out
+
+
 def test_audited_runs_are_kept_next_to_the_run(config_file, tmp_path, capsys):
     earlier = tmp_path / "run-audit" / "released"
     earlier.mkdir(parents=True)

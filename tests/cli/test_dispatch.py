@@ -129,7 +129,19 @@ def test_a_reader_that_goes_away_is_no_error(command, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("line", ["--help", "train --help"])
+def test_a_reader_that_leaves_a_table_of_rich_is_no_error(command, capsys):
+    def run(arguments):
+        try:
+            raise BrokenPipeError
+        except BrokenPipeError:  # as Rich does
+            raise SystemExit(1)  # noqa: B904
+
+    command(run)
+    assert main(["spent"]) == 141
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("line", ["--help", "train --help", "data digits"])
 def test_a_closed_pipe_ends_without_a_traceback(line):
     run = subprocess.Popen(
         [sys.executable, "-u", "-m", "bevel", *line.split()],

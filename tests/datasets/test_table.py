@@ -122,7 +122,7 @@ def test_bytes_are_cut_and_padded():
         ({"user": "age", "columns": {"job": ("clerk",)}}, "row 3 has no user id"),
         ({"classes": None}, r'write classes = \["high", "low"\]'),
         ({"classes": ("low", "medium")}, "2 labels are not in the list.*'high'"),
-        ({"classes": 2}, "row 1: column 'pay' holds 'low', which is not a number"),
+        ({"classes": 2}, "'pay' holds 'low', which is not a number.*or as classes"),
         ({"x": "job"}, "Declare the columns of a table in .data.columns. instead"),
         ({"kind": "image"}, "is a table"),
         ({"kind": "tokens"}, "write x = 'COLUMN'"),

@@ -78,6 +78,7 @@ def test_the_seed_gives_the_initial_parameters():
         (ModelTable("mlp", depth=2), TABLE, r"depth is set, but kind mlp has none: it has widths"),
         (ModelTable("linear", widths=(3,)), TABLE, r"linear has none: it has no sizes to set"),
         (ModelTable(module="m.py:f", width=3), TABLE, r"a model of your own has none"),
+        (ModelTable("linear", module="m.py:f"), TABLE, r"both kind = 'linear' and module = 'm.py"),
         (ModelTable("resnet", depth=12), IMAGES, r"depth is 12: a resnet has 6 n \+ 4 layers"),
     ],
 )

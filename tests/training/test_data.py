@@ -113,6 +113,15 @@ def test_records_that_differ_or_fail_are_named():
 
     with pytest.raises(FixDataError, match=r"record 2 could not be read \(OSError: bad sector\)"):
         source_of(Records(runs.data(), fails)).read(np.array([1, 2]))
+
+    def told(number, record):
+        raise FixDataError("a.png is damaged: replace it.")
+
+    words = r"^record 2 could not be read: a.png is damaged: replace it. No step was"
+    with pytest.raises(FixDataError, match=words):
+        source_of(Records(runs.data(), lambda n, r: told(n, r) if n == 2 else r)).read(
+            np.array([1, 2])
+        )
     with pytest.raises(FixDataError, match="one of 2 records could not be read"):
         source_of(Batched(runs.data(), fails)).read(np.array([1, 2]))
     short = Batched(runs.data())
