@@ -97,6 +97,8 @@ class RunTable:
     """Number of checkpoints to keep."""
     ledger: str | None = None
     """A ledger file that several runs share. By default the run has its own."""
+    ledger_epsilon: float | None = None
+    """What all runs of the ledger may spend together, at delta of [plan]. By default its epsilon."""
     anchor: str | None = None
     """A file on other storage that reveals whether the ledger was rolled back."""
     accept: tuple[str, ...] = ()

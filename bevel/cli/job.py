@@ -9,6 +9,7 @@ import jax
 import optax
 
 from bevel import sharding
+from bevel.accounting import Budget
 from bevel.cli.config import Config, OptimizerTable
 from bevel.cli.plan_config import plan_for
 from bevel.datasets import DataSet, data_set
@@ -93,9 +94,19 @@ class Job:
             accept=run.accept,
             settings=self.settings(),
             compilations=run.compilations,
+            budget=self._ledger_budget(),
             delta=None if self.plan.budget else self.config.plan.delta,
             **options,
         )
+
+    def _ledger_budget(self) -> Budget | None:
+        """What all runs of the ledger may spend. None: the budget of this run."""
+        epsilon, delta = self.config.run.ledger_epsilon, self.config.plan.delta
+        if epsilon is None:
+            return None
+        if delta is None:
+            raise FixArgumentsError("[run] has ledger_epsilon, but [plan] has no delta: set delta.")
+        return Budget(epsilon, delta)
 
     def fit(self, *, folder: str | Path | None = None, **options: Any) -> TrainingState:
         """Trains in a run folder, or without one, in which case nothing is saved."""

@@ -55,7 +55,8 @@ def trade_off(spent: "Spent | None") -> tuple[Figure, list[tuple[str, str]]] | N
     series.append(Series("blind guessing", [0, 1], [0, 1], 3, dash=2))
     how = (
         "Computed from the whole privacy profile of what was charged. A guess at even odds is "
-        f"right at most {percent_up(best_guess(spent, fpr, tpr))} of the time by this curve."
+        f"right at most {percent_up(best_guess(spent, fpr, tpr))} of the time by this curve. "
+        "That is sharper than the figure in the guarantee, which follows from ε and δ alone."
         if exact
         else "Computed from ε and δ alone, because no accountant can compose the charges, or they "
         "are bounded by Monte Carlo sampling."

@@ -71,6 +71,7 @@ def _write_safetensors(params: Mapping[str, np.ndarray], path: Path) -> None:
             )
     # save_file reads memory as it lies, so a transposed array would be written in wrong order.
     save_file({name: np.asarray(x, order="C") for name, x in params.items()}, path, METADATA)
+    path.chmod(0o644)  # like the other files, which are for everyone
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:

@@ -161,7 +161,8 @@ class Loop:
             if goal == 0:
                 raise StopRunError(
                     f"the budget ({run.budget}) does not allow a single step: other runs of the "
-                    "ledger have spent it, or the noise is too small for it. Nothing was charged."
+                    "ledger have spent it, or the noise is too small for it. Nothing was charged. "
+                    "Use another ledger for other data, or a ledger with a larger budget."
                 )
             if goal == begun:
                 return state, "ended by the budget"

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from bevel.accounting import Budget
 from bevel.cli.config import OptimizerTable, read_config
 from bevel.cli.job import Job, optimizer, use_cpu_devices
 from bevel.errors import FixArgumentsError
@@ -23,6 +24,13 @@ def test_the_trainer_is_that_of_the_config(job):
     assert job.trainer.ema_decay == 0.9
     assert job.plan.iterations == 4
     assert not job.plan.secrets.known
+
+
+def test_runs_of_one_ledger_have_a_budget_together(job):
+    assert job.run_options().budget is None
+    run = dataclasses.replace(job.config.run, ledger_epsilon=8.0)
+    shared = Job(dataclasses.replace(job.config, run=run))
+    assert shared.run_options().budget == Budget(8.0, job.config.plan.delta)
 
 
 def test_accuracy_is_that_of_the_test_set(job):
