@@ -98,7 +98,7 @@ class RunTable:
     ledger: str | None = None
     """A ledger file that several runs share. By default the run has its own."""
     ledger_epsilon: float | None = None
-    """What all runs of the ledger may spend together, at delta of [plan]. By default its epsilon."""
+    """What all runs of the ledger may spend together. By default epsilon of [plan]."""
     anchor: str | None = None
     """A file on other storage that reveals whether the ledger was rolled back."""
     accept: tuple[str, ...] = ()
