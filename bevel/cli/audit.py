@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from bevel.cli.command_parser import CommandParser
 from bevel.cli.config import Config
 
 EXAMPLES = """examples:
@@ -32,12 +33,10 @@ MOST_CANARIES = 1000  # unless --canaries asks for more
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bevel audit",
-        description="Attack a training run, and compare what it loses with what it promises.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = CommandParser(
+        "audit",
+        "Attack a training run, and compare what it loses with what it promises.",
+        EXAMPLES,
     )
     parser.add_argument("target", type=Path, help="a config file, or a run folder")
     parser.add_argument(

@@ -1,6 +1,5 @@
 """`bevel data FILE`: shows what is in a data set, and proposes the [data] table of a config."""
 
-import argparse
 import dataclasses
 import json
 import tomllib
@@ -14,6 +13,8 @@ from bevel.errors import FixArgumentsError
 if TYPE_CHECKING:
     from bevel.datasets.column_scan import ColumnOverview
     from bevel.datasets.overview import Overview
+
+from bevel.cli.command_parser import CommandParser
 
 EXAMPLES = """examples:
   bevel data adult.csv
@@ -36,12 +37,10 @@ PUBLIC = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bevel data",
-        description="Show what is in a data set, and propose the [data] table of a config.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = CommandParser(
+        "data",
+        "Show what is in a data set, and propose the [data] table of a config.",
+        EXAMPLES,
     )
     parser.add_argument("source", metavar="FILE", help="a file, a folder, or file.py:function")
     parser.add_argument("--label", metavar="NAME", help="the column or array to predict")
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--decode", metavar="F", help="file.py:function, for ArrayRecord files")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.add_argument("--write", type=Path, metavar="CONFIG.toml", help="write the table there")
-    options = parser.parse_args(arguments)
+    options = parser.parsed(arguments)
     from bevel.datasets.overview import overview_of
 
     header = tuple(name.strip() for name in options.header.split(",")) if options.header else ()

@@ -1,6 +1,5 @@
 """`bevel demo`: trains a private model on bundled data and 8 virtual devices, with a report."""
 
-import argparse
 import dataclasses
 import json
 import shutil
@@ -9,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bevel.cli.command_parser import CommandParser
 from bevel.cli.config import Config, MeshTable, ModelTable, OptimizerTable, PlanTable, RunTable
 from bevel.cli.train import build, progress
 from bevel.training.folder import METRICS, RELEASED, REPORT, RUN
@@ -31,18 +31,17 @@ DIGITS = Config(
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bevel demo",
-        description="Train a private model on scikit-learn's handwritten digits, at epsilon 4 and\n"
+    parser = CommandParser(
+        "demo",
+        "Train a private model on scikit-learn's handwritten digits, at epsilon 4 and\n"
         "delta 1e-4, on 8 virtual CPU devices with the mesh data=4,model=2.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLES,
     )
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"by default {FOLDER}")
     parser.add_argument("--steps", type=int, default=DIGITS.plan.steps, help="by default 100")
     parser.add_argument("--quiet", action="store_true", help="print the last line only")
     parser.add_argument("--edges", action="store_true", help="show the sharp edges instead")
-    options = parser.parse_args(arguments)
+    options = parser.parsed(arguments)
     if options.edges:
         from bevel.cli import sharp_edges
 

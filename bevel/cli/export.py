@@ -1,9 +1,10 @@
 """`bevel export RUN`: writes the model of a run with a privacy statement."""
 
-import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+
+from bevel.cli.command_parser import CommandParser
 
 EXAMPLES = """examples:
   bevel export runs/digits
@@ -14,12 +15,11 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bevel export",
-        description="Write the model of a run, a machine-readable privacy statement about it and a "
+    parser = CommandParser(
+        "export",
+        "Write the model of a run, a machine-readable privacy statement about it and a "
         "copy of the ledger. Only what the run released is read.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLES,
     )
     parser.add_argument("run", type=Path, help="a run folder, or a copy of its released/")
     parser.add_argument("--output", type=Path, help="a new folder; by default RUN/export")
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         help="what you chose by looking at results that the ledger does not count: 'nothing', or "
         "a description; by default 'not counted'",
     )
-    options = parser.parse_args(arguments)
+    options = parser.parsed(arguments)
     from bevel.shipping import export, read_statement
 
     folder = export(

@@ -1,8 +1,8 @@
 """`bevel launch --processes 2 -- CMD`: runs one program as several local processes."""
 
-import argparse
 from collections.abc import Sequence
 
+from bevel.cli.command_parser import CommandParser
 from bevel.errors import FixArgumentsError
 
 EXAMPLES = """examples:
@@ -14,18 +14,17 @@ Your own program must call bevel.processes.join() first.
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bevel launch",
+    parser = CommandParser(
+        "launch",
+        "Run one program as several local processes, on virtual CPU devices.",
+        EXAMPLES,
         usage="bevel launch [--processes N] [--devices-per-process N] -- CMD ...",
-        description="Run one program as several local processes, on virtual CPU devices.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--devices-per-process", type=int, default=4)
     words = list(arguments)
     separator = words.index("--") if "--" in words else len(words)
-    options, command = parser.parse_args(words[:separator]), words[separator + 1 :]
+    options, command = parser.parsed(words[:separator]), words[separator + 1 :]
     if not command:
         parser.error("there is no program to launch: write it after --")
     if options.processes < 1 or options.devices_per_process < 1:

@@ -1,12 +1,12 @@
 """`bevel new FOLDER`: writes a small project that trains at once."""
 
-import argparse
 import importlib.util
 import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bevel.cli.command_parser import CommandParser
 from bevel.errors import FixArgumentsError
 
 EXAMPLES = """examples:
@@ -50,19 +50,18 @@ DATA = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bevel new",
-        description="Write a small project: a config, a model and a README. It trains at once on "
+    parser = CommandParser(
+        "new",
+        "Write a small project: a config, a model and a README. It trains at once on "
         "data that ships with it; put in your own data and model step by step.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLES,
     )
     parser.add_argument("folder", type=Path, help="a new or empty folder")
     parser.add_argument("--data", choices=DATA, default="digits", help="by default digits")
     parser.add_argument(
         "--framework", choices=FRAMEWORKS, default="plain", help="of the model; by default plain"
     )
-    options = parser.parse_args(arguments)
+    options = parser.parsed(arguments)
     _write_project(options.folder, options.data, options.framework)
     library = FRAMEWORKS[options.framework]
     print(f"{options.folder} has config.toml, model.py and README.md. Next:\n")

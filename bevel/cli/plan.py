@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bevel.checks import nearest
+from bevel.cli.command_parser import CommandParser
 from bevel.cli.config import OptimizerTable, PlanTable
 from bevel.cli.parsing import config_and_overrides
 from bevel.errors import FixArgumentsError
@@ -93,13 +94,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bevel plan",
-        description=ABOUT,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "plan",
+        ABOUT,
+        EXAMPLES,
     )
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG.toml", help="takes what it says as given")

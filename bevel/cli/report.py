@@ -1,8 +1,9 @@
 """`bevel report RUN ...`: writes an HTML report of a run, or a comparison of several."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from bevel.cli.command_parser import CommandParser
 
 EXAMPLES = """examples:
   bevel report runs/digits
@@ -16,7 +17,7 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str]) -> int:
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser.parsed(arguments)
     from bevel.report import write_comparison, write_report
 
     if len(options.runs) > 1:
@@ -44,13 +45,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bevel report",
-        description="Write a self-contained HTML report of a run. With several folders, write one "
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "report",
+        "Write a self-contained HTML report of a run. With several folders, write one "
         "page that compares the runs.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLES,
     )
     parser.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a copy of its released/"

@@ -1,6 +1,5 @@
 """`bevel scale`: estimates a step on thousands of devices without running it."""
 
-import argparse
 import json
 import math
 import sys
@@ -8,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bevel.cli.command_parser import CommandParser
 from bevel.cli.config import Config, read_config
 from bevel.cli.printing import width
 from bevel.errors import FixArgumentsError
@@ -28,12 +28,11 @@ PyTree = Any
 def main(arguments: Sequence[str]) -> int:
     from bevel.sharding import Speeds, scale
 
-    parser = argparse.ArgumentParser(
-        prog="bevel scale",
-        description="Show what each device holds, computes and sends in one step. The step is\n"
+    parser = CommandParser(
+        "scale",
+        "Show what each device holds, computes and sends in one step. The step is\n"
         "compiled for up to 512 virtual devices, never run, and extrapolated beyond that.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLES,
     )
     parser.add_argument("step", metavar="CONFIG", help="a config, or file.py:build_step")
     parser.add_argument("--devices", type=_numbers, default=(8, 64, 512, 4096))
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         metavar="FILE",
         help="print the data as JSON instead of tables, or write it to this file as well",
     )
-    options = parser.parse_args(arguments)
+    options = parser.parsed(arguments)
     shown = progress_of(None, sys.stderr)
     if ":" in options.step:
         if options.batch_size is None:

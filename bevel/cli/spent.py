@@ -1,6 +1,5 @@
 """`bevel spent LEDGER`: shows the privacy that all runs of a ledger spent."""
 
-import argparse
 import contextlib
 import json
 import math
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bevel.cli.command_parser import CommandParser
 from bevel.cli.printing import width
 from bevel.training.folder import LEDGER, RELEASED, RUN
 from bevel.training.terminal_progress import progress_of, wrapped_note
@@ -30,12 +30,11 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bevel spent",
-        description="Show the privacy that all runs of a ledger spent, and the hash of its last\n"
+    parser = CommandParser(
+        "spent",
+        "Show the privacy that all runs of a ledger spent, and the hash of its last\n"
         "line (its head). Store the head elsewhere to check later that no line is\nmissing.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLES,
     )
     parser.add_argument("ledger", type=Path, help="a ledger file, or a run folder")
     parser.add_argument("--delta", type=float, help="by default the delta of the ledger's budget")
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--json", action="store_true", help="print JSON; epsilon is null if it is infinite"
     )
-    options = parser.parse_args(arguments)
+    options = parser.parsed(arguments)
     from bevel.accounting import Ledger
 
     with progress_of(sys.stderr.isatty(), sys.stderr).working("reading the ledger"):
