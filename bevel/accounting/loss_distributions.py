@@ -15,6 +15,7 @@ from dp_accounting import (
     DpEvent,
     GaussianDpEvent,
     NeighboringRelation,
+    NoOpDpEvent,
     SelfComposedDpEvent,
 )
 from dp_accounting.pld import PLDAccountant
@@ -71,6 +72,8 @@ def _add(event: DpEvent, count: int, counts: Counts) -> None:
         case ComposedDpEvent(events=inners):
             for inner in inners:
                 _add(inner, count, counts)
+        case NoOpDpEvent():
+            pass
         case _:
             counts[event] += count
 

@@ -75,9 +75,13 @@ def _value(option: str, words: list[str], hint: Any, negated: bool) -> Any:
     if negated or (not words and not several):
         what = "takes no value" if negated else f"has no value{expected(hint)}"
         raise FixArgumentsError(f"{option} {what}.")
-    if not several:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    one = words[0] if len(words) == 1 else ""
+    if not several or (type(None) in kinds and one.lower() == "none"):
         return _one(option, words[0], hint)
-    item = typing.get_args(hint)[0]
+    if int in kinds and one.isdigit():
+        return int(one)
+    item = typing.get_args(_tuple_of(hint))[0]
     if len(words) == 1:
         words = words[0].strip("[]").split(",") if words[0].strip("[]") else []
     return tuple(_one(option, word.strip(" '\""), item) for word in words)
@@ -96,4 +100,10 @@ def _one(option: str, word: str, hint: Any) -> Any:
 
 
 def _takes_several(hint: Any) -> bool:
-    return typing.get_origin(hint) is tuple
+    return _tuple_of(hint) is not None
+
+
+def _tuple_of(hint: Any) -> Any:
+    """The tuple among the types of a key, or None."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((kind for kind in kinds if typing.get_origin(kind) is tuple), None)

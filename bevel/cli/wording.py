@@ -33,6 +33,8 @@ ADVICE = {
     r"publish_baseline=True": "--publish-baseline",
     r"include_raw=True": "--include-raw",
     r"pass baseline=\.\.\.": "pass --baseline",
+    r": ledger=\.\.\.": ": --ledger FILE.",
+    r"Pass another output\b": "Pass another folder with --output",
     r"RunOptions\(ledger=(['\"])(.*?)\1\)": r"--run.ledger=\2",
     r"RunOptions\(accept=\[.*?\]\), on the command line ": "",
     r"another name with RunOptions\(name=\.\.\.\)": "a folder of another name as --run.folder",

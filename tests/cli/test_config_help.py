@@ -28,7 +28,7 @@ def test_only_keys_with_a_default_have_one():
         "--plan.epsilon NUMBER Privacy budget of the run. The noise is calibrated to it. --" in text
     )
     assert "(default: 0.5)" in text and "None" not in text
-    assert "--model.widths INTEGER ... " in text and "(default: 16 32)" in text
+    assert "--model.widths INTEGER ... " in text and "(default: auto)" in text
     assert "--plan.mechanism {dpsgd,bandmf,blt,none}" in text
 
 

@@ -55,7 +55,15 @@ OPTIONS = {
     for table in dataclasses.fields(Config)
     for field in dataclasses.fields(PlanTable if table.name == "plan" else table.default_factory)
 }
-VALUES = {"balls_in_bins", "random_allocation", "cyclic_poisson", "no_file", "build_step"}
+VALUES = {
+    "array_record",
+    "breast_cancer",
+    "balls_in_bins",
+    "random_allocation",
+    "cyclic_poisson",
+    "no_file",
+    "build_step",
+}
 VALUES |= {"no_such", "x_train", "y_train", "x_test", "y_test"}
 PYTHON = re.compile(r"\b[a-z]+(?:_[a-z0-9]+)+\b|\b[A-Z]\w*[a-z][A-Z]\w+\b|\w+\(|\w=\.|`\w+`")
 

@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -331,7 +330,7 @@ def test_the_page_has_landmarks_headings_in_order_and_labelled_tables(whole, inc
     assert page.tags.count("section") == len([1 for label in labels if label.endswith("-h")])
 
 
-def test_long_runs_give_small_pages_in_little_time(by_hand):
+def test_long_runs_give_small_pages(by_hand):
     """A figure for every row, or a mark at every point, would take megabytes."""
     raw = [
         {"step": s, "attempt": 0, "batch_size": 500 + s % 7, "loss": 1 / (1 + s)}
@@ -346,20 +345,8 @@ def test_long_runs_give_small_pages_in_little_time(by_hand):
         for s in range(10, 100_001, 10)
     ]
     folder = by_hand(metrics=metrics, raw=raw, steps=100_000)
-    write_report(folder)  # loads the accountant
-    start = time.process_time()
+    write_report(folder)
     path = write_report(folder, include_raw=True)
-    seconds, text = time.process_time() - start, path.read_text()
     assert path.stat().st_size < 300_000
-    assert seconds < 3 * slowness()
-    assert "between 1e−05 and 321.5" in text  # the peak of the loss is on the page
+    assert "between 1e−05 and 321.5" in path.read_text()  # the peak of the loss is on the page
     assert (folder / "released" / "report.html").stat().st_size < 300_000
-
-
-def slowness():
-    """How much slower this machine is now than an idle core that parses 10 MB of JSON in 0.15 s."""
-    line = json.dumps({f"name{i}": i / 7 for i in range(10)})
-    start = time.process_time()
-    for _ in range(10_000_000 // len(line)):
-        json.loads(line)
-    return max(1.0, (time.process_time() - start) / 0.15)

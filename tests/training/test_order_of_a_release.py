@@ -7,6 +7,7 @@ import pytest
 from bevel.training import folder_run
 from bevel.training.folder_run import FolderRun
 from bevel.training.resume import ReplayDiffersError
+from bevel.training.stopwatch import Stopwatch
 
 STATE, AFTER = object(), ["checksum"]
 
@@ -24,6 +25,7 @@ def run(parts, monkeypatch):
     """A run of these parts whose last release was step 2."""
     monkeypatch.setattr(folder_run, "digest_of", lambda state: AFTER)
     run = object.__new__(FolderRun)
+    run.stopwatch = Stopwatch()
     run.folder, run.plan, run.checkpoints = parts.folder, parts.plan, parts.checkpoints
     run.ledger, run.run_secrets = parts.ledger, parts.secrets
     run._releases, run._metrics = parts.releases, parts.metrics
