@@ -26,7 +26,8 @@ def test_a_short_demo(tmp_path, capsys):
     assert last["step"] == 4
     assert 3 < last["epsilon"] <= 4
     assert last["test_accuracy"] > 0.15
-    assert "epsilon 4" in (folder / "released" / "report.html").read_text()
+    page = (folder / "released" / "report.html").read_text()
+    assert "and the ε on this page does not cover them" in page  # the baseline without privacy
 
     ledger = (folder / "released" / "ledger.jsonl").read_bytes()
     assert main(line) == 0
