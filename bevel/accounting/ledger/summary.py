@@ -23,8 +23,8 @@ from bevel.accounting.ledger.totals import LedgerTotals
 SMALLEST_GAP = 1 << 20  # bytes between two summaries
 GAP = 4  # bytes between two summaries, in units of the size of the first one
 FIELDS = {"kind", "header", "prefix", "totals"}
-_STARTS = re.compile(
-    rb'^{"entry":{"header":"[0-9a-f]{64}","kind":"summary","prefix":"([0-9a-f]{64})"', re.MULTILINE
+_START = re.compile(
+    rb'{"entry":{"header":"[0-9a-f]{64}","kind":"summary","prefix":"([0-9a-f]{64})"'
 )
 _HASHES = re.compile(rb'"hash":"([0-9a-f]{64})","line":[0-9]+,"previous":"[0-9a-f]{64}"}$', re.M)
 
@@ -91,7 +91,7 @@ def up_to_last_summary(data: bytes, header: str, header_size: int) -> UpToSummar
     Args:
       header: the hash of the first line, which has `header_size` bytes.
     """
-    found = list(_STARTS.finditer(data, header_size))
+    found = _summaries(data, header_size)
     if not found:
         return None
     start = found[-1].start()
@@ -133,7 +133,7 @@ def archived_before(text: bytes, number: int) -> tuple[int, str] | None:
     `text` is the line after the header. In a compacted ledger it is a summary, and the lines that
     it sums up are in an archive.
     """
-    if number != 1 or not _STARTS.match(text):
+    if number != 1 or not _START.match(text):
         return None
     try:
         record = json.loads(text)
@@ -142,6 +142,17 @@ def archived_before(text: bytes, number: int) -> tuple[int, str] | None:
         return (line, str(previous)) if missing else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _summaries(data: bytes, start: int) -> list[re.Match[bytes]]:
+    """The beginnings of all summaries after the header, which ends at `start`."""
+    found, at = [], start - 1
+    while (at := data.find(b'\n{"entry":{"header":"', at)) >= 0:
+        at += 1
+        match = _START.match(data, at)
+        if match is not None:
+            found.append(match)
+    return found
 
 
 def _segments_fit(data: memoryview, found: list[re.Match[bytes]], archived: bool) -> bool:
