@@ -388,6 +388,8 @@ def test_every_changed_field_is_found_or_harmless(exported, data, tmp_path):
         return
     (folder / "privacy.json").write_text(text)
     assert not verify(folder).passed  # a careless edit
+    if path == ("digest",):
+        return  # a new digest would be the right one
     try:
         rewrite(folder, new)  # with a new digest
     except (BevelError, ValueError):
