@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bevel.errors import BevelError, FixArgumentsError
+from bevel.errors import FixArgumentsError
 from bevel.report.axis import axis_of, spoken
 from bevel.report.figure import Figure, by_attempt, figure, flat, numbers_of
 from bevel.report.guarantee import is_claimed, spent_of
@@ -16,7 +16,7 @@ from bevel.report.metrics import is_accuracy, last_metrics, metric_names, shown_
 from bevel.report.privacy_figures import EPSILON_AXIS
 from bevel.report.rendering import render, write_page
 from bevel.report.rounding import shown_delta, shown_epsilon
-from bevel.report.run_files import Line, RunFiles, read_run
+from bevel.report.run_files import Line, RunFiles, read_run, valid_records
 from bevel.report.settings import in_words, known, mechanism_in_words, words
 
 if TYPE_CHECKING:
@@ -79,18 +79,11 @@ def write_comparison(
 
 def _compared(folder: Path) -> _ComparedRun:
     run = read_run(folder)
-    try:
+    with valid_records(run, "restore them from a copy, or leave this run out"):
         spent = spent_of(run)
         claimed = spent is not None and is_claimed(run, spent)
         lines = tuple(flat(line) for line in run.metrics)
         return _ComparedRun(run.name, run, spent if claimed else None, lines)
-    except BevelError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FixArgumentsError(
-            f"the files in {run.released} are not valid records of a run ({type(error).__name__}: "
-            f"{error}): restore them from a copy, or leave this run out."
-        ) from error
 
 
 def _labels(runs: Sequence[_ComparedRun], folders: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bevel.errors import BevelError, FixArgumentsError
+from bevel.errors import FixArgumentsError
 from bevel.report.audit import AuditReport, read_audit
 from bevel.report.baseline import NOT_COVERED, Baseline, BaselineLike, read_baseline
 from bevel.report.guarantee import guarantee, is_claimed, spent_of
@@ -23,7 +23,7 @@ from bevel.report.placement import MOST_ROWS, array_rows, collective_rows, mesh_
 from bevel.report.privacy_figures import epsilon_over_steps, trade_off
 from bevel.report.rendering import render, write_page
 from bevel.report.rounding import shown_delta, shown_epsilon
-from bevel.report.run_files import RunFiles, read_run
+from bevel.report.run_files import RunFiles, read_run, valid_records
 from bevel.report.settings import change_rows, known, setting_tables, shown_value
 from bevel.report.status import status
 from bevel.sharding.tables import shown_bytes
@@ -81,15 +81,8 @@ def write_report(
         )
     compared = read_baseline(baseline, run)
     audited = read_audit(run.private, audit) if include_raw else None
-    try:
+    with valid_records(run, "restore them from a copy"):
         text = render(TEMPLATE, _content(run, compared, audited))
-    except BevelError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FixArgumentsError(
-            f"the files in {run.released} are not valid records of a run ({type(error).__name__}: "
-            f"{error}): restore them from a copy."
-        ) from error
     return write_page(target, text, private=run.private is not None, released=run.released)
 
 

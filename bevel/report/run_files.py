@@ -4,14 +4,15 @@ The public page uses released/ and the ledger only. The owner's page also uses p
 private/raw.jsonl. No report opens secrets.json.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bevel.errors import FixArgumentsError
+from bevel.errors import BevelError, FixArgumentsError
 from bevel.training.folder import LEDGER, METRICS, PRIVATE, RAW, RELEASED, RUN, SECRETS
 
 if TYPE_CHECKING:
@@ -140,4 +141,18 @@ def _parsed(path: Path, read: Callable[[], Any]) -> Any:
     except (OSError, ValueError) as error:
         raise FixArgumentsError(
             f"{path} cannot be read ({error}): restore it from a copy, or get access to it."
+        ) from error
+
+
+@contextlib.contextmanager
+def valid_records(run: RunFiles, advice: str) -> Iterator[None]:
+    """Around code that reads the records of a run: turns what invalid ones raise into advice."""
+    try:
+        yield
+    except BevelError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FixArgumentsError(
+            f"the files in {run.released} are not valid records of a run ({type(error).__name__}: "
+            f"{error}): {advice}."
         ) from error
