@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from bevel.checks import nearest
 from bevel.cli.toml_lines import line_of
-from bevel.datasets import DataTable, declared
+from bevel.datasets import AugmentationTable, DataTable, declared
 from bevel.errors import FixArgumentsError
 from bevel.models import ModelTable
 
@@ -105,6 +105,8 @@ class RunTable:
     """What may differ from the run as it began: 'optimizer.learning_rate', 'loss', ..."""
     compilations: int = 1
     """Number of padded batch sizes. Each compiles its own program."""
+    microbatch_size: int | None = None
+    """Process this many examples at a time, to bound memory. Results do not depend on it."""
     test_seed: int | None = None
     """For tests only: makes the noise known, so nothing is protected."""
 
@@ -115,6 +117,7 @@ class Config:
 
     plan: PlanTable
     data: DataTable = dataclasses.field(default_factory=DataTable)
+    augmentation: AugmentationTable = dataclasses.field(default_factory=AugmentationTable)
     model: ModelTable = dataclasses.field(default_factory=ModelTable)
     optimizer: OptimizerTable = dataclasses.field(default_factory=OptimizerTable)
     mesh: MeshTable = dataclasses.field(default_factory=MeshTable)

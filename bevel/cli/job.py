@@ -12,9 +12,9 @@ from bevel import sharding
 from bevel.accounting import Budget
 from bevel.cli.config import Config, OptimizerTable
 from bevel.cli.plan_config import plan_for
-from bevel.datasets import DataSet, data_set
+from bevel.datasets import DataSet, augmentation_of, data_set
 from bevel.errors import FixArgumentsError
-from bevel.execution_plan import DPExecutionPlan, PlanSecrets
+from bevel.execution_plan import DPExecutionPlan, PerformanceFlags, PlanSecrets
 from bevel.models import BuiltModel, Evaluation, build
 from bevel.models.model_checks import example_types as example_types
 from bevel.optimizers import dp_adam
@@ -42,7 +42,10 @@ class Job:
     def plan(self) -> DPExecutionPlan:
         config = plan_for(self.config.plan, self.data)
         seed = self.config.run.test_seed
-        return config.make(secrets=None if seed is None else PlanSecrets.for_tests(seed))
+        return config.make(
+            PerformanceFlags(microbatch_size=self.config.run.microbatch_size),
+            secrets=None if seed is None else PlanSecrets.for_tests(seed),
+        )
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
@@ -56,6 +59,7 @@ class Job:
             optimizer=optimizer(self.config.optimizer, self.config.plan.steps),
             mesh=self.mesh,
             rules=self.config.mesh.rules,
+            augmentation=augmentation_of(self.config.augmentation, self.data.spec),
             ema_decay=self.config.optimizer.ema_decay,
         )
 

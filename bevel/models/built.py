@@ -1,6 +1,9 @@
 """`build`: the model that a config names, for data of a given description."""
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 
 from bevel.datasets import DataSpec
 from bevel.errors import FixArgumentsError
@@ -12,6 +15,7 @@ from bevel.models.own_model import own_model, plain_model
 from bevel.models.resnet import resnet
 from bevel.models.text import linear_text, text
 
+PyTree = Any
 _DEFAULTS = {"image": "conv", "table": "mlp", "tokens": "text"}
 # The kinds of data that a kind of model is for, and the sizes that it has.
 _DATA = {
@@ -39,6 +43,11 @@ def build(table: ModelTable, data: DataSpec) -> BuiltModel:
                 "one of them, on the command line with --model.kind=auto or --model.module=none."
             )
         _check_sizes(table, "a model of your own", ())
+        if table.dtype != "float32":
+            raise FixArgumentsError(
+                f"[model] dtype is {table.dtype}, but the model is your own: remove dtype, and "
+                "cast in the model."
+            )
         return own_model(table.module, data, table.init_seed)
     kind = _DEFAULTS[data.kind] if table.kind == "auto" else table.kind
     if data.kind not in _DATA[kind]:
@@ -49,7 +58,8 @@ def build(table: ModelTable, data: DataSpec) -> BuiltModel:
             "or auto."
         )
     _check_sizes(table, f"kind {kind}", _SIZES[kind])
-    return plain_model(_made(kind, table, data), data, jax.random.key(table.init_seed))
+    model = _computing_in(jnp.dtype(table.dtype), _made(kind, table, data))
+    return plain_model(model, data, jax.random.key(table.init_seed))
 
 
 def _made(kind: str, table: ModelTable, data: DataSpec) -> Model:
@@ -64,6 +74,22 @@ def _made(kind: str, table: ModelTable, data: DataSpec) -> Model:
             return mlp(data, table.widths)
         case _:
             return linear_text(data) if data.kind == "tokens" else linear(data)
+
+
+def _computing_in(dtype: jnp.dtype, model: Model) -> Model:
+    """The model in a narrower dtype, with outputs in float32."""
+    if dtype == jnp.float32:
+        return model
+
+    def narrow(tree: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+        )
+
+    def predict(params: PyTree, x: jax.Array) -> jax.Array:
+        return model.predict(narrow(params), narrow(x)).astype(jnp.float32)
+
+    return model._replace(predict=predict)
 
 
 def _check_sizes(table: ModelTable, what: str, allowed: tuple[str, ...]) -> None:

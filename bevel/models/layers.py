@@ -38,10 +38,12 @@ def convolve(w: jax.Array, h: jax.Array, stride: int) -> jax.Array:
 
 
 def normalised(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """x with mean 0 and variance 1 over these axes."""
-    centred = x - jnp.broadcast_to(x.mean(axes, keepdims=True), x.shape)
+    """x with mean 0 and variance 1 over these axes, computed in float32."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.broadcast_to(wide.mean(axes, keepdims=True), x.shape)
     variance = jnp.square(centred).mean(axes, keepdims=True)
-    return centred * jnp.broadcast_to(jax.lax.rsqrt(variance + 1e-5), x.shape)
+    scaled = centred * jnp.broadcast_to(jax.lax.rsqrt(variance + 1e-5), x.shape)
+    return scaled.astype(x.dtype)
 
 
 def norm_parameters(size: int) -> PyTree:

@@ -18,5 +18,7 @@ class ModelTable:
     """resnet: number of layers (10, 16, 22, ...); text: number of transformer blocks."""
     module: str | None = None
     """Your own model: 'file.py:function' or 'package.module:function'. The file is run."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What built-in models compute in. Parameters, clipped sums and noise stay in float32."""
     init_seed: int = 0
     """Seed of the initial parameters."""

@@ -31,10 +31,15 @@ UNROLLED = 4
 
 
 def needs_products(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a convolution whose examples the compiler may not keep apart."""
+    """Whether an equation is a convolution that goes by products.
+
+    Its examples may not be kept apart, or a GPU would compute it with a group for each example,
+    which takes several times as long.
+    """
     if eqn.primitive.name != "conv_general_dilated":
         return False
-    return eqn.params["batch_group_count"] > 1 or not on_one_device()
+    on_gpu = jax.default_backend() == "gpu"
+    return eqn.params["batch_group_count"] > 1 or on_gpu or not on_one_device()
 
 
 def by_products(eqn: JaxprEqn) -> Callable[..., Any]:
