@@ -26,6 +26,16 @@ def test_the_trainer_is_that_of_the_config(job):
     assert not job.plan.secrets.known
 
 
+def test_microbatches_and_views_of_the_config(job):
+    assert job.plan.flags.microbatch_size is None
+    assert job.trainer.augmentation is None
+    run = dataclasses.replace(job.config.run, microbatch_size=8)
+    assert Job(dataclasses.replace(job.config, run=run)).plan.flags.microbatch_size == 8
+    views = dataclasses.replace(job.config.augmentation, views=2, flip=True)
+    with pytest.raises(FixArgumentsError, match="of kind table: remove the table"):
+        _ = Job(dataclasses.replace(job.config, augmentation=views)).trainer
+
+
 def test_runs_of_one_ledger_have_a_budget_together(job):
     assert job.run_options().budget is None
     run = dataclasses.replace(job.config.run, ledger_epsilon=8.0)

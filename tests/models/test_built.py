@@ -1,5 +1,7 @@
 """Built-in models fit their data, start at equal outputs, and never mix examples."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,6 +53,19 @@ def test_the_loss_has_a_clipped_gradient(spec, table):
     assert jax.tree.structure(types) == jax.tree.structure(built.init())
 
 
+@pytest.mark.parametrize(("spec", "table"), MODELS)
+def test_narrow_models_predict_alike_and_keep_wide_parameters_and_outputs(spec, table):
+    wide = build(table, spec)
+    narrow = build(dataclasses.replace(table, dtype="bfloat16"), spec)
+    params, x = narrow.init(), records(spec, 2)["x"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    params = jax.tree.map(lambda w: w + 0.05 * jnp.ones_like(w), params)
+    found, expected = jax.jit(narrow.predict)(params, x), jax.jit(wide.predict)(params, x)
+    assert found.dtype == jnp.float32
+    assert not jnp.array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, rtol=0.1, atol=0.1)
+
+
 def test_the_default_follows_from_the_kind_of_data():
     assert set(build(ModelTable(), IMAGES).init()) == {"conv", "out"}
     assert set(build(ModelTable(), TABLE).init()) == {"dense", "out"}
@@ -78,6 +93,7 @@ def test_the_seed_gives_the_initial_parameters():
         (ModelTable("mlp", depth=2), TABLE, r"depth is set, but kind mlp has none: it has widths"),
         (ModelTable("linear", widths=(3,)), TABLE, r"linear has none: it has no sizes to set"),
         (ModelTable(module="m.py:f", width=3), TABLE, r"a model of your own has none"),
+        (ModelTable(module="m.py:f", dtype="bfloat16"), TABLE, r"remove dtype, and cast in the mo"),
         (ModelTable("linear", module="m.py:f"), TABLE, r"both kind = 'linear' and module = 'm.py"),
         (ModelTable("resnet", depth=12), IMAGES, r"depth is 12: a resnet has 6 n \+ 4 layers"),
     ],
