@@ -68,7 +68,7 @@ def read_ledger(path: str | os.PathLike[str]) -> LedgerFile:
         data = with_archives(file.read_bytes(), file)
     except FileNotFoundError:
         raise FixArgumentsError(f"there is no ledger at {file}: check the path.") from None
-    contents = read_contents(data, file, full=True)
+    contents = read_contents(data, file, trusted=0)
     lines, rest = split_lines(data)
     if rest and is_complete(rest):
         lines.append(rest + b"\n")
@@ -76,4 +76,4 @@ def read_ledger(path: str | os.PathLike[str]) -> LedgerFile:
 
 
 def _of_lines(path: Path, lines: list[bytes]) -> LedgerFile:
-    return LedgerFile(path, lines, read_contents(b"".join(lines), path, full=True))
+    return LedgerFile(path, lines, read_contents(b"".join(lines), path, trusted=0))

@@ -45,6 +45,10 @@ class Anchor:
                 "was moved or removed. Restore it from a copy. For a new ledger, pass a new anchor."
             )
 
+    def lines(self) -> int | None:
+        """The number of lines that the anchor records. None if there is no anchor yet."""
+        return self._parse(self.path.read_bytes())[1] if self.path.exists() else None
+
     def check(self, hashes: LineHashes, ledger: Path) -> None:
         """Raises unless the anchored line is in the ledger, whose line hashes are `hashes`."""
         try:

@@ -5,6 +5,7 @@ of the first line that it does not hold: `ledger.jsonl.archive-70000`. The archi
 the ledger itself, put together, are the ledger as if it had never been compacted.
 """
 
+import glob
 import json
 from pathlib import Path
 
@@ -12,32 +13,61 @@ from bevel.accounting.ledger.durable_files import replace_file
 from bevel.accounting.ledger.summary import archived_before
 from bevel.errors import RestoreLedgerError
 
+NAME = ".archive-"
 
-def write_archive(ledger: Path, data: bytes, lines: int) -> Path:
-    """Writes an archive of lines that end before line number `lines`. Returns its path.
 
-    `data` is the ledger. If it is already compacted, the archive begins with its first summary.
+def new_archive(ledger: Path, lines: int) -> Path:
+    """The path of an archive of the lines before number `lines`. Raises if the file exists.
+
+    No ledger gets two archives of the same number, unless it was set back to an old copy, or
+    created again after it was lost. The old archive is then all that is left of some charges.
+    """
+    target = ledger.resolve()
+    archive = target.with_name(f"{target.name}{NAME}{lines}")
+    if archive.exists():
+        raise RestoreLedgerError(
+            f"{archive} exists already, so {ledger} was set back or created again, and the archive "
+            "has charges that it lacks. Restore the ledger that belongs to the archive."
+        )
+    return archive
+
+
+def check_no_archives(ledger: Path) -> None:
+    """Raises if there are archives but no ledger: a new ledger would forget all charges."""
+    target = ledger.resolve()
+    if not target.exists() and any(target.parent.glob(f"{glob.escape(target.name)}{NAME}*")):
+        raise RestoreLedgerError(
+            f"there is no ledger at {ledger}, but archives of one: it was moved or removed. "
+            "Restore it from a copy. For a new ledger, pass another path."
+        )
+
+
+def write_archive(archive: Path, data: bytes, mode: int) -> None:
+    """Writes an archive of the lines in `data`, the bytes of a ledger.
+
+    If the ledger is already compacted, the archive begins with its first summary.
     """
     header_size = data.index(b"\n") + 1
     first = data[header_size : data.find(b"\n", header_size) + 1]
     if archived_before(first, 1) is not None:
         data = data[header_size:]
-    target = ledger.resolve()
-    archive = target.with_name(f"{target.name}.archive-{lines}")
-    replace_file(archive, data)
-    return archive
+    replace_file(archive, data, mode)
 
 
-def with_archives(data: bytes, ledger: Path) -> bytes:
-    """The bytes of a ledger with those of its archives. Raises if an archive is missing."""
+def with_archives(data: bytes, ledger: Path, trusted: int = 0) -> bytes:
+    """The bytes of a ledger with those of its archives. Raises if an archive is missing.
+
+    With `trusted`, only archives are added without which the ledger would begin with a summary
+    that is not among this many lines.
+    """
     header_size = data.find(b"\n") + 1
     first = data[header_size : data.find(b"\n", header_size) + 1]
     compacted = archived_before(first, 1)
     if compacted is None:
         return data
     until, parts = compacted[0], [data[header_size:]]
-    while until:
-        archive = ledger.resolve().with_name(f"{ledger.resolve().name}.archive-{until}")
+    while until >= max(1, trusted):
+        archive = ledger.resolve().with_name(f"{ledger.resolve().name}{NAME}{until}")
         try:
             part = archive.read_bytes()
         except FileNotFoundError:
@@ -46,15 +76,20 @@ def with_archives(data: bytes, ledger: Path) -> bytes:
                 "does not exist. Restore it from a copy. Without it, only the summary is known."
             ) from None
         parts.append(part)
-        until = _first_line(part, archive)
+        until = _first_line(part, archive, until)
+    if until:
+        parts.append(data[:header_size])
     return b"".join(reversed(parts))
 
 
-def _first_line(part: bytes, archive: Path) -> int:
-    """The number of the first line of an archive."""
+def _first_line(part: bytes, archive: Path, until: int) -> int:
+    """The number of the first line of an archive, which ends before line `until`."""
     try:
-        return int(json.loads(part[: part.index(b"\n")])["line"])
-    except (ValueError, KeyError, TypeError):
+        number = json.loads(part[: part.index(b"\n")])["line"]
+        if type(number) is not int or not 0 <= number < until:
+            raise ValueError(f"its first line has the number {number}")
+        return number
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise RestoreLedgerError(
             f"{archive} does not begin with a line of a ledger: restore it from a copy."
         ) from None

@@ -27,16 +27,21 @@ class Contents(NamedTuple):
     segment: Segment
     torn: bytes = b""  # the first bytes of an incomplete last line, which is not counted
     lacks_newline: bool = False  # the last line lacks only its line feed, and is counted
+    believed: int = 0  # the number of the summary that was believed
 
 
-def read_contents(data: bytes, path: Path, *, full: bool = False) -> Contents:
+def read_contents(data: bytes, path: Path, *, trusted: int | None = None) -> Contents:
     """Reads a ledger. Raises if it is damaged in any other way than a last line cut short.
 
     A charge whose line was cut short never returned, so nothing was released for it and it is not
     counted. A last line that lacks only its line feed is counted, because an editor may have
     removed the line feed later.
 
-    Lines before the last summary are hashed, and not added up again unless `full`.
+    Lines before the last summary are hashed, and not added up again.
+
+    Args:
+      trusted: only summaries among this many lines are believed, and later ones are compared with
+        the sum of the lines before them. None believes every summary.
     """
     where = str(path)
     header_size = data.find(b"\n") + 1
@@ -49,22 +54,22 @@ def read_contents(data: bytes, path: Path, *, full: bool = False) -> Contents:
     (first,) = verified_links([data[:header_size]], where)
     header = LedgerHeader.from_entry(first.entry, where)
     known = None
-    if not full and header.version >= 3:
-        known = up_to_last_summary(data, first.hash, header_size)
+    if trusted != 0 and header.version >= 3:
+        known = up_to_last_summary(data, first.hash, header_size, trusted)
     if known is None:
         known = _only_header(data[:header_size], first)
     lines, rest = split_lines(data[known.end :])
     lacks_newline = bool(rest) and is_complete(rest)
     if lacks_newline:
         lines, rest = [*lines, rest + b"\n"], b""
-    totals = _add_lines(lines, known, header, where)
+    totals, believed = _add_lines(lines, known, header, where)
     if rest and not could_be_torn(rest):
         raise RestoreLedgerError(
             f"{where} has {len(rest)} bytes after its {len(known.hashes)} complete lines that are "
             "not the beginning of a line. The file is damaged and was not changed. Restore it from "
             "a copy; without it, what was spent is unknown."
         )
-    return Contents(header, totals, known.hashes, known.segment, rest, lacks_newline)
+    return Contents(header, totals, known.hashes, known.segment, rest, lacks_newline, believed)
 
 
 def _only_header(text: bytes, header: Link) -> UpToSummary:
@@ -76,8 +81,11 @@ def _only_header(text: bytes, header: Link) -> UpToSummary:
 
 def _add_lines(
     lines: list[bytes], known: UpToSummary, header: LedgerHeader, where: str
-) -> LedgerTotals:
-    """Adds lines to what is known of those before them, and returns the totals."""
+) -> tuple[LedgerTotals, int]:
+    """Adds lines to what is known of those before them.
+
+    Returns the totals, and the number of the summary that was believed.
+    """
     totals, hashes, segment = known.totals, known.hashes, known.segment
     archived = archived_before(lines[0], len(hashes)) if lines else None
     number, previous = archived or (len(hashes), hashes.head)
@@ -96,7 +104,7 @@ def _add_lines(
                 ) from error
         segment.add(text, starts=is_summary(link.entry))
         hashes.append(link.hash)
-    return totals
+    return totals, number if archived is not None else known.believed
 
 
 def _totals_of_summary(

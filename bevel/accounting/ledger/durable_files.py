@@ -42,12 +42,12 @@ def create_file(path: Path, data: bytes) -> bool:
     return True
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Replaces the content of a file atomically: readers see the old or the new content."""
     target = path.resolve()
     new = target.with_name(f"{target.name}.new")
     new.unlink(missing_ok=True)  # left behind by a process that was killed
-    write_new(new, data)
+    write_new(new, data, mode)
     os.replace(new, target)
     sync_folder(target)
 

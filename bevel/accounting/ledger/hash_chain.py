@@ -63,17 +63,18 @@ class LineHashes:
     def head(self) -> str:
         return self._digests[-DIGEST:].hex()
 
-    def __contains__(self, digest: str) -> bool:
+    def line_of(self, digest: str) -> int | None:
+        """The number of the line with this hash. None if it is unknown."""
         try:
             wanted, at = bytes.fromhex(digest), -1
         except ValueError:
-            return False
+            return None
         if len(wanted) != DIGEST or wanted.hex() != digest:
-            return False
+            return None
         while (at := self._digests.find(wanted, at + 1)) >= 0:
             if at % DIGEST == 0:
-                return True
-        return False
+                return at // DIGEST + (self.archived if at else 0)
+        return None
 
 
 def canonical(value: Any) -> bytes:

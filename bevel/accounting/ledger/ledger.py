@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bevel.accounting.ledger.anchor import Anchor
-from bevel.accounting.ledger.archive import with_archives, write_archive
+from bevel.accounting.ledger.archive import (
+    check_no_archives,
+    new_archive,
+    with_archives,
+    write_archive,
+)
 from bevel.accounting.ledger.contents import Contents, read_contents
 from bevel.accounting.ledger.durable_files import create_file
 from bevel.accounting.ledger.entries import Charge, Release
-from bevel.accounting.ledger.hash_chain import START, LineHashes, line_of
+from bevel.accounting.ledger.hash_chain import START, line_of
 from bevel.accounting.ledger.header import Budget, LedgerHeader
 from bevel.accounting.ledger.ledger_run import LedgerRun
 from bevel.accounting.ledger.locked_file import LockedFile
@@ -53,7 +58,7 @@ class Ledger:
         self.path, self.terms = path, contents.header
         self._totals, self._hashes = contents.totals, contents.hashes
         self._segment = contents.segment
-        self._file, self._anchor = file, anchor
+        self._file, self._anchor, self._believed = file, anchor, contents.believed
         self._allowance: Allowance | None = None
 
     @classmethod
@@ -88,10 +93,14 @@ class Ledger:
         anchor_file = None if anchor is None else Anchor(anchor)
         if anchor_file:
             anchor_file.check_ledger_exists(file_path)
+        check_no_archives(file_path)
         create_file(file_path, line_of(header.entry(), 0, START)[0])
         file = LockedFile(file_path, wait=wait)
         try:
-            contents = read_contents(file.read(), file_path)
+            # Whoever can write to the ledger can append a summary that understates it. The anchor
+            # vouches for the lines that it records, and summaries after them are checked.
+            trusted = anchor_file.lines() if anchor_file else None
+            contents = _contents(file.read(), file_path, trusted)
             contents.header.check_same(header, str(file_path))
             if anchor_file:
                 anchor_file.check(contents.hashes, file_path)
@@ -119,10 +128,7 @@ class Ledger:
         """
         file_path = Path(path)
         try:
-            data = file_path.read_bytes()
-            if full:
-                data = with_archives(data, file_path)
-            contents = read_contents(data, file_path, full=full)
+            contents = _contents(file_path.read_bytes(), file_path, 0 if full else None)
         except FileNotFoundError:
             raise FixArgumentsError(f"there is no ledger at {file_path}: check the path.") from None
         _warn_if_cut_short(file_path, contents)
@@ -171,20 +177,20 @@ class Ledger:
     def check_head(self, head: str) -> None:
         """Raises unless `head`, an earlier head of this ledger, is the hash of one of its lines.
 
-        Lines that were moved to an archive count: the archive is read and checked.
+        Lines that were moved to an archive count: the archive is read and checked. The head
+        vouches for the lines up to it, so summaries after it are not believed but checked.
         """
-        if head not in self._hashes and head not in self._archived_hashes():
+        line = self._hashes.line_of(head)
+        if line is None and self._hashes.archived:
+            whole = with_archives(self.path.read_bytes(), self.path)
+            line = read_contents(whole, self.path).hashes.line_of(head)
+        if line is not None and line < self._believed:
+            line = _contents(self.path.read_bytes(), self.path, line + 1).hashes.line_of(head)
+        if line is None:
             raise RestoreLedgerError(
                 f"{self.path} has no line with the hash {head}, which was once its head: lines are "
                 "missing, or it is another ledger. Restore the ledger that has this line."
             )
-
-    def _archived_hashes(self) -> LineHashes:
-        """The hashes of all lines, if some of them are in archives."""
-        if not self._hashes.archived:
-            return LineHashes()
-        whole = with_archives(self.path.read_bytes(), self.path)
-        return read_contents(whole, self.path).hashes
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -241,14 +247,15 @@ class Ledger:
                 f"{self.path} has the format of version {self.terms.version}, which has no "
                 "summaries: it can be continued, but not compacted."
             )
+        archive = new_archive(self.path, len(self._hashes))
         before = self._writable.read()
         summary = self._write(self._summary())
-        archive = write_archive(self.path, before, len(self._hashes) - 1)
+        if self._anchor is not None:
+            self._anchor.write(self._hashes)  # first: the line that it records must stay known
+        write_archive(archive, before, self._writable.mode)
         header = before[: before.index(b"\n") + 1]
         self._writable.replace(header + summary)
         self._hashes = self._hashes.compacted()
-        if self._anchor is not None:
-            self._anchor.write(self._hashes)
         return archive
 
     def _check(self, entry: Charge | Release) -> None:
@@ -272,6 +279,13 @@ class Ledger:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def _contents(data: bytes, path: Path, trusted: int | None) -> Contents:
+    """Reads a ledger whose summaries are believed among the first `trusted` lines, or all."""
+    if trusted is not None:
+        data = with_archives(data, path, trusted)
+    return read_contents(data, path, trusted=trusted)
 
 
 def _warn_if_cut_short(path: Path, contents: Contents, saved: str = "") -> None:

@@ -21,6 +21,20 @@ class LockedFile:
         If another process has it open, raises, or waits for that process if `wait` is True.
         """
         self.path = Path(path)
+        self._open_and_lock(wait)
+        while not self._is_at_path():  # the run before this one has compacted it
+            self.close()
+            self._open_and_lock(wait)
+        self._owner = os.getpid()
+        self._size = os.fstat(self._descriptor).st_size
+        self._last_write_succeeded = True
+        try:
+            sync_folder(self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_and_lock(self, wait: bool) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
         try:
             self._descriptor = os.open(self.path, flags)
@@ -34,15 +48,10 @@ class LockedFile:
                 f"{self.path} is locked by another run, and only one at a time may write to a "
                 "ledger. Wait for it to end, or open with wait=True."
             ) from None
-        self._owner = os.getpid()
-        self._size = os.fstat(self._descriptor).st_size
-        self._last_write_succeeded = True
-        try:
-            self._check_not_replaced()
-            sync_folder(self.path)
-        except BaseException:
-            self.close()
-            raise
+
+    @property
+    def mode(self) -> int:
+        return os.fstat(self._descriptor).st_mode & 0o777
 
     def read(self) -> bytes:
         parts, offset = [], 0
@@ -87,7 +96,7 @@ class LockedFile:
         target = self.path.resolve()
         new = target.with_name(f"{target.name}.new")
         new.unlink(missing_ok=True)  # left behind by a process that was killed
-        write_new(new, data, os.fstat(self._descriptor).st_mode & 0o777)
+        write_new(new, data, self.mode)
         descriptor = os.open(new, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # before anyone can open it under its name
         os.replace(new, target)
@@ -95,13 +104,15 @@ class LockedFile:
         os.close(self._descriptor)
         self._descriptor, self._size = descriptor, len(data)
 
+    def _is_at_path(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
     def _check_not_replaced(self) -> None:
         """Raises if the path no longer leads to the open file."""
-        try:
-            same = os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
-        except FileNotFoundError:
-            same = False
-        if not same:
+        if not self._is_at_path():
             raise RestoreLedgerError(
                 f"{self.path} was moved, removed or replaced while it was open, so new charges "
                 "would be lost. Put it back and open it again."

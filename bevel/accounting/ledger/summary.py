@@ -26,6 +26,7 @@ FIELDS = {"kind", "header", "prefix", "totals"}
 _START = re.compile(
     rb'{"entry":{"header":"[0-9a-f]{64}","kind":"summary","prefix":"([0-9a-f]{64})"'
 )
+_END = re.compile(rb'"line":([0-9]{1,18}),"previous":"[0-9a-f]{64}"}$')
 _HASHES = re.compile(rb'"hash":"([0-9a-f]{64})","line":[0-9]+,"previous":"[0-9a-f]{64}"}$', re.M)
 
 
@@ -81,23 +82,29 @@ class UpToSummary(NamedTuple):
     totals: LedgerTotals
     hashes: LineHashes
     segment: Segment
+    believed: int = 0  # the number of the summary whose totals these are
 
 
-def up_to_last_summary(data: bytes, header: str, header_size: int) -> UpToSummary | None:
+def up_to_last_summary(
+    data: bytes, header: str, header_size: int, trusted: int | None = None
+) -> UpToSummary | None:
     """What the last summary says. None if there is none, or if it does not fit the bytes before.
 
     In the second case the caller reads all lines one by one, and finds what is wrong.
 
     Args:
       header: the hash of the first line, which has `header_size` bytes.
+      trusted: only a summary among this many lines is believed. None believes every summary.
     """
     found = _summaries(data, header_size)
+    if found and data.find(b"\n", found[-1].start()) < 0:
+        found.pop()  # it was cut short
+    while found and trusted is not None and _line_number(data, found[-1].start()) >= trusted:
+        found.pop()
     if not found:
         return None
     start = found[-1].start()
-    end = data.find(b"\n", start) + 1
-    if not end:
-        return None  # the last summary was cut short
+    end = data.index(b"\n", start) + 1
     try:
         record = json.loads(data[start:end])
         entry, line = record["entry"], int(record["line"])
@@ -124,7 +131,7 @@ def up_to_last_summary(data: bytes, header: str, header_size: int) -> UpToSummar
         return None
     segment = Segment()
     segment.add(text, starts=True)
-    return UpToSummary(end, totals, hashes, segment)
+    return UpToSummary(end, totals, hashes, segment, line)
 
 
 def archived_before(text: bytes, number: int) -> tuple[int, str] | None:
@@ -153,6 +160,12 @@ def _summaries(data: bytes, start: int) -> list[re.Match[bytes]]:
         if match is not None:
             found.append(match)
     return found
+
+
+def _line_number(data: bytes, start: int) -> int:
+    """The number that the line at `start` states. If that is wrong, the line does not fit."""
+    match = _END.search(data[start : data.index(b"\n", start)][-120:])
+    return int(match[1]) if match else 0
 
 
 def _segments_fit(data: memoryview, found: list[re.Match[bytes]], archived: bool) -> bool:

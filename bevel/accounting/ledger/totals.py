@@ -24,8 +24,8 @@ from bevel.accounting.ledger.entries import Charge, Release
 from bevel.accounting.ledger.hash_chain import canonical
 from bevel.errors import FixArgumentsError
 
-# A summary keeps the digests of this many releases of a run. Steps of earlier releases cannot be
-# recognised as repeated exactly after that: if they are run again, they are charged again.
+# At least the digests of this many releases of a run are kept. Steps of earlier releases cannot be
+# recognised as repeated exactly: if they are run again, they are charged again.
 KEPT = 1024
 
 
@@ -43,6 +43,16 @@ class RunTotals:
     # Digests of what the current attempt released, by the step after the last released one.
     contents: dict[int, str] = dataclasses.field(default_factory=dict)
 
+    def newest_contents(self) -> dict[int, str]:
+        return {stop: self.contents[stop] for stop in sorted(self.contents)[-KEPT:]}
+
+    def released(self, stop: int, content: str) -> None:
+        """Marks the steps before `stop` as released, with a digest of what was released."""
+        self.released_until = max(self.released_until, stop)
+        self.contents.setdefault(stop, content)
+        if len(self.contents) > 2 * KEPT:  # not at every release, which would take KEPT each
+            self.contents = self.newest_contents()
+
 
 class LedgerTotals:
     """The sum of a ledger's charges."""
@@ -59,9 +69,7 @@ class LedgerTotals:
         if isinstance(entry, Charge):
             self._add_charge(entry)
         else:
-            run = self.runs[entry.run]
-            run.released_until = max(run.released_until, entry.stop)
-            run.contents.setdefault(entry.stop, entry.content)
+            self.runs[entry.run].released(entry.stop, entry.content)
 
     def _add_charge(self, charge: Charge) -> None:
         self._run_of_key[charge.key] = charge.run
@@ -71,18 +79,13 @@ class LedgerTotals:
             if not self._counts[event]:
                 del self._counts[event]
         run = self.runs.get(charge.run)
-        released = charge.released_until
         if run is None:
-            contents = {released: charge.content}
-            self.runs[charge.run] = RunTotals(
-                charge, charge.stop, charge.first, released, pending, contents
-            )
-            return
+            run = RunTotals(charge, charge.stop, charge.first, charge.first, pending)
+            self.runs[charge.run] = run
         if charge.attempt != run.last.attempt:
             run.attempt_first = run.released_until = charge.first
             run.contents = {}
-        run.released_until = max(run.released_until, released)
-        run.contents.setdefault(released, charge.content)
+        run.released(charge.released_until, charge.content)
         run.charged_until = max(run.charged_until, charge.stop)
         run.last, run.pending = charge, pending
 
@@ -112,7 +115,7 @@ class LedgerTotals:
                 "attempt_first": run.attempt_first,
                 "released_until": run.released_until,
                 "pending": dict(run.pending),
-                "contents": {str(k): run.contents[k] for k in sorted(run.contents)[-KEPT:]},
+                "contents": {str(k): text for k, text in run.newest_contents().items()},
             }
             for name, run in self.runs.items()
         }
@@ -239,7 +242,7 @@ def event_counts(event: Mapping[str, Any], times: int = 1) -> collections.Counte
     if event["kind"] == "ComposedDpEvent":
         total: collections.Counter[str] = collections.Counter()
         for part in event["events"]:
-            total += event_counts(part, times)
+            total.update(event_counts(part, times))
         return total
     return collections.Counter({canonical(event).decode(): times})
 

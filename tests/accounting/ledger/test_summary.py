@@ -106,15 +106,15 @@ def test_a_summary_that_claims_less_is_found_by_a_full_read(path):
     counts = forged[last]["totals"]["counts"]
     counts[next(iter(counts))] = 1
     with pytest.raises(RestoreLedgerError, match="states other totals than the lines before it"):
-        contents.read_contents(rechained(forged), Path("the file"), full=True)
+        contents.read_contents(rechained(forged), Path("the file"), trusted=0)
 
 
 def test_a_summary_belongs_to_its_header(path):
     forged = entries(path.read_bytes())
     forged[0] = {**forged[0], "unit": "user"}
-    for full in (False, True):
+    for trusted in (None, 0):
         with pytest.raises(RestoreLedgerError):
-            contents.read_contents(rechained(forged), Path("the file"), full=full)
+            contents.read_contents(rechained(forged), Path("the file"), trusted=trusted)
 
 
 def test_a_summary_that_was_cut_short_is_not_counted(path):
