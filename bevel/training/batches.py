@@ -5,7 +5,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -179,28 +179,11 @@ class Batches:
     def load(self, step: int, selection: Selection) -> Batch:
         """Reads the selected records of this process and places them on the mesh."""
         inner, size = self._inner_shape(), selection.size
-        of_devices = self.layout.sharding.addressable_devices_indices_map((size,)).values()
-        local = sorted({index[0].indices(size)[:2] for index in of_devices if index})
-        # All rows of this process at once, because a draw of a few rows takes as long as of many.
-        drawn = selection.draw(np.concatenate([np.arange(*bounds) for bounds in local]))
-        ends = np.cumsum([stop - start for start, stop in local])
-        indices_of = dict(zip(local, np.split(drawn, ends[:-1]), strict=True))
-        shards: _Shards = {}
+        shards = self.read(selection, self.bounds(size))
 
-        def read_shard(shard: slice) -> list[np.ndarray]:
-            """Reads a range of rows once, however many devices hold it."""
-            bounds = shard.indices(size)[:2]
-            if bounds not in shards:
-                indices = indices_of[bounds]
-                present = indices >= 0
-                is_padding = ~present.any(axis=1) if inner else ~present
-                data = jax.tree.leaves(jax.tree.map(_canonical, rows(self.source, indices)))
-                shards[bounds] = [indices, is_padding, ~present, *data]
-            return shards[bounds]
-
-        def sharded_array(leaf: int, shape: tuple[int, ...]) -> jax.Array:
+        def sharded_array(part: int, shape: tuple[int, ...]) -> jax.Array:
             def shard_data(index: Any) -> np.ndarray:
-                return read_shard(index[0])[leaf]
+                return shards[index[0].indices(size)[:2]][part]
 
             return jax.make_array_from_callback(shape, self.layout.sharding, shard_data)
 
@@ -217,6 +200,37 @@ class Batches:
             self._digest(shards),
             selection.sampler_state,
         )
+
+    def bounds(
+        self, size: int, devices: Iterable[jax.Device] | None = None
+    ) -> list[tuple[int, int]]:
+        """Returns the (start, stop) rows that devices hold of a batch of `size` rows.
+
+        By default those of this process. Replicas hold the same rows, which are listed once.
+        """
+        sharding = self.layout.sharding
+        held: Mapping[jax.Device, Any] = sharding.addressable_devices_indices_map((size,))
+        if devices is not None:
+            of_all = sharding.devices_indices_map((size,))
+            held = {device: of_all[device] for device in devices}
+        return sorted({index[0].indices(size)[:2] for index in held.values() if index})
+
+    def read(self, selection: Selection, bounds: Sequence[tuple[int, int]]) -> _Shards:
+        """Draws the rows in these bounds and reads their records, and no others.
+
+        Returns, for each of the bounds, the indices, what is padding, what is missing, and the
+        leaves of the records.
+        """
+        # All rows at once, because a draw of a few rows takes as long as of many.
+        drawn = selection.draw(np.concatenate([np.arange(*ends) for ends in bounds]))
+        ends = np.cumsum([stop - start for start, stop in bounds])
+        shards: _Shards = {}
+        for shard, indices in zip(bounds, np.split(drawn, ends[:-1]), strict=True):
+            present = indices >= 0
+            is_padding = ~present.any(axis=1) if self._inner_shape() else ~present
+            data = jax.tree.leaves(jax.tree.map(_canonical, rows(self.source, indices)))
+            shards[shard] = [indices, is_padding, ~present, *data]
+        return shards
 
     def _digest(self, shards: _Shards) -> bytes:
         """Hashes the records of a step, their indices and their rows. Empty without a key."""

@@ -1,4 +1,8 @@
-"""Process 0 writes; all processes are checked for agreement before the first step."""
+"""Process 0 writes; all processes are checked for agreement before the first step.
+
+Every function here that takes part in an exchange waits for all processes, so `fit` calls them when
+it starts and at releases, and never in a step.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -48,8 +52,11 @@ def gathered(local: np.ndarray) -> np.ndarray:
 
 
 def joined_digests(local: list[bytes]) -> list[str]:
-    """Combines the row digests of all processes to one hexadecimal digest per step."""
-    if not local:
+    """Combines the row digests of all processes to one hexadecimal digest per step.
+
+    Returns nothing, and exchanges nothing, if the rows were not hashed (the digests are empty).
+    """
+    if not any(local):
         return []
     size = len(local[0])
     table = np.frombuffer(b"".join(local), np.uint8).reshape(len(local), size)

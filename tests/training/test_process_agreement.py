@@ -49,3 +49,8 @@ def test_digests_of_rows_are_joined_step_by_step():
     one = joined_digests([b"a" * 16, b"b" * 16])
     assert len(one) == 2 and one[0] != one[1] and joined_digests([]) == []
     assert joined_digests([b"a" * 16]) == one[:1]
+
+
+def test_rows_that_were_not_hashed_are_not_exchanged(monkeypatch):
+    monkeypatch.setattr(process_agreement, "gathered", pytest.fail)
+    assert joined_digests([b"", b""]) == []

@@ -1,6 +1,6 @@
 """How the cost of `bevel.clipped_grad` grows with batch, sequence, depth and devices.
 
-    python benchmarks/growth.py --svg docs/growth.svg
+    python benchmarks/clipping_growth.py --svg docs/clipping_growth.svg
 
 A small GPT in a `scan` over layers, in float32 on a CPU. One size changes at a time; on several
 (virtual) devices, the batch grows with their number. Ratios are to `jax.grad`: temporary bytes per
@@ -124,7 +124,7 @@ def picture(panels: list[str], about: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--svg", type=Path, default=Path("build/growth.svg"))
+    parser.add_argument("--svg", type=Path, default=Path("build/clipping_growth.svg"))
     parser.add_argument("--steps", type=int, default=15)
     options = parser.parse_args()
     panels = []
