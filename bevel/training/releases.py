@@ -58,13 +58,17 @@ class Releases:
     def __init__(self, path: Path, *, write: bool) -> None:
         lines = enumerate(read_lines(path), 1)
         self._records = [parse_release(line, path, number) for number, line in lines]
+        self._known = {content_digest(record, b"") for record in self._records}
         self._lines = JsonLines(path, private=True) if write else None
 
     def add(self, release: ReleaseRecord) -> None:
-        if release in self._records:
+        """Writes a record, unless the file has it. The cost does not depend on the others."""
+        content = content_digest(release, b"")
+        if content in self._known:
             return
         if self._lines:
             self._lines.add(dataclasses.asdict(release))
+        self._known.add(content)
         self._records.append(release)
 
     def between(self, first: int, stop: int, attempt: int) -> list[ReleaseRecord]:

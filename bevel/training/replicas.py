@@ -29,7 +29,9 @@ def check_replicas(tree: PyTree, mesh: Mesh | None) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         if isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
     ]
-    compare = _replica_comparison(mesh, tuple(leaf.sharding.spec for _, leaf in named))
+    if not named:
+        return
+    compare = replica_comparison(mesh, tuple(leaf.sharding.spec for _, leaf in named))
     equal = jax.device_get(compare([leaf for _, leaf in named])).tolist()
     differing = [name for (name, _), is_equal in zip(named, equal, strict=True) if not is_equal]
     if differing:
@@ -42,20 +44,28 @@ def check_replicas(tree: PyTree, mesh: Mesh | None) -> None:
 
 
 @functools.cache
-def _replica_comparison(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Any:
-    """Returns a compiled function of arrays with these specs: 1 where all replicas are equal."""
+def replica_comparison(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Any:
+    """Returns a compiled function of arrays with these specs: 1 where all replicas are equal.
 
-    def compare_all(leaves: list[jax.Array]) -> jax.Array:
-        return jnp.stack([compare(x, spec) for x, spec in zip(leaves, specs, strict=True)])
-
-    def compare(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-        local = checksum(x)
+    Arrays with the same replica axes are compared at once, so that the number of collectives does
+    not grow with the number of arrays.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number, spec in enumerate(specs):
         sharded = {axis for entry in spec.partitions for axis in spec_axes(entry)}
         replica_axes = tuple(axis for axis in mesh.axis_names if axis not in sharded)
-        if not replica_axes:
-            return jnp.ones((), jnp.int32)
-        largest, smallest = jax.lax.pmax(local, replica_axes), jax.lax.pmin(local, replica_axes)
-        return jax.lax.pmin(jnp.all(largest == smallest).astype(jnp.int32), mesh.axis_names)
+        groups.setdefault(replica_axes, []).append(number)
+
+    def compare_all(leaves: list[jax.Array]) -> jax.Array:
+        equal = [jnp.ones((), jnp.int32)] * len(leaves)
+        for axes, members in groups.items():
+            if axes:
+                local = jnp.stack([checksum(leaves[number]) for number in members])
+                largest, smallest = jax.lax.pmax(local, axes), jax.lax.pmin(local, axes)
+                same = jnp.all(largest == smallest, axis=1).astype(jnp.int32)
+                for number, is_equal in zip(members, same, strict=True):
+                    equal[number] = is_equal
+        return jax.lax.pmin(jnp.stack(equal), mesh.axis_names)
 
     specs_of_leaves, replicated = (list(specs),), PartitionSpec()
     return jax.jit(

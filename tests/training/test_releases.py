@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from bevel.training.releases import ReleaseRecord, Releases, describe_change, differences
 
 FIRST = ReleaseRecord(0, 0, 2, ["b0"], ["r0", "r1"], ["b2"], {"mesh": None, "program": "p" * 64})
@@ -24,6 +26,15 @@ def test_a_chain_of_releases_is_found_and_written_once(tmp_path):
     assert read.between(2, 4, 0) == [SECOND] and read.between(4, 4, 0) == []
     for missing in ((0, 6, 0), (1, 4, 0), (0, 4, 1), (0, 3, 0)):
         assert read.between(*missing) == []
+
+
+def test_adding_a_record_compares_it_with_no_other(tmp_path, monkeypatch):
+    made = Releases(tmp_path / "releases.jsonl", write=True)
+    monkeypatch.setattr(ReleaseRecord, "__eq__", lambda self, other: pytest.fail("compared"))
+    for release in (FIRST, SECOND, SECOND):
+        made.add(release)
+    made.close()
+    assert len((tmp_path / "releases.jsonl").read_text().splitlines()) == 2
 
 
 def test_the_last_record_of_a_release_counts(tmp_path):

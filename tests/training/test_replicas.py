@@ -1,5 +1,7 @@
 """Replicas that differ are detected, whatever the sharding."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from bevel.errors import RestoreCheckpointError
 from bevel.sharding import make_mesh
-from bevel.training.replicas import check_replicas
+from bevel.training.replicas import check_replicas, replica_comparison
 
 MESH = make_mesh("data=4,model=2")
 
@@ -38,4 +40,25 @@ def test_an_array_with_a_replica_that_differs_is_named(spec):
 
 def test_arrays_without_replicas_are_not_compared():
     check_replicas({"w": placed(P("data", "model"), odd=3), "x": jnp.ones(3)}, MESH)
+    check_replicas({"x": jnp.ones(3)}, MESH)
     check_replicas({"x": jnp.ones(3)}, None)
+
+
+def test_each_array_is_compared_by_itself():
+    """Also if arrays of several shardings are compared at once."""
+    specs = {f"{k}{spec}": spec for k in range(3) for spec in (P(), P("data"), P(None, "model"))}
+    for odd in specs:
+        tree = {name: placed(spec, 3 if name == odd else None) for name, spec in specs.items()}
+        with pytest.raises(RestoreCheckpointError) as raised:
+            check_replicas(tree, MESH)
+        assert f"replicas of {odd} differ" in str(raised.value)
+
+
+def test_the_number_of_collectives_does_not_grow_with_the_number_of_arrays():
+    def collectives(arrays):
+        specs = (P(), P("data")) * arrays
+        compare = replica_comparison(MESH, specs)
+        program = str(jax.make_jaxpr(compare)([placed(spec) for spec in specs]))
+        return len(re.findall(r"\bpm(?:ax|in)\[", program))
+
+    assert collectives(1) == collectives(10) == 5  # two for each kind of sharding, and one of all
