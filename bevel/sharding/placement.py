@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from bevel.errors import FixArgumentsError
 from bevel.sharding.flax_boxes import axis_names, boxed_like, is_box, unboxed
 from bevel.sharding.rules import Meshes, Rule, RuleLeaf, Rules, SpecChoice, rules_of
+from bevel.sharding.same_values import put_same
 from bevel.sharding.tables import shown_shape, shown_spec, text_table
 from bevel.sharding.types import explicit_axes, manual_axes, spec_axes
 
@@ -100,7 +101,7 @@ def _put(leaf: Any, sharding: NamedSharding) -> Any:
         )
     if isinstance(leaf, jax.core.Tracer):
         return _constrain(leaf, sharding)
-    return jax.device_put(leaf, sharding)
+    return put_same(leaf, sharding)
 
 
 def _constrain(x: jax.Array, sharding: NamedSharding) -> jax.Array:
