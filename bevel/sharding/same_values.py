@@ -16,7 +16,7 @@ def put_same(x: Any, sharding: Sharding) -> jax.Array:
     If devices belong to several processes, JAX compares values of the host by sending each array as
     a whole to all processes, which needs as many copies of it as there are. This sends a hash.
     """
-    if not _is_compared(x, sharding):
+    if not is_compared(x, sharding):
         return jax.device_put(x, sharding)
     from jax.experimental import multihost_utils
 
@@ -35,7 +35,7 @@ def put_same(x: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
-def _is_compared(x: Any, sharding: Sharding) -> bool:
+def is_compared(x: Any, sharding: Sharding) -> bool:
     """Whether JAX would compare the value in all processes."""
     if sharding.is_fully_addressable:
         return False

@@ -58,7 +58,7 @@ def gathered(monkeypatch):
         sent.append(x)
         return np.stack([x, x])
 
-    monkeypatch.setattr(same_values, "_is_compared", lambda x, sharding: True)
+    monkeypatch.setattr(same_values, "is_compared", lambda x, sharding: True)
     monkeypatch.setattr(multihost_utils, "process_allgather", gather)
     return sent
 
