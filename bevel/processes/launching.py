@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, TextIO, cast
 
 from bevel.errors import FixArgumentsError
@@ -18,6 +20,7 @@ from bevel.processes.joining import COORDINATOR, COUNT, INDEX
 Process = subprocess.Popen[str]
 WriteLine = Callable[[str], None]
 POLL_SECONDS = 0.05
+SUPERVISED = Path(__file__).with_name("supervised.py")
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -45,7 +48,8 @@ def launch(
     Returns:
       0 if all processes returned 0. Otherwise the status of the first that failed, or 128 plus the
       number of the signal that killed it. When a process fails, the others are ended and a line
-      reports it. Ctrl-C, SIGTERM and SIGHUP end all processes with SIGINT.
+      reports it. Ctrl-C, SIGTERM and SIGHUP end all processes with SIGINT. If this process is
+      killed, all processes and what they started in their group are killed with it.
     """
     if processes < 1 or devices_per_process < 1:
         raise FixArgumentsError(
@@ -65,11 +69,11 @@ def launch(
     started: list[Process] = []
     readers: list[threading.Thread] = []
     request = signal.SIGTERM
-    with _signals_as_interrupts():
+    with _signals_as_interrupts(), _pipe_of_this_process() as pipe:
         try:
             for index in range(processes):
                 environment = environment_of(index, processes, devices_per_process, address)
-                process = _start(command, environment)
+                process = _start(command, environment, pipe)
                 started.append(process)
                 readers.append(_reader(process, f"[{index}] ", write_line))
             code = _wait(started, write_line)
@@ -107,12 +111,32 @@ def environment_of(index: int, count: int, devices: int, address: str) -> Mappin
     }
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> Process:
-    """Starts a process in its own group, so that it gets an interrupt only from `launch`."""
+@contextlib.contextmanager
+def _pipe_of_this_process() -> Iterator[int]:
+    """Yields the reading end of a pipe that closes when this process ends, however it ends."""
+    reading, writing = os.pipe()  # no other program gets the writing end
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], pipe: int) -> Process:
+    """Starts a process in its own group, so that it gets an interrupt only from `launch`.
+
+    `supervised.py` is between `launch` and the program: it ends the program if `launch` is killed.
+    """
+    found = shutil.which(command[0], path=environment.get("PATH"))
+    if found is None:
+        raise FixArgumentsError(
+            f"cannot start {command[0]!r}: there is no such program, or it may not be executed."
+        )
     try:
         return subprocess.Popen(
-            list(command),
+            [sys.executable, "-I", "-S", str(SUPERVISED), str(pipe), *command],
             env=environment,
+            pass_fds=[pipe],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
