@@ -21,6 +21,7 @@ import numpy as np
 from bevel.batch_selection import ExamplesByUser
 from bevel.checks import in_one_line
 from bevel.errors import BevelError, FixArgumentsError, FixDataError
+from bevel.training.mapped_files import check_not_shorter
 
 PyTree = Any
 READER_THREADS = 8
@@ -111,6 +112,8 @@ class ArraySource:
 
     def read(self, indices: np.ndarray) -> PyTree:
         def copy_rows() -> PyTree:
+            for column in jax.tree.leaves(self.columns):
+                check_not_shorter(column)
             return jax.tree.map(lambda column: np.asarray(column[indices]), self.columns)
 
         return _call_reader(copy_rows, indices.tolist())
