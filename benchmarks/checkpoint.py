@@ -22,7 +22,6 @@ import orbax.checkpoint as ocp
 import bevel
 from bevel.execution_plan import BandMFConfig, DPSGDConfig
 from bevel.training.checkpoint import (
-    CheckpointMetadata,
     Checkpoints,
     StateHalves,
     array_handler,
@@ -30,6 +29,7 @@ from bevel.training.checkpoint import (
     detached,
     digest_of,
 )
+from bevel.training.checkpoint_metadata import CheckpointMetadata
 from bevel.training.digest import digest
 from bevel.training.folder import RunFolder
 

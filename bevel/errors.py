@@ -49,3 +49,14 @@ class InstallExtraError(ImportError, BevelError):
 
 class FreeSpaceError(BevelError):
     """The disk is full. Free space and start again: the run resumes from its last checkpoint."""
+
+
+class FixStorageError(BevelError):
+    """A file cannot be read or written: it is read-only, not permitted, moved, or on a faulty disk.
+
+    The message says which. Repair it and start again: the run resumes from its last checkpoint.
+    """
+
+
+class FreeMemoryError(BevelError):
+    """The memory of the machine or of its device is full. The message says what takes less."""

@@ -18,6 +18,7 @@ LAYERS = [
     {"errors"},
     {"lazy"},
     {"checks", "precision"},
+    {"file_errors"},
     {"sharding"},
     {"matrix_factorization", "processes"},
     {"batch_selection", "clipping", "noise_addition", "optimizers", "accounting"},

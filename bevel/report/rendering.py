@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bevel.errors import FixArgumentsError
+from bevel.errors import FixArgumentsError, FixStorageError
 from bevel.training.folder import NO_TIME, write_atomically
 
 STYLE = "page.css"
@@ -39,7 +39,7 @@ def write_page(target: Path, text: str, *, private: bool, released: Path | None 
         if released is not None and target.parent.resolve() == released.resolve():
             for path in (target, target.parent):
                 os.utime(path, (NO_TIME, NO_TIME))
-    except OSError as error:
+    except (OSError, FixStorageError) as error:
         raise FixArgumentsError(
             f"the report cannot be written to {target} ({error}): pass another output."
         ) from error

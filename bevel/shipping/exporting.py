@@ -14,6 +14,7 @@ import numpy as np
 from bevel import precision
 from bevel.accounting.ledger.header import LedgerHeader
 from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.file_errors import explain_file_errors, file_error, is_full
 from bevel.shipping.claim import (
     PROOF,
     claim_of,
@@ -99,7 +100,8 @@ def export(
     _check_charged(run, charged)
     names = natural_names(run.shown, _recorded_paths(run))
     params = {name: run.shown[path] for path, name in names.items()}
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    with explain_file_errors(target):
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         temporary.chmod(0o755)
         write_model(params, temporary, format)
@@ -112,8 +114,10 @@ def export(
         if target.exists():
             target.rmdir()
         temporary.rename(target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) or (isinstance(error, Exception) and is_full(error)):
+            raise file_error(error, target) from error
         raise
     return target
 
@@ -274,5 +278,6 @@ def _empty_folder(path: Path) -> Path:
             f"{path} exists already, and an export never replaces anything. Pass another output, "
             "or remove it first."
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with explain_file_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
     return target

@@ -26,9 +26,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from bevel.errors import RestoreCheckpointError
+from bevel.errors import BevelError, FixStorageError, RestoreCheckpointError
+from bevel.file_errors import explain_file_errors, is_storage_fault
+from bevel.training.checkpoint_metadata import (
+    CheckpointMetadata,
+    numbered_folders,
+    one_line,
+    read_json,
+    read_metadata,
+)
 from bevel.training.digest import digest
-from bevel.training.disk_full import explain_full_disk
 from bevel.training.folder import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -41,6 +48,7 @@ from bevel.training.folder import (
     RunFolder,
     make_private_folder,
 )
+from bevel.training.out_of_memory import is_out_of_memory
 from bevel.training.process_agreement import any_process, barrier, is_first
 from bevel.training.releases import parse_release
 from bevel.training.state import path_text, shaped
@@ -57,31 +65,6 @@ class StateHalves(NamedTuple):
 
     released: PyTree
     private: PyTree
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointMetadata:
-    """The metadata of a checkpoint. Private, because its checksums cover the noise state.
-
-    Attributes:
-      step: the number of steps that the state has taken.
-      attempt: the attempt of the ledger under which the steps were released.
-      plan: the plan's fingerprint.
-      key: the commitment to the run's secrets.
-      ledger: the hash of the ledger's last line before this checkpoint was charged.
-      digest: the checksums of the arrays of both halves.
-    """
-
-    step: int
-    attempt: int
-    plan: str
-    key: str
-    ledger: str
-    digest: list[str] = dataclasses.field(default_factory=list)
-
-    def public(self) -> dict[str, Any]:
-        """Returns the fields that the released half contains."""
-        return {"step": self.step, "attempt": self.attempt, "plan": self.plan}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,14 +108,14 @@ class Checkpoints:
         """Yields the metadata of all published checkpoints, even if the released half is gone."""
         for step in numbered_folders(self._private):
             with contextlib.suppress(RestoreCheckpointError):
-                yield _read_meta(self._private / str(step))
+                yield read_metadata(self._private / str(step))
 
     def damaged_steps(self) -> list[int]:
         """Returns the steps of checkpoints that could not be read."""
         if not self._damaged.is_dir():
             return []
-        names = (path.name.split("-") for path in self._damaged.iterdir())
-        return [int(name[0]) for name in names if name[0].isdigit()]
+        names = (path.name.split("-")[0] for path in self._damaged.iterdir())
+        return [int(name) for name in names if name.isdecimal()]
 
     # Writing: stage, then publish.
 
@@ -146,13 +129,13 @@ class Checkpoints:
         """
         saved = [ocp.args.PyTreeSave(detached(by_name(half)) or NO_ARRAYS) for half in halves]
         args = ocp.args.Composite(**dict(zip((RELEASED, PRIVATE), saved, strict=True)))
-        with explain_full_disk(self._staging):
+        with _explain_write_errors(self._staging):
             self._writer.save(self._staging / str(meta.step), args=args, force=True)
         self._staged = Staged(meta, release)
 
     def wait(self) -> None:
         """Waits until the checkpoint passed to `stage` is complete. Raises if that failed."""
-        with explain_full_disk(self._staging):
+        with _explain_write_errors(self._staging):
             self._writer.wait_until_finished()
             self._writer.check_for_errors()
             staged, self._staged = self._staged, None
@@ -163,14 +146,15 @@ class Checkpoints:
     def is_saving(self) -> bool:
         """Returns whether the checkpoint passed to `stage` is still being written."""
         staged = self._staged
-        return staged is not None and not (self._staging / str(staged.meta.step)).exists()
+        # os.path.exists is False if the folder cannot be read: `wait` then says why.
+        return staged is not None and not os.path.exists(self._staging / str(staged.meta.step))
 
     def publish(self, step: int) -> None:
         """Renames both halves of a staged checkpoint to their final names, which releases it.
 
         You may call this again if a previous call did not finish.
         """
-        with explain_full_disk(self.folder):
+        with explain_file_errors(self.folder):
             if is_first():
                 staged = self._staging / str(step)
                 for half, target in ((PRIVATE, self._private), (RELEASED, self.folder)):
@@ -185,12 +169,12 @@ class Checkpoints:
         for step in numbered_folders(self._staging):
             folder = self._staging / str(step)
             for private in (folder / PRIVATE, self._private / str(step)):
-                with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(RestoreCheckpointError):
                     if (folder / RELEASED / CHECKPOINT).exists():
-                        release = json.loads((folder / RELEASE).read_text())
+                        release = read_json(folder / RELEASE)
                         if release is not None:
                             parse_release(release, folder / RELEASE, 1)
-                        return Staged(_read_meta(private), release)
+                        return Staged(read_metadata(private), release)
         return None
 
     def discard_staged(self) -> None:
@@ -232,15 +216,17 @@ class Checkpoints:
         released, private = self.folder / str(step), self._private / str(step)
         if staged:
             released, private = (self._staging / str(step) / half for half in (RELEASED, PRIVATE))
-        meta = _read_meta(private)
+        meta = read_metadata(private)
         try:
             state = StateHalves(
                 _read_arrays(released, like.released), _read_arrays(private, like.private)
             )
             checksums = digest_of(state)
         except Exception as error:
+            if is_storage_fault(error) or is_out_of_memory(error):
+                raise  # the checkpoint may be fine
             raise RestoreCheckpointError(
-                f"checkpoint {released} cannot be read ({_one_line(error)})"
+                f"checkpoint {released} cannot be read ({one_line(error)})"
             ) from error
         if (meta.step, meta.digest) != (step, checksums):
             raise RestoreCheckpointError(
@@ -296,8 +282,12 @@ class Checkpoints:
 
 
 def _keep_log_record(record: logging.LogRecord) -> bool:
-    """Returns False for the warning about missing OCDBT files that Orbax logs at every save."""
-    return "Skipping merge of OCDBT" not in str(record.msg)
+    """Returns False for a warning that Orbax logs at every save, and for errors that `wait` raises.
+
+    The warning is about missing OCDBT files.
+    """
+    text = str(record.msg)
+    return "Skipping merge of OCDBT" not in text and "background save thread" not in text
 
 
 def array_handler() -> ocp.PyTreeCheckpointHandler:
@@ -332,9 +322,13 @@ def _complete(folder: Path, staged: Staged) -> None:
         path.write_text(json.dumps(fields))
     (folder / PRIVATE / CHECKPOINT).chmod(0o600)
     (folder / RELEASE).chmod(0o600)
-    for parent, _, files in os.walk(folder / RELEASED, topdown=False):
+    for parent, _, files in os.walk(folder / RELEASED, topdown=False, onerror=_raise):
         for name in (*files, "."):
             os.utime(os.path.join(parent, name), (NO_TIME, NO_TIME))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def replace_folder(source: Path, target: Path, trash: Path) -> None:
@@ -346,28 +340,21 @@ def replace_folder(source: Path, target: Path, trash: Path) -> None:
     source.rename(target)
 
 
-def _read_meta(folder: Path) -> CheckpointMetadata:
+@contextlib.contextmanager
+def _explain_write_errors(path: Path) -> Iterator[None]:
+    """Around calls of Orbax, which reports errors of its threads in various ways."""
     try:
-        meta = CheckpointMetadata(**json.loads((folder / CHECKPOINT).read_text()))
-        if [type(x) for x in (meta.step, meta.attempt, meta.digest)] != [int, int, list]:
-            raise TypeError("fields have the wrong types")
-        return meta
-    except (OSError, ValueError, TypeError) as error:
-        raise RestoreCheckpointError(
-            f"checkpoint {folder} cannot be read ({_one_line(error)})"
+        with explain_file_errors(path):
+            yield
+    except (BevelError, MemoryError):
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise FixStorageError(
+            f"the checkpoint in {path} could not be written ({one_line(error)}). Repair this and "
+            "start again: the run resumes from its last complete checkpoint."
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def numbered_folders(folder: Path) -> list[int]:
-    """Returns the subfolders whose names are numbers, largest first."""
-    if not folder.is_dir():
-        return []
-    numbers = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
-    return sorted(numbers, reverse=True)
 
 
 def digest_of(halves: StateHalves) -> list[str]:

@@ -29,15 +29,21 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import json
 import os
 import stat
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
-from bevel.accounting.ledger.durable_files import sync_folder, write_new
+from bevel.accounting.ledger.durable_files import name_new, sync_folder, write_new
 from bevel.errors import FixArgumentsError
+from bevel.file_errors import explain_file_errors, file_error
 
+P = ParamSpec("P")
+R = TypeVar("R")
 RELEASED, PRIVATE = "released", "private"
 RUN, REPORT, CHECKPOINTS = "run.json", "report.html", "checkpoints"
 LEDGER, METRICS = "ledger.jsonl", "metrics.jsonl"
@@ -45,6 +51,7 @@ SECRETS, IDENTITY, RELEASES, RAW = "secrets.json", "identity.json", "releases.js
 TENSORBOARD, STAGING, DAMAGED = "tensorboard", "staging", "damaged"
 LEDGER_HEAD, LOCK, SAMPLER_STATES = "ledger_head", "lock", "sampler_states"
 AUDIT = "audit.json"
+WRITTEN_ATOMICALLY = (RUN, REPORT, LEDGER, SECRETS, IDENTITY, LEDGER_HEAD, AUDIT)
 # Inside a checkpoint: its metadata, and, while it is staged, the record of its release.
 CHECKPOINT, RELEASE = "checkpoint.json", "release.json"
 # Files at the top of a run folder from before it had two halves.
@@ -81,39 +88,69 @@ class RunFolder:
         self.released.mkdir(parents=True, exist_ok=True)
         make_private_folder(self.private)
 
+    def open(self) -> int:
+        """Creates both halves and locks the folder."""
+        with explain_file_errors(self.root):
+            self.create()
+            return self.lock()
+
     def lock(self) -> int:
         """Locks the folder until the returned descriptor is closed or the process ends."""
         descriptor = open_private(self.private / LOCK, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with explain_file_errors(self.private / LOCK, but=(BlockingIOError,)):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             raise FixArgumentsError(
                 f"{self.root} is in use by another run, and two runs would add the same noise. "
                 "Wait until it ends, or choose another folder."
             ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
         return descriptor
 
+    def unlock(self, descriptor: int) -> None:
+        """Unlocks the folder. Does nothing if `descriptor` is -1."""
+        if descriptor >= 0:
+            with explain_file_errors(self.private / LOCK):
+                os.close(descriptor)
+
     def remove_leftovers(self) -> None:
-        """Removes what a killed process left in released/, because it reveals the kill.
+        """Removes temporary files of killed processes. In released/, they would reveal the kill.
 
         Torn lines of the ledger are kept in private/.
         """
-        for path in sorted(self.released.iterdir()):
-            if path.name.startswith(tuple(f".{name}." for name in (RUN, REPORT, LEDGER))):
-                path.unlink()
-            elif path.name.startswith(f"{LEDGER}.torn-"):
-                names = (self.private / f"{LEDGER}.torn-{k}" for k in range(1, 10**6))
-                path.rename(next(name for name in names if not name.exists()))
+        with explain_file_errors(self.released):
+            temporary = tuple(f".{name}." for name in WRITTEN_ATOMICALLY)
+            for path in sorted([*self.released.iterdir(), *self.private.iterdir()]):
+                if path.name.startswith(temporary):
+                    path.unlink()
+                elif path.parent == self.released and path.name.startswith(f"{LEDGER}.torn-"):
+                    names = (self.private / f"{LEDGER}.torn-{k}" for k in range(1, 10**6))
+                    path.rename(next(name for name in names if not name.exists()))
 
     def reset_times(self) -> None:
         """Sets released files to a fixed time, because when a step ended can depend on the data.
 
         Files of checkpoints already have this time when they are published.
         """
-        if self.released.is_dir():
-            for path in (*self.released.iterdir(), self.released):
-                os.utime(path, (NO_TIME, NO_TIME), follow_symlinks=False)
+        with explain_file_errors(self.released):
+            if self.released.is_dir():
+                for path in (*self.released.iterdir(), self.released):
+                    os.utime(path, (NO_TIME, NO_TIME), follow_symlinks=False)
+
+
+def explained(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a method of an object with a `folder`, a `RunFolder`: explains errors of files."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with explain_file_errors(args[0].folder.root):  # type: ignore[attr-defined]
+            return method(*args, **kwargs)
+
+    return call
 
 
 def check_not_older(root: Path) -> None:
@@ -133,13 +170,12 @@ def check_not_older(root: Path) -> None:
 
 def make_private_folder(path: Path) -> None:
     """Creates a folder with mode 0700, whatever the umask."""
-    try:
-        path.mkdir(mode=0o700)
-        path.chmod(0o700)
-        return
-    except FileExistsError:
-        pass
-    found = path.lstat()
+    with explain_file_errors(path):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            path.chmod(0o700)
+            return
+        found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise FixArgumentsError(
             f"{path} is {'a symbolic link' if path.is_symlink() else 'not a folder'}. Private "
@@ -147,7 +183,8 @@ def make_private_folder(path: Path) -> None:
         )
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
-        path.chmod(0o700)
+        with explain_file_errors(path):
+            path.chmod(0o700)
         warnings.warn(
             f"{path} had mode {mode:04o}, so others could read it; it now has mode 0700. If anyone "
             f"may have read {SECRETS}, start a new run: anyone who knows the noise key can remove "
@@ -163,15 +200,21 @@ def open_private(path: Path, flags: int) -> int:
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         if error.errno != errno.ELOOP:
-            raise
+            raise file_error(error, path) from error
         raise FixArgumentsError(
             f"{path} is a symbolic link, so data would be written outside the private folder. "
             "Remove the link."
         ) from None
-    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if mode & 0o077:
-        warnings.warn(f"{path} had mode {mode:04o}; it now has mode 0600.", stacklevel=3)
-    os.fchmod(descriptor, 0o600)
+    try:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if mode & 0o077:
+            warnings.warn(f"{path} had mode {mode:04o}; it now has mode 0600.", stacklevel=3)
+        os.fchmod(descriptor, 0o600)
+    except BaseException as error:
+        os.close(descriptor)
+        if not isinstance(error, OSError):
+            raise
+        raise file_error(error, path) from error
     return descriptor
 
 
@@ -181,15 +224,17 @@ def write_atomically(path: Path, text: str, *, private: bool, replace: bool = Tr
     Without `replace`, raises `FileExistsError` if there is such a file.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    try:
-        write_new(temporary, text.encode(), 0o600 if private else 0o644)
-        if private:
-            temporary.chmod(0o600)  # whatever the umask
-        if replace:
-            temporary.replace(path)
-        else:
-            os.link(temporary, path)
-    finally:
+    with explain_file_errors(path, but=() if replace else (FileExistsError,)):
         temporary.unlink(missing_ok=True)
-    sync_folder(path)
+        try:
+            write_new(temporary, text.encode(), 0o600 if private else 0o644)
+            if private:
+                temporary.chmod(0o600)  # whatever the umask
+            if replace:
+                temporary.replace(path)
+            else:
+                name_new(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):  # it is harmless, and must not hide an error
+                temporary.unlink(missing_ok=True)
+        sync_folder(path)

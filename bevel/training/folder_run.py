@@ -2,8 +2,8 @@
 
 A release writes the following in this order. Each part is on disk before the next begins:
 
-1. both halves of the checkpoint, in the staging folder (`training.checkpoint`);
-2. the record of how they were computed (`training.releases`), and the raw metrics;
+1. the raw metrics, and both halves of the checkpoint in the staging folder (`training.checkpoint`);
+2. the record of how they were computed (`training.releases`);
 3. the charge in the ledger, or a release mark if the steps were charged earlier;
 4. the checkpoint is published by rename; then come evaluation, metrics and callbacks.
 
@@ -14,7 +14,6 @@ run stages its state and releases nothing, so its releases do not reveal when it
 
 import contextlib
 import dataclasses
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,17 +21,12 @@ from typing import Any
 
 import jax
 
-from bevel.errors import RestoreCheckpointError
+from bevel.errors import BevelError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
-from bevel.training.checkpoint import (
-    CheckpointMetadata,
-    Checkpoints,
-    Staged,
-    StateHalves,
-    digest_of,
-)
-from bevel.training.disk_full import explain_full_disk
-from bevel.training.folder import IDENTITY, LEDGER, RELEASES, SECRETS, RunFolder
+from bevel.file_errors import check_in_place
+from bevel.training.checkpoint import Checkpoints, Staged, StateHalves, digest_of
+from bevel.training.checkpoint_metadata import CheckpointMetadata
+from bevel.training.folder import IDENTITY, LEDGER, LOCK, RELEASES, SECRETS, RunFolder, explained
 from bevel.training.identity import (
     Change,
     Identity,
@@ -43,28 +37,23 @@ from bevel.training.identity import (
 )
 from bevel.training.metrics_files import MetricsFiles, checked_metrics, to_json
 from bevel.training.process_agreement import any_process, barrier, from_first_process, is_first
-from bevel.training.releases import ReleaseRecord, Releases, content_digest, differences
+from bevel.training.releases import (
+    PendingRelease,
+    ReleaseRecord,
+    Releases,
+    content_digest,
+    differences,
+)
 from bevel.training.resume import ReplayDiffersError, check_composes, fresh_attempt_notice
 from bevel.training.run_json import RunRecord
 from bevel.training.run_ledger import RunLedger
 from bevel.training.run_options import RunOptions
 from bevel.training.sampler_states import SamplerStates
-from bevel.training.secrets import check_commitment, read_secrets, write_secrets
+from bevel.training.secrets import check_commitment, keep_secrets, read_secrets, write_secrets
 from bevel.training.stopwatch import Stopwatch
 
 PyTree = Any
 Metrics = dict[str, Any]
-
-
-@dataclasses.dataclass
-class _Pending:
-    """A checkpoint that is being staged, and what to do once it is complete."""
-
-    step: int
-    release: ReleaseRecord | None  # None if the checkpoint is already published
-    raw: list[Metrics]
-    evaluate: Callable[[], Any]
-    show: Callable[[Metrics], None]
 
 
 class FolderRun:
@@ -79,19 +68,18 @@ class FolderRun:
         self._last_digest: list[str] = []  # checksums of the state at the last release
         self._earlier_rows: list[str] = []  # row digests since then, from before an interruption
         self._replays: dict[int, list[str]] = {}  # checksums that steps run again must reproduce
-        self._pending: _Pending | None = None
+        self._pending: PendingRelease | None = None
         self._metrics: MetricsFiles | None = None  # in the first process only
         self._lock = -1
-        if is_first():
-            self.folder.create()
-            self._lock = self.folder.lock()
-        barrier("bevel: folder of the run")
         try:
+            self._lock = self.folder.open() if is_first() else -1
+            barrier("bevel: folder of the run")
             self._open(plan, options)
         except BaseException:
-            self.close()
+            self.close(failed=True)
             raise
 
+    @explained
     def _open(self, plan: DPExecutionPlan, options: RunOptions) -> None:
         self.record = RunRecord(self.folder)
         root, self.name = self.folder.root, self.record.name_of_run(options.name)
@@ -138,6 +126,7 @@ class FolderRun:
         barrier("bevel: secrets written")
         return read_secrets(path)
 
+    @explained
     def identify(self, identity: Identity) -> list[Change]:
         """Records the identity of a new run. When resuming, compares it and returns the changes."""
         before = read_identity(self.folder.private)
@@ -155,6 +144,7 @@ class FolderRun:
             write_identity(self.folder.private, identity)
         return accepted
 
+    @explained
     def resume(
         self,
         like: StateHalves,
@@ -211,6 +201,7 @@ class FolderRun:
         self._replays, self._earlier_rows = {}, []
         self.ledger.begin_attempt(step)
 
+    @explained
     def restore_again(self, like: StateHalves) -> StateHalves:
         """Restores the checkpoint that the run resumed from once more."""
         state, meta = self.checkpoints.restore(self._last_published[0], like)
@@ -308,8 +299,9 @@ class FolderRun:
         if step > first:
             record = self._stage(step, first, state, rows)
             self._last_digest, self._earlier_rows = record.after, []
-        self._pending = _Pending(step, record, raw, evaluate, show)
+        self._pending = PendingRelease(step, record, raw, evaluate, show)
 
+    @explained
     def keep_unreleased(
         self, step: int, first: int, state: StateHalves, raw: list[Metrics], rows: list[str]
     ) -> None:
@@ -321,12 +313,13 @@ class FolderRun:
         if step == first or self._replays:
             return
         self._stage(step, first, state, rows)
-        self.checkpoints.wait()
         if self._metrics:
             self._metrics.write_raw(raw)
+        self.checkpoints.wait()
 
     def _stage(self, step: int, first: int, state: StateHalves, rows: list[str]) -> ReleaseRecord:
         """Starts staging a state. Returns the record of how it was computed."""
+        self._check_in_place()
         before, after, rows = self._last_digest, digest_of(state), self._earlier_rows + rows
         if self._replays.pop(step, after) != after:
             raise ReplayDiffersError
@@ -346,11 +339,11 @@ class FolderRun:
             return None
         pending, self._pending = self._pending, None
         if pending.release is not None:
+            self._check_in_place()
+            if self._metrics:  # before a complete checkpoint lets a run go on without these steps
+                self._metrics.write_raw(pending.raw)
             self.checkpoints.wait()
-            with explain_full_disk(self.folder.private):
-                self._releases.add(pending.release)
-                if self._metrics:
-                    self._metrics.write_raw(pending.raw)
+            self._releases.add(pending.release)
             self.ledger.release(pending.step, self._content(pending.release))
             self.checkpoints.publish(pending.step)
             self._last_published = (pending.step, self.attempt)
@@ -359,9 +352,8 @@ class FolderRun:
         line |= {"delta": self.delta, "attempt": self.attempt}
         line |= checked_metrics(pending.evaluate())
         if self._metrics:
-            with explain_full_disk(self.folder.root):
-                self._metrics.write_metrics(line)
-                self.folder.reset_times()
+            self._metrics.write_metrics(line)
+            self.folder.reset_times()
         pending.show(line)
         return line
 
@@ -382,19 +374,26 @@ class FolderRun:
     def write_private_record(self, **fields: Any) -> None:
         self.record.add_private(**fields)
 
-    def close(self) -> None:
-        if is_first():
-            self.folder.reset_times()
-        for part in ("checkpoints", "_metrics", "_releases", "ledger"):
-            opened = getattr(self, part, None)
-            if opened is not None:
-                opened.close()
+    def _check_in_place(self) -> None:
+        """Raises if the folder was moved, removed or replaced. Puts back what only it knows."""
         if self._lock >= 0:
-            os.close(self._lock)
+            check_in_place(self._lock, self.folder.private / LOCK)
+            keep_secrets(self.folder.private / SECRETS, self.run_secrets)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Closes everything, even if closing one part fails. Then raises, unless a run `failed`."""
+        hidden = (BevelError,) if failed else ()
+        with contextlib.suppress(*hidden), contextlib.ExitStack() as closing:
+            closing.callback(self.folder.unlock, self._lock)
             self._lock = -1
+            for part in ("ledger", "_releases", "_metrics", "checkpoints"):
+                if getattr(self, part, None) is not None:
+                    closing.callback(getattr(self, part).close)
+            if is_first():
+                closing.callback(self.folder.reset_times)
 
     def __enter__(self) -> "FolderRun":
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self.close(failed=kind is not None)

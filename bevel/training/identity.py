@@ -26,6 +26,7 @@ from bevel.batch_selection.randomness import DRAW_VERSION
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.execution_plan.fingerprint import recorded_fields
+from bevel.file_errors import explain_file_errors
 from bevel.training.folder import IDENTITY, write_atomically
 
 # What `accept` may list, in addition to the names in `settings`.
@@ -211,11 +212,14 @@ def check_accept(accept: Sequence[str]) -> None:
 def read_identity(folder: Path) -> Identity | None:
     """Reads the identity that a run was started with. None if there is no such file."""
     path = folder / IDENTITY
-    if not path.exists():
+    try:
+        with explain_file_errors(path, but=(FileNotFoundError,)):
+            text = path.read_bytes()
+    except FileNotFoundError:
         return None
     try:
-        identity = Identity(**json.loads(path.read_text()))
-    except (ValueError, TypeError):
+        identity = Identity(**json.loads(text))
+    except (ValueError, TypeError, RecursionError):
         identity = Identity({}, {}, {})
     if not identity.digests or not all(isinstance(part, dict) for part in vars(identity).values()):
         raise RestoreCheckpointError(f"{path} is damaged: restore it from a backup.")

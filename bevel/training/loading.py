@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import json
 import os
 import warnings
 from pathlib import Path
@@ -13,11 +12,13 @@ import orbax.checkpoint as ocp
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.training.checkpoint import array_handler
+from bevel.training.checkpoint_metadata import numbered_folders, read_json
 from bevel.training.folder import CHECKPOINT, CHECKPOINTS, METRICS, RELEASED, RUN, SECRETS
 from bevel.training.metrics_files import read_lines
 from bevel.training.named_arrays import arranged
 
 PyTree = Any
+RESTORE = "restore it from a backup, or load another step."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +96,11 @@ def released_arrays(folder: str | os.PathLike[str], step: int | None = None) -> 
     """Reads the record and a checkpoint, by default the newest, of the released half of a run."""
     released = _released_half(Path(folder))
     checkpoint = _checkpoint(released / CHECKPOINTS, step)
-    public = json.loads((checkpoint / CHECKPOINT).read_text())
-    record = json.loads((released / RUN).read_text())
+    public, record = read_json(checkpoint / CHECKPOINT), read_json(released / RUN)
+    if not isinstance(public, dict) or type(public.get("step")) is not int:
+        raise RestoreCheckpointError(f"{checkpoint / CHECKPOINT} is damaged: {RESTORE}")
+    if not isinstance(record, dict):
+        raise RestoreCheckpointError(f"{released / RUN} is damaged: {RESTORE}")
     arrays = _arrays(checkpoint, record)
     last, average = (_below(part, arrays) for part in ("params", "average"))
     return ReleasedArrays(released, record, public["step"], public.get("attempt", 0), last, average)
@@ -114,7 +118,7 @@ def _released_half(folder: Path) -> Path:
 
 
 def _checkpoint(folder: Path, step: int | None) -> Path:
-    steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    steps = sorted(numbered_folders(folder))
     if not steps or (step is not None and step not in steps):
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise RestoreCheckpointError(f"{folder} has {wanted}; it has those of steps {steps}.")

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import numpy as np
 
 from bevel.accounting.ledger.durable_files import write_all
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
+from bevel.file_errors import check_in_place, explain_file_errors
+from bevel.training.events_file import EventsFile, has_tensorboard
 from bevel.training.folder import (
     METRICS,
     RAW,
@@ -39,26 +42,55 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, *, private: bool = False) -> None:
-        self.path = path
+        self.path, self._private, self._file = path, private, -1
+        with explain_file_errors(path):
+            self._open()
+            try:
+                data = path.read_bytes()
+                complete = data.rfind(b"\n") + 1
+                if complete < len(data):
+                    os.ftruncate(self._file, complete)
+            except BaseException:
+                self.close()
+                raise
+
+    def _open(self) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        if private:
-            self._file = open_private(path, flags)
+        if self._private:
+            self._file = open_private(self.path, flags)
         else:
-            self._file = os.open(path, flags | os.O_CLOEXEC, 0o644)
-        data = path.read_bytes()
-        complete = data.rfind(b"\n") + 1
-        if complete < len(data):
-            os.ftruncate(self._file, complete)
+            self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
 
     def add(self, *records: Mapping[str, Any]) -> None:
+        """Adds lines. If that fails, none of them is in the file, unless that fails too."""
         text = "".join(json.dumps(to_json(record), allow_nan=False) + "\n" for record in records)
-        write_all(self._file, text.encode())
-        os.fsync(self._file)
+        with explain_file_errors(self.path):
+            self._put_back_if_removed()
+            size = os.fstat(self._file).st_size
+            try:
+                write_all(self._file, text.encode())
+                os.fsync(self._file)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, size)
+                raise
+
+    def _put_back_if_removed(self) -> None:
+        """Writes a removed file again: its lines are still in the open file. Warns about it."""
+        if os.fstat(self._file).st_nlink or os.path.lexists(self.path):
+            return check_in_place(self._file, self.path)
+        lines = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        self.close()
+        self._open()
+        write_all(self._file, lines)
+        warnings.warn(
+            f"{self.path} was removed while a run wrote to it. It was written again.", stacklevel=3
+        )
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -66,13 +98,15 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
     Skips an incomplete last line. Raises `RestoreCheckpointError` if a line is not a JSON object.
     """
-    if not path.exists():
+    try:
+        with explain_file_errors(path, but=(FileNotFoundError,)):
+            data = path.read_bytes()
+    except FileNotFoundError:
         return
-    data = path.read_bytes()
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
             raise damaged_line(path, number)
@@ -87,7 +121,7 @@ def _written_steps(path: Path) -> set[tuple[int, int]]:
     """Returns the (step, attempt) pairs that already have a line."""
     written = set()
     for number, line in enumerate(read_lines(path), 1):
-        if not isinstance(line.get("step"), int):
+        if not all(isinstance(value, int) for value in _step_and_attempt(line)):
             raise damaged_line(path, number)
         written.add(_step_and_attempt(line))
     return written
@@ -120,16 +154,20 @@ class MetricsFiles:
     """
 
     def __init__(self, folder: RunFolder, *, tensorboard: bool = True) -> None:
-        self.metrics = JsonLines(folder.released / METRICS)
-        self.raw = JsonLines(folder.private / RAW, private=True)
         self._metrics_written = _written_steps(folder.released / METRICS)
         self._raw_written = _written_steps(folder.private / RAW)
-        writer = _event_writer() if tensorboard else None
-        events = folder.private / TENSORBOARD
-        if writer:
-            make_private_folder(events)
-        self._events = writer and writer(str(events / "released"))
-        self._raw_events = writer and writer(str(events / "raw"))
+        with contextlib.ExitStack() as opened:  # closes the others if one cannot be opened
+            self.metrics = JsonLines(folder.released / METRICS)
+            opened.callback(self.metrics.close)
+            self.raw = JsonLines(folder.private / RAW, private=True)
+            opened.callback(self.raw.close)
+            events = folder.private / TENSORBOARD
+            self._events = self._raw_events = None
+            if tensorboard and has_tensorboard():
+                make_private_folder(events)
+                self._events = opened.enter_context(EventsFile(events / "released"))
+                self._raw_events = opened.enter_context(EventsFile(events / "raw"))
+            self._opened = opened.pop_all()
 
     def has_metrics(self, step: int, attempt: int) -> bool:
         return (step, attempt) in self._metrics_written
@@ -139,21 +177,20 @@ class MetricsFiles:
         rows = [row for row in raw if _step_and_attempt(row) not in self._raw_written]
         self.raw.add(*rows)
         self._raw_written.update(map(_step_and_attempt, rows))
-        _add_events(self._raw_events, rows)
+        if self._raw_events:
+            self._raw_events.add(map(to_json, rows))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Writes the metrics of a checkpoint, unless they are already written."""
         if _step_and_attempt(metrics) not in self._metrics_written:
             self.metrics.add(metrics)
             self._metrics_written.add(_step_and_attempt(metrics))
-            _add_events(self._events, [metrics])
+            if self._events:
+                self._events.add([to_json(metrics)])
 
     def close(self) -> None:
-        self.metrics.close()
-        self.raw.close()
-        for events in (self._events, self._raw_events):
-            if events:
-                events.close()
+        with explain_file_errors(self.metrics.path.parent):
+            self._opened.close()
 
 
 def checked_metrics(metrics: Any) -> dict[str, Any]:
@@ -173,23 +210,4 @@ def checked_metrics(metrics: Any) -> dict[str, Any]:
 
 
 def _step_and_attempt(line: Mapping[str, Any]) -> tuple[int, int]:
-    return line["step"], line.get("attempt", 0)
-
-
-def _event_writer() -> Any:
-    """Returns the class of TensorBoard writers, or None if tensorboardX is not installed."""
-    with contextlib.suppress(ImportError):
-        from tensorboardX import SummaryWriter
-
-        return SummaryWriter
-    return None
-
-
-def _add_events(events: Any, records: Iterable[Mapping[str, Any]]) -> None:
-    if not events:
-        return
-    for record in records:
-        for name, value in to_json(record).items():
-            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
-                events.add_scalar(name, value, record["step"])
-    events.flush()
+    return line.get("step"), line.get("attempt", 0)  # type: ignore[return-value]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from bevel.accounting.ledger import Ledger
 from bevel.errors import BevelError, FixArgumentsError
-from bevel.training.checkpoint import numbered_folders
+from bevel.training.checkpoint_metadata import numbered_folders
 from bevel.training.folder import (
     CHECKPOINTS,
     IDENTITY,

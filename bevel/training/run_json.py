@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
+from bevel.file_errors import explain_file_errors
 from bevel.training.folder import RUN, RunFolder, write_atomically
 from bevel.training.metrics_files import to_json
 from bevel.training.process_agreement import is_first
@@ -46,11 +47,14 @@ class RunRecord:
 def _read_record(half: Path) -> dict[str, Any]:
     """Reads the record of one half. Empty if there is none yet."""
     path = half / RUN
-    if not path.exists():
+    try:
+        with explain_file_errors(path, but=(FileNotFoundError,)):
+            text = path.read_bytes()
+    except FileNotFoundError:
         return {}
     try:
-        record = json.loads(path.read_text())
-    except ValueError:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
         raise RestoreCheckpointError(f"{path} is damaged: restore it from a backup.")

@@ -8,8 +8,8 @@ from bevel.accounting.ledger import Ledger, LedgerRun
 from bevel.accounting.ledger.anchor import HASH
 from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedgerError
 from bevel.execution_plan import DPExecutionPlan
-from bevel.training.checkpoint import CheckpointMetadata
-from bevel.training.disk_full import explain_full_disk
+from bevel.file_errors import explain_file_errors
+from bevel.training.checkpoint_metadata import CheckpointMetadata
 from bevel.training.folder import LEDGER_HEAD, RELEASED, write_atomically
 from bevel.training.process_agreement import barrier, from_first_process, is_first
 
@@ -36,8 +36,7 @@ class RunLedger:
         self.path, self.plan, self.name, self._head_path = path, plan, name, private / LEDGER_HEAD
         if path.is_dir():
             raise FixArgumentsError(f"the ledger {path} is a folder. Pass the path of a file.")
-        # The hash of the last line that this run wrote. A ledger without it was rolled back.
-        head = self._head_path.read_bytes().decode("latin1") if self._head_path.exists() else None
+        head = _head(self._head_path)
         if head is not None and not HASH.fullmatch(head):
             raise RestoreCheckpointError(f"{self._head_path} is damaged: restore it from a backup.")
         if head is not None and not path.exists():
@@ -49,7 +48,6 @@ class RunLedger:
         self._ledger: Ledger | None = None
         self._run: LedgerRun | None = None
         if is_first():
-            is_new = not path.exists()
             self._ledger = Ledger.open(
                 path,
                 unit=plan.unit.name,
@@ -57,9 +55,10 @@ class RunLedger:
                 budget=budget,
                 anchor=anchor,
             )
-            if is_new and path.parent.name == RELEASED:
-                path.chmod(0o644)  # ledgers are created with 0600; this one may be shown to anyone
             try:
+                if self._ledger.line_count == 1 and path.parent.name == RELEASED:
+                    with explain_file_errors(path):
+                        path.chmod(0o644)  # created with 0600, but this one may be shown to anyone
                 if head is not None:
                     self._ledger.check_head(head)
             except BaseException:
@@ -149,12 +148,11 @@ class RunLedger:
         """
         planned = self._planned(stop)
         if self._run:
-            with explain_full_disk(self.path):
-                if planned is not None:
-                    self._run.charge(*planned, attempt=self.attempt, released=stop, content=content)
-                elif stop > self.released:
-                    self._run.release(stop, attempt=self.attempt, content=content)
-                write_atomically(self._head_path, self.head, private=True)
+            if planned is not None:
+                self._run.charge(*planned, attempt=self.attempt, released=stop, content=content)
+            elif stop > self.released:
+                self._run.release(stop, attempt=self.attempt, content=content)
+            write_atomically(self._head_path, self.head, private=True)
         barrier("bevel: charged")
         self.charged = self.charged if planned is None else planned.stop
         self.released = max(self.released, stop)
@@ -169,3 +167,12 @@ class RunLedger:
     def close(self) -> None:
         if self._ledger:
             self._ledger.close()
+
+
+def _head(path: Path) -> str | None:
+    """The hash of the last line that this run wrote. A ledger without it was rolled back."""
+    try:
+        with explain_file_errors(path, but=(FileNotFoundError,)):
+            return path.read_bytes().decode("latin1")
+    except FileNotFoundError:
+        return None

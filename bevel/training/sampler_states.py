@@ -15,7 +15,7 @@ import numpy as np
 
 from bevel.accounting.ledger.durable_files import write_new
 from bevel.batch_selection import MinSepState
-from bevel.training.disk_full import explain_full_disk
+from bevel.file_errors import explain_file_errors
 from bevel.training.folder import SAMPLER_STATES, make_private_folder
 from bevel.training.process_agreement import is_first
 
@@ -34,7 +34,7 @@ class SamplerStates:
         """Saves the state before step `state.step`, and removes all but the newest ones."""
         if not is_first():
             return
-        with explain_full_disk(self._folder.parent):
+        with explain_file_errors(self._folder):
             self._write(state, attempt)
 
     def _write(self, state: MinSepState, attempt: int) -> None:

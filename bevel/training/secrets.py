@@ -4,10 +4,13 @@ Only the owner can read it. It is written before the first step and never change
 """
 
 import json
+import os
+import warnings
 from pathlib import Path
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import PlanSecrets
+from bevel.file_errors import explain_file_errors, file_error
 from bevel.training.folder import SECRETS, write_atomically
 
 
@@ -19,6 +22,18 @@ def write_secrets(path: Path, secrets: PlanSecrets) -> None:
         raise FixArgumentsError(
             f"{path} already exists, and the keys of a run are never replaced."
         ) from None
+
+
+def keep_secrets(path: Path, secrets: PlanSecrets) -> None:
+    """Writes the secrets of a running run again if their file was removed, with a warning."""
+    try:
+        with explain_file_errors(path, but=(FileNotFoundError,)):
+            os.lstat(path)
+    except FileNotFoundError:
+        write_secrets(path, secrets)
+        warnings.warn(
+            f"{path} was removed while a run used it. It was written again.", stacklevel=4
+        )
 
 
 def read_secrets(path: Path) -> PlanSecrets:
@@ -41,6 +56,8 @@ def read_secrets(path: Path) -> PlanSecrets:
             f"{path} cannot be read: it belongs to the user who started the run. Resume as that "
             "user."
         ) from None
+    except OSError as error:
+        raise file_error(error, path) from error
     if mode & 0o077:
         raise RestoreCheckpointError(
             f"{path} has mode {mode:04o}, so others can read the noise key and remove the noise. "
@@ -48,7 +65,7 @@ def read_secrets(path: Path) -> PlanSecrets:
         )
     try:
         return PlanSecrets.from_dict(json.loads(text))
-    except ValueError:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         # Hide the cause: its message quotes the file.
         raise RestoreCheckpointError(
             f"{path} is damaged: it does not contain secrets of a run. Restore it from a backup."

@@ -30,6 +30,7 @@ from bevel.training.loop import Callback, Evaluate, Loop
 from bevel.training.loss_signature import check_signature
 from bevel.training.memory_run import MemoryRun
 from bevel.training.model_state import as_arrays
+from bevel.training.out_of_memory import explain_out_of_memory
 from bevel.training.private_step import PrivateStep
 from bevel.training.process_agreement import check_same, is_first
 from bevel.training.progress import Progress
@@ -264,6 +265,8 @@ class Trainer:
             loss.
           FixDataError: the data cannot be read, or is not what the plan was made for. The state is
             saved first.
+          FreeSpaceError, FixStorageError: a file cannot be written or read (`bevel.file_errors`).
+          FreeMemoryError: the memory is full.
           StopRunError: the budget does not allow a single step. A budget that allows some steps
             ends the run early instead.
         """
@@ -302,16 +305,17 @@ class Trainer:
             begin = copied(state)
         else:
             begin = self.init(state, model_state=model_state)
-        if folder is None:
-            run: FolderRun | MemoryRun = MemoryRun(
-                self.plan, options, seed, self._reached, int(begin.step)
-            )
-        else:
-            run = FolderRun(Path(folder), self.plan, options)
         progress = progress_of(options.progress) if is_first() else Progress()
-        with run:
-            loop = Loop(self, run, batches, options, evaluate, callback, progress)
-            return loop.train(begin, precompile)
+        with explain_out_of_memory():
+            if folder is None:
+                run: FolderRun | MemoryRun = MemoryRun(
+                    self.plan, options, seed, self._reached, int(begin.step)
+                )
+            else:
+                run = FolderRun(Path(folder), self.plan, options)
+            with run:
+                loop = Loop(self, run, batches, options, evaluate, callback, progress)
+                return loop.train(begin, precompile)
 
     def _batches(
         self, source: DataSource, user_ids: np.ndarray | ExamplesByUser | None, compilations: int

@@ -15,12 +15,8 @@ from training_runs import same_bits
 
 from bevel.errors import RestoreCheckpointError
 from bevel.sharding import make_mesh
-from bevel.training.checkpoint import (
-    CheckpointMetadata,
-    Checkpoints,
-    StateHalves,
-    digest_of,
-)
+from bevel.training.checkpoint import Checkpoints, StateHalves, digest_of
+from bevel.training.checkpoint_metadata import CheckpointMetadata
 from bevel.training.folder import RunFolder
 
 # A failed read leaves other reads of Orbax pending, which then find their event loop closed.

@@ -333,7 +333,9 @@ def test_a_read_error_loses_nothing(unbroken, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_saves_and_says_so(unbroken, tmp_path, number, code):
     folder = tmp_path / "run"
 

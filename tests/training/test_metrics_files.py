@@ -1,11 +1,15 @@
 """Metrics files: released and raw metrics are separate, lines are complete, JSON has no NaN."""
 
+import dataclasses
+import errno
 import json
 import stat
 
 import numpy as np
 import pytest
+from file_faults import RANDOM, Fault, FileFaults
 
+from bevel.errors import FixStorageError, FreeSpaceError
 from bevel.training.folder import RunFolder
 from bevel.training.metrics_files import JsonLines, MetricsFiles, read_lines, to_json
 
@@ -29,6 +33,44 @@ def test_a_torn_line_is_cut_off_and_the_next_one_is_whole(tmp_path):
     lines.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
     assert list(read_lines(tmp_path / "none")) == []
+
+
+def test_a_write_that_fails_leaves_no_part_of_a_line(tmp_path):
+    lines = JsonLines(tmp_path / "lines")
+    lines.add({"step": 1})
+    full = pytest.raises(FreeSpaceError, match=r"lines could not be written.*start again")
+    with FileFaults(tmp_path, Fault("write", "lines", 1, errno.ENOSPC)), full:
+        lines.add({"step": 2})
+    lines.add({"step": 2})
+    lines.close()
+    assert [line["step"] for line in read_lines(tmp_path / "lines")] == [1, 2]
+
+
+def test_a_removed_file_is_written_again_and_a_moved_one_is_an_error(tmp_path):
+    path = tmp_path / "lines"
+    lines = JsonLines(path, private=True)
+    lines.add({"step": 1})
+    path.unlink()
+    with pytest.warns(UserWarning, match="lines was removed while a run wrote to it"):
+        lines.add({"step": 2})
+    assert [line["step"] for line in read_lines(path)] == [1, 2]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.rename(tmp_path / "moved")
+    with pytest.raises(FixStorageError, match="was moved, removed or replaced"):
+        lines.add({"step": 3})
+    lines.close()
+    assert not path.exists()
+
+
+def test_events_that_cannot_be_written_are_an_error(tmp_path):
+    pytest.importorskip("tensorboardX")
+    records = MetricsFiles(halves(tmp_path))
+    fault = Fault("fsync", "private/tensorboard/raw/*", 1, errno.ENOSPC)
+    events = next((tmp_path / "private" / "tensorboard" / "raw").iterdir())
+    fault = dataclasses.replace(fault, path=RANDOM.sub("*", str(events.relative_to(tmp_path))))
+    with FileFaults(tmp_path, fault), pytest.raises(FreeSpaceError, match="tensorboard"):
+        records.write_raw([{"step": 0, "loss": 3.0}])
+    records.close()
 
 
 @pytest.mark.parametrize(

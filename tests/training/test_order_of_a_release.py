@@ -4,6 +4,7 @@ from unittest import mock
 
 import pytest
 
+from bevel.errors import FixStorageError
 from bevel.training import folder_run
 from bevel.training.folder_run import FolderRun
 from bevel.training.resume import ReplayDiffersError
@@ -31,7 +32,7 @@ def run(parts, monkeypatch):
     run._releases, run._metrics = parts.releases, parts.metrics
     run.environment, run.delta, run._pending = {}, None, None
     run._last_published, run._last_digest = (2, 0), []
-    run._earlier_rows, run._replays = [], {}
+    run._earlier_rows, run._replays, run._lock = [], {}, -1
     return run
 
 
@@ -49,9 +50,9 @@ def test_steps_are_charged_before_anything_of_them_is_shown(run, parts):
     run.finish_release()
     assert order(parts) == [
         "checkpoints.stage",
+        "metrics.write_raw",  # a complete checkpoint lets a run go on without these steps
         "checkpoints.wait",
         "releases.add",
-        "metrics.write_raw",
         "ledger.release",
         "checkpoints.publish",
         "metrics.write_metrics",
@@ -69,7 +70,7 @@ def test_a_charge_that_fails_publishes_nothing(run, parts):
 
 def test_an_interrupted_run_saves_its_state_and_releases_nothing(run, parts):
     run.keep_unreleased(3, 2, STATE, [], ["row"])
-    assert order(parts) == ["checkpoints.stage", "checkpoints.wait", "metrics.write_raw"]
+    assert order(parts) == ["checkpoints.stage", "metrics.write_raw", "checkpoints.wait"]
 
 
 def test_a_repeated_step_with_another_result_is_not_even_staged(run, parts):
@@ -77,3 +78,17 @@ def test_a_repeated_step_with_another_result_is_not_even_staged(run, parts):
     with pytest.raises(ReplayDiffersError):
         run.release(4, 2, STATE, [], ["row"], dict, lambda line: None)
     assert order(parts) == []
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_closing_closes_everything_and_hides_no_error(run, parts, failed):
+    parts.folder.reset_times.side_effect = FixStorageError("read-only")
+    parts.metrics.close.side_effect = FixStorageError("read-only")
+    run._lock = 7
+    with pytest.raises(KeyError if failed else FixStorageError), run:
+        if failed:
+            raise KeyError("what ended the run")
+    for part in (parts.checkpoints, parts.metrics, parts.releases, parts.ledger):
+        part.close.assert_called_once()
+    parts.folder.unlock.assert_called_once_with(7)
+    assert run._lock == -1

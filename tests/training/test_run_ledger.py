@@ -8,7 +8,7 @@ import training_runs as runs
 
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 from bevel.execution_plan import PlanSecrets
-from bevel.training.checkpoint import CheckpointMetadata
+from bevel.training.checkpoint_metadata import CheckpointMetadata
 from bevel.training.run_ledger import RunLedger
 
 SECRETS = PlanSecrets.for_tests(3)

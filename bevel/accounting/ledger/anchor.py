@@ -14,6 +14,7 @@ from pathlib import Path
 from bevel.accounting.ledger.durable_files import replace_file
 from bevel.accounting.ledger.hash_chain import LineHashes
 from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.file_errors import explain_file_errors
 
 HASH = re.compile("[0-9a-f]{64}")
 
@@ -47,7 +48,8 @@ class Anchor:
 
     def lines(self) -> int | None:
         """The number of lines that the anchor records. None if there is no anchor yet."""
-        return self._parse(self.path.read_bytes())[1] if self.path.exists() else None
+        with explain_file_errors(self.path):
+            return self._parse(self.path.read_bytes())[1] if self.path.exists() else None
 
     def check(self, hashes: LineHashes, ledger: Path) -> None:
         """Raises unless the anchored line is in the ledger, whose line hashes are `hashes`."""
@@ -86,4 +88,5 @@ class Anchor:
     def write(self, hashes: LineHashes) -> None:
         """Records the last line. The anchor is on disk when this returns."""
         content = {"head": hashes.head, "lines": len(hashes)}
-        replace_file(self.path, json.dumps(content).encode() + b"\n")
+        with explain_file_errors(self.path):
+            replace_file(self.path, json.dumps(content).encode() + b"\n")

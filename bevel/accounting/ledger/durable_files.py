@@ -1,5 +1,6 @@
 """Writes files that are complete and on disk when the call returns."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -8,7 +9,16 @@ from pathlib import Path
 
 from bevel.errors import FixArgumentsError
 
-NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+# What file systems without hard links answer: exFAT, some network and container mounts.
+NO_LINKS = {
+    errno.EPERM,
+    errno.EACCES,
+    errno.EINVAL,
+    errno.EMLINK,
+    errno.EOPNOTSUPP,
+    errno.ENOTSUP,
+    errno.ENOSYS,
+}
 
 
 def create_file(path: Path, data: bytes) -> bool:
@@ -26,20 +36,40 @@ def create_file(path: Path, data: bytes) -> bool:
     temporary = target.with_name(f".{target.name}.begin-{secrets.token_hex(8)}")
     try:
         write_new(temporary, data)
-        os.link(temporary, target)  # unlike a rename, a link never replaces a file
+        name_new(temporary, target)
         sync_folder(target)
     except FileExistsError:
         return False
-    except OSError as error:
-        if error.errno in NO_LINKS:
-            raise FixArgumentsError(
-                f"the file system of {path} has no hard links ({error}), so the file cannot be "
-                "created safely. Pass a path on a local disk or another POSIX file system."
-            ) from error
-        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is harmless, and must not hide an error
+            temporary.unlink(missing_ok=True)
     return True
+
+
+def name_new(temporary: Path, target: Path) -> None:
+    """Gives a file its final name. Raises `FileExistsError` if the name is taken.
+
+    A hard link never replaces a file, unlike a rename. Where there are no hard links, the file is
+    renamed while its folder is locked, which excludes other processes that create files in this
+    way. `temporary` may or may not be left.
+    """
+    link = getattr(os, "link", None)  # not every platform has it
+    if link is not None:
+        try:
+            return link(temporary, target)
+        except NotImplementedError:
+            pass
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+    folder = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        os.rename(temporary, target)
+    finally:
+        os.close(folder)
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:

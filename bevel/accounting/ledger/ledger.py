@@ -22,6 +22,7 @@ from bevel.accounting.ledger.locked_file import LockedFile
 from bevel.accounting.ledger.summary import Summary
 from bevel.accounting.ledger.torn_line import save_torn
 from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.file_errors import explain_file_errors
 
 if TYPE_CHECKING:
     from dp_accounting import NeighboringRelation
@@ -90,33 +91,34 @@ class Ledger:
         """
         header = LedgerHeader(unit, getattr(relation, "name", relation), budget)
         file_path = Path(path)
-        anchor_file = None if anchor is None else Anchor(anchor)
-        if anchor_file:
-            anchor_file.check_ledger_exists(file_path)
-        check_no_archives(file_path)
-        create_file(file_path, line_of(header.entry(), 0, START)[0])
-        file = LockedFile(file_path, wait=wait)
-        try:
-            # Whoever can write to the ledger can append a summary that understates it. The anchor
-            # vouches for the lines that it records, and summaries after them are checked.
-            trusted = anchor_file.lines() if anchor_file else None
-            contents = _contents(file.read(), file_path, trusted)
-            contents.header.check_same(header, str(file_path))
+        with explain_file_errors(file_path):
+            anchor_file = None if anchor is None else Anchor(anchor)
             if anchor_file:
-                anchor_file.check(contents.hashes, file_path)
-            saved = ""
-            if contents.torn:
-                saved = f" The bytes are saved in {save_torn(contents.torn, file_path)}."
-                file.cut(len(contents.torn))
-            if contents.lacks_newline:
-                file.append(b"\n")
-            _warn_if_cut_short(file_path, contents, saved)
-            if anchor_file:
-                anchor_file.write(contents.hashes)
-            return cls(file_path, contents, file, anchor_file)
-        except BaseException:
-            file.close()
-            raise
+                anchor_file.check_ledger_exists(file_path)
+            check_no_archives(file_path)
+            create_file(file_path, line_of(header.entry(), 0, START)[0])
+            file = LockedFile(file_path, wait=wait)
+            try:
+                # Whoever can write to the ledger can append a summary that understates it. The
+                # anchor vouches for the lines that it records, and later summaries are checked.
+                trusted = anchor_file.lines() if anchor_file else None
+                contents = _contents(file.read(), file_path, trusted)
+                contents.header.check_same(header, str(file_path))
+                if anchor_file:
+                    anchor_file.check(contents.hashes, file_path)
+                saved = ""
+                if contents.torn:
+                    saved = f" The bytes are saved in {save_torn(contents.torn, file_path)}."
+                    file.cut(len(contents.torn))
+                if contents.lacks_newline:
+                    file.append(b"\n")
+                _warn_if_cut_short(file_path, contents, saved)
+                if anchor_file:
+                    anchor_file.write(contents.hashes)
+                return cls(file_path, contents, file, anchor_file)
+            except BaseException:
+                file.close()
+                raise
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, full: bool = False) -> "Ledger":
@@ -127,10 +129,13 @@ class Ledger:
         bytes before it have the stated hashes.
         """
         file_path = Path(path)
-        try:
-            contents = _contents(file_path.read_bytes(), file_path, 0 if full else None)
-        except FileNotFoundError:
-            raise FixArgumentsError(f"there is no ledger at {file_path}: check the path.") from None
+        with explain_file_errors(file_path):
+            try:
+                contents = _contents(file_path.read_bytes(), file_path, 0 if full else None)
+            except FileNotFoundError:
+                raise FixArgumentsError(
+                    f"there is no ledger at {file_path}: check the path."
+                ) from None
         _warn_if_cut_short(file_path, contents)
         return cls(file_path, contents)
 
@@ -181,11 +186,12 @@ class Ledger:
         vouches for the lines up to it, so summaries after it are not believed but checked.
         """
         line = self._hashes.line_of(head)
-        if line is None and self._hashes.archived:
-            whole = with_archives(self.path.read_bytes(), self.path)
-            line = read_contents(whole, self.path).hashes.line_of(head)
-        if line is not None and line < self._believed:
-            line = _contents(self.path.read_bytes(), self.path, line + 1).hashes.line_of(head)
+        with explain_file_errors(self.path):
+            if line is None and self._hashes.archived:
+                whole = with_archives(self.path.read_bytes(), self.path)
+                line = read_contents(whole, self.path).hashes.line_of(head)
+            if line is not None and line < self._believed:
+                line = _contents(self.path.read_bytes(), self.path, line + 1).hashes.line_of(head)
         if line is None:
             raise RestoreLedgerError(
                 f"{self.path} has no line with the hash {head}, which was once its head: lines are "
@@ -209,12 +215,13 @@ class Ledger:
 
     def _append(self, entry: Charge | Release) -> None:
         self._check(entry)
-        self._write(entry)
-        self._totals.add(entry)
-        if self._segment.summary_is_due and self.terms.version >= 3:
-            self._write(self._summary())
-        if self._anchor is not None:
-            self._anchor.write(self._hashes)
+        with explain_file_errors(self.path):
+            self._write(entry)
+            self._totals.add(entry)
+            if self._segment.summary_is_due and self.terms.version >= 3:
+                self._write(self._summary())
+            if self._anchor is not None:
+                self._anchor.write(self._hashes)
 
     def _write(self, entry: Charge | Release | Summary) -> bytes:
         """Appends a line to the file. It is on disk when this returns."""
@@ -247,15 +254,16 @@ class Ledger:
                 f"{self.path} has the format of version {self.terms.version}, which has no "
                 "summaries: it can be continued, but not compacted."
             )
-        archive = new_archive(self.path, len(self._hashes))
-        before = self._writable.read()
-        summary = self._write(self._summary())
-        if self._anchor is not None:
-            self._anchor.write(self._hashes)  # first: the line that it records must stay known
-        write_archive(archive, before, self._writable.mode)
-        header = before[: before.index(b"\n") + 1]
-        self._writable.replace(header + summary)
-        self._hashes = self._hashes.compacted()
+        with explain_file_errors(self.path):
+            archive = new_archive(self.path, len(self._hashes))
+            before = self._writable.read()
+            summary = self._write(self._summary())
+            if self._anchor is not None:
+                self._anchor.write(self._hashes)  # first: the line that it records must stay known
+            write_archive(archive, before, self._writable.mode)
+            header = before[: before.index(b"\n") + 1]
+            self._writable.replace(header + summary)
+            self._hashes = self._hashes.compacted()
         return archive
 
     def _check(self, entry: Charge | Release) -> None:
@@ -270,9 +278,10 @@ class Ledger:
 
     def close(self) -> None:
         """Releases the lock. The ledger can still be read."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with explain_file_errors(self.path):
+                file.close()
 
     def __enter__(self) -> "Ledger":
         return self

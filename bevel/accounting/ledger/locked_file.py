@@ -1,11 +1,19 @@
 """A file that one process at a time appends to. The data is on disk when `append` returns."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
 
-from bevel.accounting.ledger.durable_files import sync, sync_folder, write_all, write_new
-from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.accounting.ledger.durable_files import (
+    create_file,
+    sync,
+    sync_folder,
+    write_all,
+    write_new,
+)
+from bevel.errors import BevelError, FixArgumentsError, RestoreLedgerError
+from bevel.file_errors import explain_file_errors
 
 
 class LockedFile:
@@ -21,18 +29,21 @@ class LockedFile:
         If another process has it open, raises, or waits for that process if `wait` is True.
         """
         self.path = Path(path)
-        self._open_and_lock(wait)
-        while not self._is_at_path():  # the run before this one has compacted it
-            self.close()
-            self._open_and_lock(wait)
-        self._owner = os.getpid()
-        self._size = os.fstat(self._descriptor).st_size
-        self._last_write_succeeded = True
+        self._descriptor = -1
         try:
+            self._open_and_lock(wait)
+            while not self._is_at_path():  # the run before this one has compacted it
+                self.close()
+                self._open_and_lock(wait)
+            self._owner = os.getpid()
+            self._size = os.fstat(self._descriptor).st_size
+            # A process that was killed may have written lines that are not on disk yet.
+            sync(self._descriptor)
             sync_folder(self.path)
         except BaseException:
             self.close()
             raise
+        self._last_write_succeeded = True
 
     def _open_and_lock(self, wait: bool) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
@@ -43,7 +54,6 @@ class LockedFile:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            os.close(self._descriptor)
             raise FixArgumentsError(
                 f"{self.path} is locked by another run, and only one at a time may write to a "
                 "ledger. Wait for it to end, or open with wait=True."
@@ -63,14 +73,17 @@ class LockedFile:
     def cut(self, count: int) -> None:
         """Removes the last `count` bytes."""
         self._size -= count
-        os.ftruncate(self._descriptor, self._size)
+        self._cut_to(self._size)
+
+    def _cut_to(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
         sync(self._descriptor)
 
     def append(self, data: bytes) -> None:
         """Appends bytes, which are on disk when this returns.
 
-        If it raises, some or all of the bytes may be in the file. Nothing more can then be appended
-        until the file is opened again.
+        If it raises, the bytes are removed again. If that fails too, some or all of them may be in
+        the file, and nothing more can be appended until the file is opened again.
         """
         if not self._last_write_succeeded:
             raise RestoreLedgerError(f"an earlier write to {self.path} failed. Open it again.")
@@ -85,8 +98,17 @@ class LockedFile:
                 "it from a copy."
             )
         self._last_write_succeeded = False
-        write_all(self._descriptor, data)
-        sync(self._descriptor)
+        with explain_file_errors(self.path):
+            try:
+                write_all(self._descriptor, data)
+                sync(self._descriptor)
+            except OSError:
+                # After a failed sync, it is unknown what is on disk, and a second sync would not
+                # report it again. So remove what was written, if the file system lets us.
+                with contextlib.suppress(OSError):
+                    self._cut_to(self._size)
+                    self._last_write_succeeded = True
+                raise
         self._size += len(data)
         self._last_write_succeeded = True
 
@@ -98,11 +120,15 @@ class LockedFile:
         new.unlink(missing_ok=True)  # left behind by a process that was killed
         write_new(new, data, self.mode)
         descriptor = os.open(new, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # before anyone can open it under its name
-        os.replace(new, target)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # before anyone can open it under its name
+            os.replace(new, target)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        before, self._descriptor, self._size = self._descriptor, descriptor, len(data)
+        os.close(before)
         sync_folder(target)
-        os.close(self._descriptor)
-        self._descriptor, self._size = descriptor, len(data)
 
     def _is_at_path(self) -> bool:
         try:
@@ -111,14 +137,20 @@ class LockedFile:
             return False
 
     def _check_not_replaced(self) -> None:
-        """Raises if the path no longer leads to the open file."""
-        if not self._is_at_path():
-            raise RestoreLedgerError(
-                f"{self.path} was moved, removed or replaced while it was open, so new charges "
-                "would be lost. Put it back and open it again."
-            )
+        """Raises if the path no longer leads to the open file. A removed file is put back first."""
+        if self._is_at_path():
+            return
+        advice = "Put it back and open it again."
+        if os.fstat(self._descriptor).st_nlink == 0:  # nobody else has its content
+            with contextlib.suppress(BevelError, OSError):
+                if create_file(self.path, self.read()):
+                    advice = "Its content was put back: open it again."
+        raise RestoreLedgerError(
+            f"{self.path} was moved, removed or replaced while it was open, so new charges "
+            f"would be lost. {advice}"
+        )
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor, self._last_write_succeeded = -1, False
+        descriptor, self._descriptor, self._last_write_succeeded = self._descriptor, -1, False
+        if descriptor >= 0:
+            os.close(descriptor)
