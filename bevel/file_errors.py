@@ -66,7 +66,7 @@ def file_error(error: BaseException, path: str | os.PathLike[str]) -> BevelError
     named = getattr(error, "filename", None)
     named = named if isinstance(named, str | os.PathLike) and os.path.isabs(named) else path
     number = error.errno if isinstance(error, OSError) else None
-    said = os.strerror(number) if number else in_one_line(error)[:200]
+    said = os.strerror(number) if number else in_one_line(error) or type(error).__name__
     if is_full(error):
         return FreeSpaceError(
             f"{named} could not be written because the disk is full ({said}). Free some space. "

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from bevel.accounting.ledger import Ledger
-from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.errors import FixArgumentsError, FixStorageError, RestoreLedgerError
 
 TERMS = {"unit": "example", "relation": "ADD_OR_REMOVE_ONE"}
 EVENT = {"kind": "GaussianDpEvent", "noise_multiplier": 1.0}
@@ -116,7 +116,7 @@ def test_a_charge_that_cannot_be_anchored_raises_and_is_counted(path, anchor):
     with Ledger.open(path, **TERMS, anchor=anchor) as ledger:
         run = ledger.run("run", **RUN)
         anchor.parent.rename(anchor.parent.with_name("unmounted"))
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FixStorageError, match=r"anchor.*moved or removed"):
             run.charge(0, 1, EVENT)
         assert run.charged_until == 1
         assert Ledger.read(path).line_count == 2

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bevel.accounting import Ledger
-from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.errors import FixArgumentsError, FixStorageError, RestoreLedgerError
 
 EVENT = {"kind": "GaussianDpEvent", "noise_multiplier": 8.0}
 TERMS = {"unit": "example", "relation": "REPLACE_ONE"}
@@ -128,7 +128,7 @@ def test_a_kill_between_the_two_files_loses_nothing(tmp_path, monkeypatch):
         monkeypatch.setattr(
             ledger._writable, "replace", lambda data: (_ for _ in ()).throw(OSError)
         )
-        with pytest.raises(OSError):
+        with pytest.raises(FixStorageError, match="OSError"):
             ledger.compact()
     charged(path, range(1, 3))
     assert Ledger.read(path, full=True).released("run") == (0, 3)

@@ -85,14 +85,16 @@ def test_leftovers_of_a_killed_process_are_harmless(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == [".f.begin-other", "f", "g"]
 
 
-def test_file_systems_without_hard_links_are_refused(tmp_path, monkeypatch):
+def test_without_hard_links_a_file_is_created_and_never_replaced(tmp_path, monkeypatch):
     def refused(*_):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refused)
-    with pytest.raises(FixArgumentsError, match="has no hard links"):
-        create_file(tmp_path / "f", b"first")
-    assert os.listdir(tmp_path) == []
+    assert create_file(tmp_path / "f", b"first")
+    monkeypatch.setattr(type(tmp_path), "exists", lambda path: False)  # created at this moment
+    assert not create_file(tmp_path / "f", b"second")
+    assert (tmp_path / "f").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["f"]
 
 
 def test_a_file_is_created_at_the_target_of_a_symbolic_link(tmp_path):

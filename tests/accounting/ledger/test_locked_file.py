@@ -7,7 +7,7 @@ import time
 import pytest
 
 from bevel.accounting.ledger.locked_file import LockedFile
-from bevel.errors import FixArgumentsError, RestoreLedgerError
+from bevel.errors import FixArgumentsError, FreeSpaceError, RestoreLedgerError
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +32,10 @@ def test_bytes_are_synced_before_append_returns(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", lambda *a: (calls.append("write"), write(*a))[1])
     monkeypatch.setattr(os, "fsync", lambda *a: (calls.append("sync"), sync(*a))[1])
     file = LockedFile(tmp_path / "f")
-    assert calls == ["sync"]  # the folder, which holds the name
+    # Lines that a killed process wrote, and the folder, which holds the name.
+    assert calls == ["sync", "sync"]
     file.append(b"one\n")
-    assert calls == ["sync", "write", "sync"]
+    assert calls == ["sync", "sync", "write", "sync"]
     file.close()
 
 
@@ -53,7 +54,7 @@ def test_nothing_is_appended_after_a_failed_write(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+    with monkeypatch.context() as patch, pytest.raises(FreeSpaceError, match="No space"):
         patch.setattr(os, "fsync", full)
         file.append(b"one\n")
     with pytest.raises(RestoreLedgerError, match=r"an earlier write to .* failed"):
