@@ -27,6 +27,7 @@ SPECS = [P("data"), P("data"), P(None, "model"), P(), P(), P("model")]
 PROGRAM = """
 import json
 import numpy as np
+import training_runs as runs
 from jax.experimental import multihost_utils
 from bevel.errors import FixArgumentsError
 from bevel.sharding import make_mesh, place
@@ -41,6 +42,9 @@ params = {"w": np.arange(80_000, dtype=np.float32).reshape(80, 1000), "b": np.ze
 placed = place(params, make_mesh("data=8"), "fsdp")
 local = [(s.index, np.asarray(s.data)) for s in placed["w"].addressable_shards]
 assert all(np.array_equal(values, params["w"][index]) for index, values in local)
+assert max(sizes) == 32, sizes
+sizes.clear()
+runs.trainer(mesh=make_mesh("data=8")).init(params)
 assert max(sizes) == 32, sizes
 try:
     place({"w": np.full((8, 8), float(process))}, make_mesh("data=8"))
