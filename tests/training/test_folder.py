@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from bevel.errors import FixArgumentsError
+from bevel.errors import FixArgumentsError, FixStorageError
 from bevel.training.folder import (
     NO_TIME,
     RunFolder,
@@ -61,7 +61,7 @@ def test_private_files_are_closed_and_links_are_not_followed(tmp_path):
     link.symlink_to(path)
     with pytest.raises(FixArgumentsError, match="is a symbolic link"):
         open_private(link, os.O_WRONLY)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FixStorageError):
         open_private(tmp_path / "none", os.O_WRONLY)
 
 
