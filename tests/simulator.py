@@ -96,7 +96,7 @@ def commitments_of(folder):
     with (
         mock.patch.object(PlanSecrets, "commitment", known),
         mock.patch(
-            "bevel.training.folder_run.content_digest", lambda release, key: contents[release.stop]
+            "bevel.training.releaser.content_digest", lambda release, key: contents[release.stop]
         ),
     ):
         yield

@@ -19,6 +19,7 @@ from dp_accounting import DpEvent, NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from bevel.accounting.divergences import CachedRdpAccountant
 from bevel.accounting.loss_distributions import CachedPLDAccountant, rounding_of_many
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.errors import FixArgumentsError
@@ -150,7 +151,7 @@ def default_accountant(event: DpEvent, relation: NeighboringRelation) -> Privacy
     pld = CachedPLDAccountant(relation, interval_for(event, relation))
     if pld.supports(event):
         return pld
-    rdp = RdpAccountant(neighboring_relation=relation)
+    rdp = CachedRdpAccountant(relation)
     if rdp.supports(event):
         return rdp
     raise FixArgumentsError(
@@ -221,7 +222,7 @@ def cheaper_accountants(
     if kind in (PLDAccountant, CachedPLDAccountant):
         interval = interval_for(event, relation) if accountant_fn is None else INTERVAL
         return [_pld_with(10 * interval), _pld_with(3 * interval)]
-    return [rdp_with_few_orders] if kind is RdpAccountant else []
+    return [rdp_with_few_orders] if kind in (RdpAccountant, CachedRdpAccountant) else []
 
 
 @functools.cache  # epsilons are cached by accountant_fn, so it must be the same object each time

@@ -13,6 +13,8 @@ from bevel.accounting.spending import delta, epsilon
 from bevel.errors import FixArgumentsError
 
 POINTS = 120
+# Events that are bounded by sampling take a hundred samples divided by this, by default.
+SAMPLED_DELTA = 1e-4
 LARGEST_EPSILON = 500.0  # there is no privacy beyond this, and exp(epsilon) does not overflow
 
 
@@ -29,6 +31,9 @@ def trade_off_curve(
     The curve is computed from the deltas of many epsilons. Each pair implies
     `TPR <= exp(epsilon) FPR + delta` and `1 - FPR <= exp(epsilon) (1 - TPR) + delta`. The least of
     these bounds lies above the true curve.
+
+    Events that are bounded by Monte Carlo sampling use `MonteCarlo.for_delta(1e-4)` by default.
+    More samples bring the curve closer to the true one, at low rates above all.
     """
     if fpr is None:
         fpr = np.concatenate([[0.0], np.geomspace(1e-6, 1, 121)])
@@ -53,6 +58,7 @@ def _privacy_profile(
     """Returns pairs (epsilon, delta), from epsilon = 0 to where delta is negligible."""
     settings: dict[str, Any] = {"neighboring_relation": relation, "accountant_fn": accountant_fn}
     if isinstance(event, MixtureDpEvent):
+        monte_carlo = monte_carlo or MonteCarlo.for_delta(SAMPLED_DELTA)
         epsilons = EPSILONS[EPSILONS <= 50]
     else:
         largest = epsilon(event, delta=1e-9, **settings)

@@ -1,25 +1,17 @@
 """A run in a folder: releases its checkpoints, and resumes after a crash or an interruption.
 
-A release writes the following in this order. Each part is on disk before the next begins:
-
-1. the raw metrics, and both halves of the checkpoint in the staging folder (`training.checkpoint`);
-2. the record of how they were computed (`training.releases`);
-3. the charge in the ledger, or a release mark if the steps were charged earlier;
-4. the checkpoint is published by rename; then come evaluation, metrics and callbacks.
-
-After a crash, every step is therefore either in the ledger, with a checkpoint that is published or
-can be, or was never seen by anyone and is run again with the same noise at no cost. An interrupted
-run stages its state and releases nothing, so its releases do not reveal when it was interrupted.
+A release charges before it publishes, and each part is on disk before the next begins
+(`training.releaser`). After a crash, every step is therefore either in the ledger, with a
+checkpoint that is published or can be, or was never seen by anyone and is run again with the same
+noise at no cost. An interrupted run stages its state and releases nothing, so its releases do not
+reveal when it was interrupted.
 """
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from bevel.errors import BevelError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
@@ -35,16 +27,15 @@ from bevel.training.identity import (
     read_identity,
     write_identity,
 )
-from bevel.training.metrics_files import MetricsFiles, checked_metrics, to_json
+from bevel.training.metrics_files import MetricsFiles, to_json
 from bevel.training.process_agreement import any_process, barrier, from_first_process, is_first
+from bevel.training.releaser import Releaser
 from bevel.training.releases import (
-    PendingRelease,
     ReleaseRecord,
     Releases,
-    content_digest,
     differences,
 )
-from bevel.training.resume import ReplayDiffersError, check_composes, fresh_attempt_notice
+from bevel.training.resume import check_composes, fresh_attempt_notice
 from bevel.training.run_json import RunRecord
 from bevel.training.run_ledger import RunLedger
 from bevel.training.run_options import RunOptions
@@ -64,12 +55,8 @@ class FolderRun:
     def __init__(self, folder: Path, plan: DPExecutionPlan, options: RunOptions) -> None:
         self.folder, self.plan, self.options = RunFolder(folder), plan, options
         self.stopwatch = Stopwatch()
-        self._last_published = (0, 0)  # step and attempt
-        self._last_digest: list[str] = []  # checksums of the state at the last release
-        self._earlier_rows: list[str] = []  # row digests since then, from before an interruption
-        self._replays: dict[int, list[str]] = {}  # checksums that steps run again must reproduce
-        self._pending: PendingRelease | None = None
         self._metrics: MetricsFiles | None = None  # in the first process only
+        self._unseen: BaseException | None = None  # of a release that nobody waited for
         self._lock = -1
         try:
             self._lock = self.folder.open() if is_first() else -1
@@ -89,7 +76,13 @@ class FolderRun:
         self.delta = options.delta or (self.budget.delta if self.budget else None)
         self.ledger_path = Path(options.ledger or self.folder.released / LEDGER)
         self.ledger = RunLedger(
-            self.ledger_path, plan, self.name, self.budget, options.anchor, self.folder.private
+            self.ledger_path,
+            plan,
+            self.name,
+            self.budget,
+            options.anchor,
+            self.folder.private,
+            releases_every=options.checkpoint_every,
         )
         if is_first():
             self.folder.remove_leftovers()
@@ -101,6 +94,17 @@ class FolderRun:
         self._releases = Releases(self.folder.private / RELEASES, write=is_first())
         if is_first():
             self._metrics = MetricsFiles(self.folder, tensorboard=options.tensorboard)
+        self.releaser = Releaser(
+            self.folder,
+            plan,
+            self.run_secrets,
+            self.delta,
+            ledger=self.ledger,
+            checkpoints=self.checkpoints,
+            releases=self._releases,
+            metrics=self._metrics,
+            check_in_place=self._check_in_place,
+        )
 
     @property
     def attempt(self) -> int:
@@ -157,7 +161,7 @@ class FolderRun:
         step depend on (`ReleaseRecord.exactly`), and `rows_between` computes the digests of
         the rows that steps of the current attempt read.
         """
-        self.environment, ledger = to_json(environment), self.ledger
+        self.releaser.environment, ledger = to_json(environment), self.ledger
         ledger.join(self.run_secrets.commitment)
         for meta in self.checkpoints.private_metas():
             if (meta.key, meta.plan) == (self.run_secrets.commitment, self.plan.fingerprint()):
@@ -171,48 +175,50 @@ class FolderRun:
                     f"but {self.checkpoints.folder} has no checkpoint. Restore the checkpoints. "
                     "The run does not start over, because what it released is spent."
                 )
-            meta = self._meta(0, digest_of(like))
+            meta = self.releaser.metadata(0, digest_of(like))
             self.checkpoints.stage(like, meta)
             self.checkpoints.wait()
             self.checkpoints.publish(0)
-            self._last_digest = meta.digest
+            self.releaser.last_digest = meta.digest
             return like
         state, meta = restored
-        self._last_published, self._last_digest = (meta.step, meta.attempt), meta.digest
+        self.releaser.last_published = (meta.step, meta.attempt)
+        self.releaser.last_digest = meta.digest
         ledger.check_contains(meta)
         if meta.step < ledger.released:
             recorded = self._releases.between(meta.step, ledger.released, self.attempt)
-            if not all([ledger.charged_for(r.stop, self._content(r)) for r in recorded]):
+            if not all([ledger.charged_for(r.stop, self.releaser.content(r)) for r in recorded]):
                 recorded = []
-            why = differences(recorded, meta.digest, self.environment, rows_between)
+            why = differences(recorded, meta.digest, self.releaser.environment, rows_between)
             if why:
                 self.take_fresh_attempt(why)
             else:
-                self._replays = {release.stop: release.after for release in recorded}
+                self.releaser.replays = {release.stop: release.after for release in recorded}
         return self._interrupted_state(like, meta) or state
 
     def take_fresh_attempt(self, why: list[str]) -> None:
         """Uses fresh noise and batches from the restored checkpoint on, and charges them again."""
-        step, released = self._last_published[0], self.ledger.released
+        step, released = self.releaser.last_published[0], self.ledger.released
         check_composes(step, released, why, self.plan.composes_by_step)
         if is_first():
             notice = fresh_attempt_notice(step, released, self.attempt + 1, why)
             warnings.warn(notice, stacklevel=2)
-        self._replays, self._earlier_rows = {}, []
+        self.releaser.replays, self.releaser.earlier_rows = {}, []
         self.ledger.begin_attempt(step)
 
     @explained
     def restore_again(self, like: StateHalves) -> StateHalves:
         """Restores the checkpoint that the run resumed from once more."""
-        state, meta = self.checkpoints.restore(self._last_published[0], like)
-        self._last_digest = meta.digest
+        state, meta = self.checkpoints.restore(self.releaser.last_published[0], like)
+        self.releaser.last_digest = meta.digest
         return state
 
     def _publish_charged_checkpoint(self) -> None:
         """Publishes a staged checkpoint that is already charged, and so counts as released."""
         staged, step, content = self._staged(), -1, ""
         if staged is not None and staged.release is not None:
-            step, content = staged.meta.step, self._content(ReleaseRecord(**staged.release))
+            record = ReleaseRecord(**staged.release)
+            step, content = staged.meta.step, self.releaser.content(record)
         charged = self.ledger.charged_for(step, content)
         step = int(from_first_process(step if charged and step == self.ledger.released else -1)[0])
         if step >= 0:
@@ -228,7 +234,7 @@ class FolderRun:
             staged is not None
             and staged.release is not None
             and (staged.release["first"], staged.release["before"]) == (last.step, last.digest)
-            and not self._replays
+            and not self.releaser.replays
         )
         step = int(from_first_process(staged.meta.step if staged and follows else -1)[0])
         # Other runs may have spent the budget meanwhile. Then these steps cannot be released.
@@ -238,7 +244,7 @@ class FolderRun:
         if any_process(state is None):
             self.checkpoints.discard_staged()
             return None
-        self._earlier_rows = staged.release["rows"] if staged and staged.release else []
+        self.releaser.earlier_rows = staged.release["rows"] if staged and staged.release else []
         return state
 
     def _staged(self) -> Staged | None:
@@ -246,9 +252,6 @@ class FolderRun:
         staged = self.checkpoints.staged() if is_first() else None
         current = (self.run_secrets.commitment, self.attempt)
         return staged if staged and (staged.meta.key, staged.meta.attempt) == current else None
-
-    def _content(self, release: ReleaseRecord) -> str:
-        return content_digest(release, self.run_secrets.row_key)
 
     def _check(self, meta: CheckpointMetadata) -> None:
         """Raises unless a checkpoint belongs to this run."""
@@ -264,16 +267,19 @@ class FolderRun:
 
     def last_release(self, step: int) -> int:
         """Returns the step of the last published checkpoint."""
-        return self._last_published[0]
+        return self.releaser.last_published[0]
 
     def next_goal(self, step: int, stop: int) -> int:
         """Returns the step of the next release: `stop`, or earlier if the budget requires it.
 
         Steps that are run again are released at the same step as before.
         """
-        stop = min([stop, *(s for s in self._replays if s > step)])
+        stop = min([stop, *(s for s in self.releaser.replays if s > step)])
         with self.stopwatch.part("epsilon"):
-            return self.ledger.affordable(step, stop)
+            goal = self.ledger.affordable(step, stop)
+        if goal > step:
+            self.releaser.prepare(goal)
+        return goal
 
     def release(
         self,
@@ -282,91 +288,25 @@ class FolderRun:
         state: StateHalves,
         raw: list[Metrics],
         rows: list[str],
-        evaluate: Callable[[], Any],
+        evaluate: Callable[[], Any] | None,
         show: Callable[[Metrics], None],
     ) -> None:
-        """Starts staging a checkpoint. `finish_release` then charges and publishes it.
+        self.releaser.release(step, first, state, raw, rows, evaluate, show)
 
-        Args:
-          first: the step of the previous release. If it equals `step`, the checkpoint is already
-            published, and only evaluation, metrics and `show` are still missing.
-          rows: the digests of the rows of the steps in between.
-          evaluate: returns the metrics. It is called once the steps are charged.
-          show: is called with the metrics once they are written.
-        """
-        self.finish_release()
-        record = None
-        if step > first:
-            record = self._stage(step, first, state, rows)
-            self._last_digest, self._earlier_rows = record.after, []
-        self._pending = PendingRelease(step, record, raw, evaluate, show)
-
-    @explained
     def keep_unreleased(
         self, step: int, first: int, state: StateHalves, raw: list[Metrics], rows: list[str]
     ) -> None:
-        """Saves a state without releasing it, so that releases do not show the interruption.
-
-        Released steps that are being run again are not saved: they are not verified yet.
-        """
-        self.finish_release()
-        if step == first or self._replays:
-            return
-        self._stage(step, first, state, rows)
-        if self._metrics:
-            self._metrics.write_raw(raw)
-        self.checkpoints.wait()
-
-    def _stage(self, step: int, first: int, state: StateHalves, rows: list[str]) -> ReleaseRecord:
-        """Starts staging a state. Returns the record of how it was computed."""
-        self._check_in_place()
-        before, after, rows = self._last_digest, digest_of(state), self._earlier_rows + rows
-        if self._replays.pop(step, after) != after:
-            raise ReplayDiffersError
-        record = ReleaseRecord(self.attempt, first, step, before, rows, after, self.environment)
-        self.checkpoints.stage(state, self._meta(step, after), dataclasses.asdict(record))
-        return record
+        self.releaser.keep_unreleased(step, first, state, raw, rows)
 
     def finish_release(self, *, if_ready: bool = False) -> Metrics | None:
-        """Waits for the staged checkpoint, charges and publishes it, and returns its metrics.
+        return self.releaser.finish_release(if_ready=if_ready)
 
-        With `if_ready`, does nothing if it would have to wait. Several processes have to wait for
-        each other, so they always finish a release at the next one.
-        """
-        if self._pending is None:
-            return None
-        if if_ready and (jax.process_count() > 1 or self.checkpoints.is_saving()):
-            return None
-        pending, self._pending = self._pending, None
-        if pending.release is not None:
-            self._check_in_place()
-            if self._metrics:  # before a complete checkpoint lets a run go on without these steps
-                self._metrics.write_raw(pending.raw)
-            self.checkpoints.wait()
-            self._releases.add(pending.release)
-            self.ledger.release(pending.step, self._content(pending.release))
-            self.checkpoints.publish(pending.step)
-            self._last_published = (pending.step, self.attempt)
-        with self.stopwatch.part("epsilon"):
-            line: Metrics = {"step": pending.step, "epsilon": self.ledger.epsilon(self.delta)}
-        line |= {"delta": self.delta, "attempt": self.attempt}
-        line |= checked_metrics(pending.evaluate())
-        if self._metrics:
-            self._metrics.write_metrics(line)
-            self.folder.reset_times()
-        pending.show(line)
-        return line
+    def seconds_of_releases(self) -> dict[str, float]:
+        """What the parts of all releases took in the second thread."""
+        return {name: round(s, 3) for name, s in self.releaser.stopwatch.seconds.items()}
 
     def needs_metrics(self, step: int) -> bool:
-        """Returns whether the process ended after publishing this step, before its metrics."""
-        last = self._last_published
-        same = last == (step, self.attempt)
-        missing = self._metrics and same and step and not self._metrics.has_metrics(*last)
-        return bool(from_first_process(float(bool(missing)))[0])
-
-    def _meta(self, step: int, digest: list[str]) -> CheckpointMetadata:
-        plan, key = self.plan.fingerprint(), self.run_secrets.commitment
-        return CheckpointMetadata(step, self.attempt, plan, key, self.ledger.head, digest)
+        return self.releaser.needs_metrics(step)
 
     def write_record(self, **fields: Any) -> None:
         self.record.add_public(name=self.name, **fields)
@@ -386,11 +326,19 @@ class FolderRun:
         with contextlib.suppress(*hidden), contextlib.ExitStack() as closing:
             closing.callback(self.folder.unlock, self._lock)
             self._lock = -1
+            closing.callback(self._raise_unseen, failed)
             for part in ("ledger", "_releases", "_metrics", "checkpoints"):
                 if getattr(self, part, None) is not None:
                     closing.callback(getattr(self, part).close)
             if is_first():
                 closing.callback(self.folder.reset_times)
+            releaser = getattr(self, "releaser", None)
+            self._unseen = None if releaser is None else releaser.close()
+
+    def _raise_unseen(self, failed: bool) -> None:
+        """Raises the error of a release that nobody waited for, unless the run failed anyway."""
+        if self._unseen is not None and not failed:
+            raise self._unseen
 
     def __enter__(self) -> "FolderRun":
         return self

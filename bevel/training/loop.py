@@ -134,6 +134,7 @@ class Loop:
             seconds_by_part=seconds_by_part(
                 seconds, compiled_before, programs.seconds, selected.waited, run.stopwatch
             ),
+            seconds_of_releases=run.seconds_of_releases(),
         )
         if stop.number is not None and status == "interrupted":
             raise RunInterrupted(stop.number, state, plan.iterations, saved=run.keeps)
@@ -206,8 +207,8 @@ class Loop:
         if jax.process_count() > 1:
             check_replicas(state, self.trainer.mesh)
 
-        def metrics() -> Any:
-            return self.evaluate(shown.evaluated) if self.evaluate else {}
+        evaluate = self.evaluate
+        metrics = None if evaluate is None else lambda: evaluate(shown.evaluated)
 
         def show(released: Metrics) -> None:
             self.progress.checkpoint(released)

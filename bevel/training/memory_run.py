@@ -7,6 +7,7 @@ from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training.metrics_files import checked_metrics
 from bevel.training.run_options import RunOptions
+from bevel.training.stated_epsilon import StatedEpsilon
 from bevel.training.stopwatch import Stopwatch
 
 PyTree = Any
@@ -30,6 +31,7 @@ class MemoryRun:
         budget = options.budget or plan.budget
         self.budget, self.stopwatch = None, Stopwatch()
         self.delta = options.delta or (budget.delta if budget else None)
+        self._stated = StatedEpsilon(plan, options.checkpoint_every)
         self._line: Metrics | None = None
         if begin < reached[0] and not plan.secrets.known:
             raise FixArgumentsError(
@@ -69,19 +71,23 @@ class MemoryRun:
         state: PyTree,
         raw: list[Metrics],
         rows: list[str],
-        evaluate: Callable[[], Any],
+        evaluate: Callable[[], Any] | None,
         show: Callable[[Metrics], None],
     ) -> None:
         self._reached[0] = max(self._reached[0], step)
-        epsilon = None if self.delta is None else self.plan.epsilon(step, delta=self.delta)
+        epsilon = None if self.delta is None else self._stated.of_steps(step, self.delta)
         line = {"step": step, "epsilon": epsilon, "delta": self.delta, "attempt": 0}
-        line |= checked_metrics(evaluate())
+        if evaluate is not None:
+            line |= checked_metrics(evaluate())
         show(line)
         self._line = line
 
     def finish_release(self, *, if_ready: bool = False) -> Metrics | None:
         line, self._line = self._line, None
         return line
+
+    def seconds_of_releases(self) -> dict[str, float]:
+        return {}
 
     def needs_metrics(self, step: int) -> bool:
         return False

@@ -36,17 +36,6 @@ class ReleaseRecord:
     exactly: dict[str, Any]
 
 
-@dataclasses.dataclass
-class PendingRelease:
-    """A checkpoint that is being staged, and what to do once it is complete."""
-
-    step: int
-    release: ReleaseRecord | None  # None if the checkpoint is already published
-    raw: list[dict[str, Any]]
-    evaluate: Callable[[], Any]
-    show: Callable[[dict[str, Any]], None]
-
-
 def content_digest(release: ReleaseRecord, key: bytes) -> str:
     """Returns the keyed digest for the ledger. It reveals nothing without the key."""
     text = canonical(dataclasses.asdict(release))

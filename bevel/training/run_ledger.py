@@ -1,5 +1,6 @@
 """`RunLedger`: the charges of one run, and how many more steps the budget allows."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from bevel.file_errors import explain_file_errors
 from bevel.training.checkpoint_metadata import CheckpointMetadata
 from bevel.training.folder import LEDGER_HEAD, RELEASED, write_atomically
 from bevel.training.process_agreement import barrier, from_first_process, is_first
+from bevel.training.stated_epsilon import Counts, StatedEpsilon
 
 
 class RunLedger:
     """The charges of a run. Only the first process opens the ledger, and the others follow it.
+
+    Two threads of a run may use it: one releases, while the other asks for the next goal.
 
     Attributes:
       attempt: the current attempt. Every attempt has different noise and batches.
@@ -32,6 +36,8 @@ class RunLedger:
         budget: Budget | None,
         anchor: Any,
         private: Path,
+        *,
+        releases_every: int = 1,
     ) -> None:
         self.path, self.plan, self.name, self._head_path = path, plan, name, private / LEDGER_HEAD
         if path.is_dir():
@@ -47,6 +53,8 @@ class RunLedger:
         self.attempt, self.attempt_start, self.charged, self.released = 0, 0, 0, 0
         self._ledger: Ledger | None = None
         self._run: LedgerRun | None = None
+        self._stated = StatedEpsilon(plan, releases_every)
+        self._changing = threading.RLock()  # held while the totals are changed or read
         if is_first():
             self._ledger = Ledger.open(
                 path,
@@ -108,8 +116,9 @@ class RunLedger:
 
     def begin_attempt(self, step: int) -> None:
         """Starts an attempt: steps from `step` on get fresh noise and are charged again."""
-        self.attempt += 1
-        self.attempt_start = self.charged = self.released = step
+        with self._changing:
+            self.attempt += 1
+            self.attempt_start = self.charged = self.released = step
 
     @property
     def head(self) -> str:
@@ -122,11 +131,14 @@ class RunLedger:
         return int(from_first_process(affordable)[0])
 
     def _affordable(self, run: LedgerRun, step: int, stop: int) -> int:
-        def affords(target: int) -> bool:
-            planned = self._planned(target)
-            return planned is None or run.affords(*planned, attempt=self.attempt)
+        def affords(target: int, **options: bool) -> bool:
+            with self._changing:
+                planned = self._planned(target)
+                return planned is None or run.affords(*planned, attempt=self.attempt, **options)
 
-        if affords(stop):
+        # Fewer steps never cost more, so one answer for the whole plan is enough. `Ledger` checks
+        # the budget again when it charges.
+        if affords(self.plan.iterations, look_ahead=False) or affords(stop):
             return stop
         low, high = step, stop  # `low` is affordable, `high` is not
         while high - low > 1:
@@ -146,23 +158,55 @@ class RunLedger:
 
         The ledger is on disk when this returns. `content` is a keyed digest of the release.
         """
-        planned = self._planned(stop)
-        if self._run:
-            if planned is not None:
-                self._run.charge(*planned, attempt=self.attempt, released=stop, content=content)
-            elif stop > self.released:
-                self._run.release(stop, attempt=self.attempt, content=content)
-            write_atomically(self._head_path, self.head, private=True)
-        barrier("bevel: charged")
-        self.charged = self.charged if planned is None else planned.stop
-        self.released = max(self.released, stop)
+        with self._changing:
+            planned = self._planned(stop)
+            if self._run:
+                charge, mark = self._run.charge, self._run.release
+                if planned is not None:
+                    charge(*planned, attempt=self.attempt, released=stop, content=content)
+                elif stop > self.released:
+                    mark(stop, attempt=self.attempt, content=content)
+                write_atomically(self._head_path, self.head, private=True)
+            barrier("bevel: charged")
+            self.charged = self.charged if planned is None else planned.stop
+            self.released = max(self.released, stop)
+
+    # What was spent.
 
     def epsilon(self, delta: float | None) -> float | None:
-        """Returns the epsilon spent by all runs of the ledger. None without a delta."""
+        """Returns the epsilon spent by all runs of the ledger. None without a delta.
+
+        It is exact once the last step of the plan is released. Before, it may be up to `TOLERANCE`
+        too high, and is never too low (`accounting.ledger.release_epsilon`). It depends only on the
+        ledger and on public settings, so a release that is repeated after a crash gets the same.
+        """
         if delta is None:
             return None
-        spent = self._ledger.spent(delta).epsilon if self._ledger and self.charged else 0.0
+        spent = 0.0
+        if self._run and self.charged:
+            with self._changing:
+                counts = self._run.counts()
+            spent = self._epsilon_of(counts, delta, self.released)
         return from_first_process(spent)[0]
+
+    def prepare(self, stop: int, delta: float | None) -> None:
+        """Computes the epsilon of the next release, so that `epsilon` will find it in a cache.
+
+        If another run charges the ledger meanwhile, `epsilon` computes another one.
+        """
+        if delta is None or not self._run:
+            return
+        with self._changing:
+            planned = self._planned(stop)
+            run, attempt = self._run, self.attempt
+            counts = run.counts_with(*planned, attempt=attempt) if planned else run.counts()
+        self._epsilon_of(counts, delta, stop)
+
+    def _epsilon_of(self, counts: Counts, delta: float, released: int) -> float:
+        spent = self._stated.epsilon(counts, delta, released)
+        budget = self._ledger.terms.budget if self._ledger else None
+        # The charge was accepted, so the exact epsilon is within the budget.
+        return min(spent, budget.epsilon) if budget and budget.delta == delta else spent
 
     def close(self) -> None:
         if self._ledger:

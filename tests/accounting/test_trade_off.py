@@ -46,6 +46,15 @@ def test_a_curve_by_sampling_is_above_the_true_curve():
     assert np.all(tpr >= truth) and tpr == pytest.approx(truth, abs=0.03)
 
 
+def test_a_curve_by_sampling_needs_no_settings(monkeypatch):
+    """By default with a number of samples that does not depend on the rates."""
+    monkeypatch.setattr("bevel.accounting.trade_off.SAMPLED_DELTA", 1e-2)
+    event = balls_in_bins_event(1.0, 1, cycle_length=1)
+    rates = np.array([0.1, 0.5])
+    _, tpr = trade_off_curve(event, fpr=rates, **ADD)
+    assert np.all(tpr >= norm.cdf(norm.ppf(rates) + 1)) and np.all(tpr < 1)
+
+
 @pytest.mark.parametrize("fpr", [[], [[0.1]], [-0.1], [1.1], [np.nan]])
 def test_invalid_rates_are_refused(fpr):
     with pytest.raises(FixArgumentsError, match="rates between 0 and 1"):

@@ -151,7 +151,7 @@ def test_a_result_that_is_not_the_recorded_one_is_not_shown(tmp_path, monkeypatc
         found = digest_of(halves)
         return ["0" * 16, *found[1:]] if next(first, False) else found
 
-    monkeypatch.setattr("bevel.training.folder_run.digest_of", different_once)
+    monkeypatch.setattr("bevel.training.releaser.digest_of", different_once)
     with pytest.warns(UserWarning, match="running them again gave another result"):
         state = runs.fit(folder, of=of)
     assert int(state.step) == 8

@@ -266,7 +266,7 @@ class Ledger:
             self._hashes = self._hashes.compacted()
         return archive
 
-    def _check(self, entry: Charge | Release) -> None:
+    def _check(self, entry: Charge | Release, *, look_ahead: bool = True) -> None:
         """Raises unless the entry may come next and is within the budget."""
         self._totals.check(entry)
         if self.terms.budget is not None and isinstance(entry, Charge):
@@ -274,7 +274,7 @@ class Ledger:
                 from bevel.accounting.ledger.allowance import Allowance
 
                 self._allowance = Allowance(self.terms.budget, self.terms.relation)
-            self._allowance.check(self._totals, entry)
+            self._allowance.check(self._totals, entry, look_ahead=look_ahead)
 
     def close(self) -> None:
         """Releases the lock. The ledger can still be read."""

@@ -1,5 +1,6 @@
 """One run in a ledger, which charges steps before they are released."""
 
+import collections
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +57,34 @@ class LedgerRun:
         event: "DpEvent | Mapping[str, Any]",
         *,
         attempt: int | None = None,
+        look_ahead: bool = True,
     ) -> bool:
-        """Returns whether `charge` with these arguments is within the budget. Writes nothing."""
+        """Returns whether `charge` with these arguments is within the budget. Writes nothing.
+
+        By default, also finds out how often the event could be charged again, so that later charges
+        need no accounting. Pass `look_ahead=False` for the last charge of a run.
+        """
         try:
-            self.ledger._check(self._charge(first, stop, event, attempt, None))
+            charge = self._charge(first, stop, event, attempt, None)
+            self.ledger._check(charge, look_ahead=look_ahead)
         except StopRunError:
             return False
         return True
+
+    def counts_with(
+        self,
+        first: int,
+        stop: int,
+        event: "DpEvent | Mapping[str, Any]",
+        *,
+        attempt: int | None = None,
+    ) -> collections.Counter[str]:
+        """Returns how often each event is spent after such a charge. Writes nothing."""
+        return self.ledger._totals.events(self._charge(first, stop, event, attempt, None))
+
+    def counts(self) -> collections.Counter[str]:
+        """Returns how often each event was spent, by all runs of the ledger."""
+        return self.ledger._totals.events()
 
     def charge(
         self,

@@ -64,7 +64,7 @@ def compute_spent(totals: LedgerTotals, terms: LedgerHeader, delta: float | None
     )
     counts = totals.events()
     cost = epsilon_of(counts, delta, terms.relation)
-    events = _composed_events(counts, terms.relation) if math.isfinite(cost) else []
+    events = composed_events(counts, terms.relation) if math.isfinite(cost) else []
     return Spent(cost, delta, terms, runs, tuple(events))
 
 
@@ -77,9 +77,9 @@ def epsilon_of(
     sampling, basic composition applies: each event gets an equal share of delta, and the epsilons
     add up. With `coarse`, accountants round more, which is faster and never gives less.
     """
-    if any(not _has_noise(json.loads(text)) for text in counts):
+    if not has_noise(counts):
         return math.inf  # accountants do not handle such events in a composition
-    events = _composed_events(counts, relation)
+    events = composed_events(counts, relation)
 
     def cost(event: DpEvent) -> float:
         accountant_fn: AccountantFn | None = None
@@ -95,6 +95,11 @@ def epsilon_of(
     return float(sum(map(cost, events)))
 
 
+def has_noise(counts: collections.Counter[str]) -> bool:
+    """Returns whether all events have noise. Otherwise epsilon is infinite."""
+    return all(_has_noise(json.loads(text)) for text in counts)
+
+
 def _has_noise(event: dict[str, Any]) -> bool:
     inner = [event["event"]] if "event" in event else []
     return (
@@ -104,7 +109,7 @@ def _has_noise(event: dict[str, Any]) -> bool:
     )
 
 
-def _composed_events(counts: collections.Counter[str], relation: str) -> list[DpEvent]:
+def composed_events(counts: collections.Counter[str], relation: str) -> list[DpEvent]:
     """Composes the counted events into as few events as accountants support."""
     mixtures: list[DpEvent] = []
     others: list[DpEvent] = []
@@ -115,7 +120,7 @@ def _composed_events(counts: collections.Counter[str], relation: str) -> list[Dp
         else:
             others.append(composed(event, count))
     if len(others) > 1:
-        joint = dp_accounting.ComposedDpEvent(others)
+        joint = dp_accounting.ComposedDpEvent(tuple(others))  # a tuple can be cached
         with contextlib.suppress(FixArgumentsError):  # else account for each event on its own
             default_accountant(joint, relation_of(relation))
             others = [joint]
