@@ -99,7 +99,9 @@ class Program:
 
     def __exit__(self, *error):
         self.process.kill()
-        self.end()
+        self.process.wait()
+        self._reader.join(10)
+        self.process.stdout.close()
 
 
 def check_resumes(folder, whole):
@@ -165,6 +167,7 @@ def test_a_run_whose_launcher_is_killed_ends_and_resumes(whole, tmp_path):
         while not all(map(gone, pids)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert all(map(gone, pids))
+    time.sleep(2)  # the last thread of a killed process closes its files, and so frees its lock
     check_resumes(tmp_path / "run", whole)
 
 
