@@ -16,9 +16,10 @@ _SMALL_MEAN = 100.0
 def binomial(trials: int, chance: float, uniforms: Iterator[float]) -> int:
     """Returns the number of successes in independent trials that succeed with this chance.
 
-    `uniforms` yields independent numbers between 0 and 1, of 52 bits. For up to 1e12 trials, the
-    distribution differs from the exact one by less than 1e-9 in total variation; the error grows
-    with the standard deviation of the count. Takes microseconds, whatever the mean is.
+    `uniforms` yields independent numbers between 0 and 1, of 52 bits. The distribution differs from
+    the exact one by less than 1e-14 + 2e-15 times the standard deviation of the count in total
+    variation: by 1e-9 for 1e12 trials at 0.5, and by 2e-13 for a mean of 1e4. Takes microseconds,
+    whatever the mean is.
     """
     if chance > 0.5:
         return trials - binomial(trials, 1 - chance, uniforms)  # 1 - chance is not rounded
@@ -66,5 +67,6 @@ def log_weight(count: int, trials: int, chance: float) -> float:
     ):
         relative = excess / mean
         total -= mean * ((1 + relative) * math.log1p(relative) - relative)
-        total -= 0.5 * math.log(number) + 1 / (12 * number) - 1 / (360 * number**3)
+        total -= 0.5 * math.log(number)
+        total -= 1 / (12 * number) - 1 / (360 * number**3) + 1 / (1260 * number**5)
     return total

@@ -75,6 +75,10 @@ class MultiOwnerGraph:
         places = np.arange(counts.sum()) + np.repeat(self.bounds[examples + 1] - ends, counts)
         return np.logical_and.reduceat(condition[self.owners[places]], ends - counts)
 
+    def any_example(self, condition: np.ndarray) -> bool:
+        """Whether all owners of any example meet a condition, which has one entry per owner."""
+        return bool(np.logical_and.reduceat(condition[self.owners], self.bounds[:-1]).any())
+
 
 def greedy_contribution_bound(
     graph: MultiOwnerGraph, max_examples_per_owner: int, rng: RngType = None

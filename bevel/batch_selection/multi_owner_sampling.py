@@ -23,6 +23,8 @@ from bevel.checks import whole_number
 NEVER = np.iinfo(np.int64).min // 2
 # Examples whose owners are looked up together.
 _CHUNK = 4096
+# Once this part of the examples was visited, it pays to look whether any of them can be selected.
+_LOOK = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,7 +82,12 @@ class MultiOwnerMinSepSampling(StatefulSampler):
         selected: list[int] = []
         round_, position = state.round, state.position
         left = 2 * graph.num_examples - position  # to the end of the next round
+        visited, next_look = 0, graph.num_examples // _LOOK
         while left > 0 and len(selected) < self.batch_size:
+            if visited >= next_look:
+                if not graph.any_example(available):
+                    break  # visiting the others would select none of them
+                next_look = 2 * max(visited, _CHUNK)
             if position == graph.num_examples:
                 round_, position = round_ + 1, 0
             key = derived_key(seed, SamplingPurpose.ORDER, round_)
@@ -98,7 +105,7 @@ class MultiOwnerMinSepSampling(StatefulSampler):
                 if len(selected) == self.batch_size:
                     passed = place + 1
                     break
-            position, left = position + passed, left - passed
+            position, left, visited = position + passed, left - passed, visited + passed
         next_state = MultiOwnerState(step + 1, round_, position, last_used, uses)
         return np.sort(np.asarray(selected, np.int64)), next_state
 

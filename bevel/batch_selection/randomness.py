@@ -21,7 +21,7 @@ RngType = np.random.Generator | int | None
 SEED_BITS = 128
 # Increase this with every change of what a sampler draws from a seed. It is part of the fingerprint
 # of a plan, so that no run goes on with another draw than it was started with.
-DRAW_VERSION = 2
+DRAW_VERSION = 3
 
 
 class SamplingPurpose(enum.IntEnum):

@@ -66,6 +66,16 @@ def test_probabilities_have_nine_digits(trials, chance):
         assert found == pytest.approx(exact, abs=1e-9)
 
 
+@pytest.mark.parametrize("trials, chance", [(10**12, 1e-10), (300, 0.34), (10**12, 1e-6)])
+def test_probabilities_of_usual_batch_sizes_have_eleven_digits(trials, chance):
+    deviation, mode = math.sqrt(trials * chance * (1 - chance)), int((trials + 1) * chance)
+    low = mode - int(8 * deviation)  # few, where Stirling's formula is worst
+    k = np.arange(low, mode, dtype=np.int64)
+    terms = np.log1p((trials * chance - k - 1 + chance) / ((k + 1) * (1 - chance)))
+    found = log_weight(mode, trials, chance) - log_weight(low, trials, chance)
+    assert found == pytest.approx(math.fsum(terms), abs=1e-11)
+
+
 def test_certain_counts():
     for trials in (0, 1, 10**12):
         assert set(drawn(trials, 0.0, 20)) == {0} and set(drawn(trials, 1.0, 20)) == {trials}

@@ -42,6 +42,26 @@ def test_a_batch_is_as_full_as_it_can_be():
     assert sizes == [8, 2, 0, 0]
 
 
+def test_a_step_in_which_nothing_can_be_selected_visits_few_examples(monkeypatch):
+    graph = MultiOwnerGraph.from_lists([[i % 100, 100 + i % 7] for i in range(20_000)])
+    sampler = MultiOwnerMinSepSampling(50, 9, 3)
+    state = sampler.initial_state(graph)
+    visited = []
+    real = MultiOwnerGraph.all_owners
+    monkeypatch.setattr(
+        MultiOwnerGraph,
+        "all_owners",
+        lambda self, condition, examples: visited.append(examples) or real(
+            self, condition, examples
+        ),
+    )
+    for expected in (7, 0, 0, 7, 0, 0, 7):
+        visited.clear()
+        batch, state = sampler.next_batch(state, graph, 3)
+        assert len(batch) == expected
+        assert sum(map(len, visited)) <= 4096 + 20_000 * (expected > 0)
+
+
 def test_no_example_starves_behind_another_of_its_owner():
     graph = MultiOwnerGraph.from_lists([[0], [0], [0], [1], [2]])
     sampler = MultiOwnerMinSepSampling(2, 300, 2)

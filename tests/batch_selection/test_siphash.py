@@ -1,5 +1,9 @@
 """SipHash equals the published test vector, and a slow implementation on Python's integers."""
 
+import ast
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -50,6 +54,26 @@ def test_the_published_vector():
     assert siphash(word, KEY, rounds=(2, 4)).tolist() == [0x93F5F5799A932462]
     assert slow(bytes(range(8)), KEY, 2, 4) == 0x93F5F5799A932462
     assert slow(b"", KEY, 2, 4) == 0x726FDB47DD0E0E31
+
+
+@pytest.mark.skipif(sys.hash_info.algorithm != "siphash13", reason="another hash of bytes")
+def test_equals_the_hash_of_bytes_in_python():
+    words = list(range(0, 2**64, 2**64 // 50))
+    code = f"print([hash(word.to_bytes(8, 'little')) for word in {words}])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    number, key = 7, b""
+    for _ in range(16):  # how Python makes a key of this seed: a linear congruential generator
+        number = (number * 214013 + 2531011) % 2**32
+        key += bytes([number >> 16 & 0xFF])
+    assert siphash(np.array(words, np.uint64), key).view(np.int64).tolist() == ast.literal_eval(
+        done.stdout
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
