@@ -59,7 +59,7 @@ class KeyedPermutation:
             return self._sorted()[positions]
         high, low = self._bases
         table = None
-        if high <= max(_SMALL_BASE, len(positions)):
+        if high <= _SMALL_BASE or high < len(positions):
             table = self._hashes(np.arange(rounds(low))[:, None], np.arange(high))
         elements = self._feistel(positions, table)
         while (outside := np.flatnonzero(elements >= self.size)).size:

@@ -51,8 +51,8 @@ def test_a_step_in_which_nothing_can_be_selected_visits_few_examples(monkeypatch
     monkeypatch.setattr(
         MultiOwnerGraph,
         "all_owners",
-        lambda self, condition, examples: visited.append(examples) or real(
-            self, condition, examples
+        lambda self, condition, examples: (
+            visited.append(examples) or real(self, condition, examples)
         ),
     )
     for expected in (7, 0, 0, 7, 0, 0, 7):

@@ -62,7 +62,7 @@ def read_contents(data: bytes, path: Path, *, trusted: int | None = None) -> Con
     lacks_newline = bool(rest) and is_complete(rest)
     if lacks_newline:
         lines, rest = [*lines, rest + b"\n"], b""
-    totals, believed = _add_lines(lines, known, header, where)
+    totals, believed = _add_lines(lines, known, header, where, trusted)
     if rest and not could_be_torn(rest):
         raise RestoreLedgerError(
             f"{where} has {len(rest)} bytes after its {len(known.hashes)} complete lines that are "
@@ -80,7 +80,7 @@ def _only_header(text: bytes, header: Link) -> UpToSummary:
 
 
 def _add_lines(
-    lines: list[bytes], known: UpToSummary, header: LedgerHeader, where: str
+    lines: list[bytes], known: UpToSummary, header: LedgerHeader, where: str, trusted: int | None
 ) -> tuple[LedgerTotals, int]:
     """Adds lines to what is known of those before them.
 
@@ -88,6 +88,12 @@ def _add_lines(
     """
     totals, hashes, segment = known.totals, known.hashes, known.segment
     archived = archived_before(lines[0], len(hashes)) if lines else None
+    if archived is not None and trusted is not None and archived[0] >= trusted:
+        raise RestoreLedgerError(
+            f"{where} lacks the lines between the first one and line {archived[0] + 1}, a summary, "
+            "also in its archives: someone removed them. Restore the file from a copy; without it, "
+            "what was spent is unknown."
+        )
     number, previous = archived or (len(hashes), hashes.head)
     hashes.skip(number - len(hashes))
     for text, link in zip(lines, verified_links(lines, where, number, previous), strict=True):

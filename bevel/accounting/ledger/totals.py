@@ -20,8 +20,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from bevel.accounting.ledger.dominance import restated
-from bevel.accounting.ledger.entries import Charge, Release
+from bevel.accounting.ledger.entries import CONTENT, Charge, Release
+from bevel.accounting.ledger.event_json import event_to_json
 from bevel.accounting.ledger.hash_chain import canonical
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 # At least the digests of this many releases of a run are kept. Steps of earlier releases cannot be
@@ -125,19 +127,33 @@ class LedgerTotals:
     def from_json(cls, totals: Mapping[str, Any]) -> "LedgerTotals":
         """The totals of a summary. Raises KeyError, TypeError or ValueError for anything else."""
         made = cls()
-        made._counts = collections.Counter(totals["counts"])
+        made._counts = _checked_counts(totals["counts"])
         made._run_of_key = dict(totals["keys"])
         for name, run in totals["runs"].items():
             last = {key: value for key, value in run["last"].items() if key != "kind"}
+            event_to_json(last["event"])
             made.runs[name] = RunTotals(
                 Charge(**last),
-                run["charged_until"],
-                run["attempt_first"],
-                run["released_until"],
-                collections.Counter(run["pending"]),
+                whole_number("charged_until", run["charged_until"], 0),
+                whole_number("attempt_first", run["attempt_first"], 0),
+                whole_number("released_until", run["released_until"], 0),
+                _checked_counts(run["pending"]),
                 {int(stop): content for stop, content in run["contents"].items()},
             )
+        if not (made._is_consistent() and canonical(made.to_json()) == canonical(totals)):
+            raise ValueError("no ledger has these totals")
         return made
+
+    def _is_consistent(self) -> bool:
+        names = {*self.runs}
+        return names.issuperset(self._run_of_key.values()) and all(
+            run.attempt_first <= run.last.first
+            and run.released_until <= run.last.stop <= run.charged_until
+            and run.pending <= self._counts
+            and self._run_of_key.get(run.last.key) == name
+            and all(CONTENT.fullmatch(content) for content in run.contents.values())
+            for name, run in self.runs.items()
+        )
 
     def _pending_after(self, charge: Charge) -> collections.Counter[str]:
         counts = event_counts(charge.event)
@@ -233,6 +249,14 @@ def _check_key(entry: Charge | Release, last: Charge) -> None:
             f"attempt {last.attempt} of run {last.run!r} started with another key. Use that key, "
             f"or charge attempt {last.attempt + 1}."
         )
+
+
+def _checked_counts(counts: Mapping[str, Any]) -> collections.Counter[str]:
+    """Counts of events, as a summary states them. Raises unless there are such events."""
+    for text, count in counts.items():
+        event_to_json(json.loads(text))
+        whole_number("count", count, 1)
+    return collections.Counter(counts)
 
 
 def event_counts(event: Mapping[str, Any], times: int = 1) -> collections.Counter[str]:

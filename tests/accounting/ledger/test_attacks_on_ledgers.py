@@ -8,11 +8,12 @@ import time
 import pytest
 
 from bevel.accounting import Ledger
-from bevel.accounting.ledger import summary, totals
+from bevel.accounting.ledger import locked_file, summary, totals
 from bevel.accounting.ledger.hash_chain import START, line_of
 from bevel.accounting.ledger.summary import Segment, Summary
 from bevel.accounting.ledger.totals import event_counts
 from bevel.errors import RestoreLedgerError
+from bevel.shipping.ledger_file import read_ledger
 
 EVENT = {"kind": "GaussianDpEvent", "noise_multiplier": 8.0}
 TERMS = {"unit": "example", "relation": "REPLACE_ONE"}
@@ -84,8 +85,8 @@ def test_a_hash_that_is_only_written_down_is_not_that_of_a_line(paths):
     body = [lines[0], made_up, made_up.replace(b'"line":1', b'"line":2'), last]
     segment = Segment()
     segment.add(b"".join(body))
-    ledger._totals._counts.clear()
-    forged = Summary(ledger._hashes[0], segment.digest, ledger._totals.to_json())
+    nothing = {"counts": {}, "keys": {}, "runs": {}}
+    forged = Summary(ledger._hashes[0], segment.digest, nothing)
     path.write_bytes(b"".join([*body, line_of(forged.entry(), 4, head)[0]]))
     assert Ledger.read(path).spent(1e-5).epsilon == 0
     with pytest.raises(RestoreLedgerError):
@@ -123,6 +124,62 @@ def test_summaries_up_to_the_anchor_save_the_work(paths, monkeypatch):
     with pytest.warns(UserWarning, match="cut short"):
         Ledger.read(path)
     assert len(added) < 20  # of 40 charges
+
+
+def test_an_archive_cannot_begin_with_a_summary_of_lines_that_nobody_has(paths):
+    """A full read takes the lines before a summary from archives, and believes no summary there."""
+    path, anchor = paths
+    charged(path, range(5))
+    header, *_ = path.read_bytes().splitlines(keepends=True)
+    ledger, made_up = Ledger.read(path), understated(path)
+    segment = Segment()
+    segment.add(made_up, starts=True)
+    counts = json.loads(made_up)["entry"]["totals"]
+    second = Summary(ledger._hashes[0], segment.digest, counts)
+    previous = json.loads(made_up)["hash"]
+    path.write_bytes(header + line_of(second.entry(), 7, previous)[0])
+    path.with_name("ledger.jsonl.archive-7").write_bytes(header + made_up)
+    Ledger.read(path)  # believed without an anchor
+    anchor.write_text(json.dumps({"head": ledger._hashes[0], "lines": 1}))
+    for reading in (
+        lambda: Ledger.read(path, full=True),
+        lambda: read_ledger(path),
+        lambda: charged(path, [], anchor=anchor),
+        lambda: Ledger.read(path).check_head(ledger.head),
+    ):
+        with pytest.raises(RestoreLedgerError):
+            reading()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda totals: totals["counts"].update({"x": 1}),
+        lambda totals: totals["counts"].update({key: -1 for key in totals["counts"]}),
+        lambda totals: totals["counts"].update({key: "1" for key in totals["counts"]}),
+        lambda totals: totals["counts"].clear(),
+        lambda totals: totals["keys"].clear(),
+        lambda totals: totals["runs"].clear(),
+        lambda totals: totals["runs"]["run"].update(charged_until=2),
+        lambda totals: totals["runs"]["run"].update(attempt_first="0"),
+        lambda totals: totals["runs"]["run"].update(released_until=9),
+        lambda totals: totals["runs"]["run"].update(contents={"01": ""}),
+        lambda totals: totals["runs"]["run"].update(contents={"1": 5}),
+        lambda totals: totals["runs"]["run"].update(more=1),
+        lambda totals: totals["runs"]["run"]["last"].update(stop=7),
+        lambda totals: totals["runs"]["run"]["last"].update(event={"kind": "Unknown"}),
+    ],
+)
+def test_totals_that_no_ledger_has_are_refused_in_a_summary(paths, change):
+    path, _ = paths
+    charged(path, range(5))
+    record = json.loads(understated(path))
+    record["entry"]["totals"]["counts"] = Ledger.read(path)._totals.to_json()["counts"]
+    change(record["entry"]["totals"])
+    line = line_of(record["entry"], record["line"], record["previous"])[0]
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(RestoreLedgerError, match="states other totals"):
+        Ledger.read(path)
 
 
 def test_archives_of_another_ledger_are_refused(tmp_path):
@@ -292,6 +349,22 @@ def test_a_kill_at_any_file_operation_of_a_compaction_loses_nothing(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert int(run.stdout) > 20, "the kills did not come at the operations of a compaction"
+
+
+def test_a_compaction_that_fails_leaves_no_lock_behind(paths, monkeypatch):
+    path, _ = paths
+    charged(path, range(3))
+
+    def failing(folder):
+        raise OSError("no such device")
+
+    with Ledger.open(path, **TERMS) as ledger:
+        monkeypatch.setattr(locked_file, "sync_folder", failing)
+        with pytest.raises(OSError, match="no such device"):
+            ledger.compact()
+        monkeypatch.undo()
+    charged(path, range(3, 5))
+    assert Ledger.read(path, full=True).released("run") == (0, 5)
 
 
 def test_a_run_that_waits_for_a_compacted_ledger_gets_it(paths):
