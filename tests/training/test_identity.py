@@ -114,8 +114,9 @@ def test_a_run_does_not_go_on_with_another_draw_of_batches():
     now = dataclasses.replace(BEGUN, settings=BEGUN.settings | {"plan.draw": DRAW_VERSION})
     assert not check_resumable(now, now, [], "run")
     older = dataclasses.replace(BEGUN, settings=BEGUN.settings | {"plan.draw": DRAW_VERSION - 1})
-    for before in (older, BEGUN):  # the first version was not recorded
-        with pytest.raises(RestoreCheckpointError, match=r"version 1 of the draw of batches") as e:
+    for before, version in ((older, DRAW_VERSION - 1), (BEGUN, 1)):  # the first was not recorded
+        named = f"version {version} of the draw of batches"
+        with pytest.raises(RestoreCheckpointError, match=named) as e:
             check_resumable(before, now, ["plan.draw"], "run")
         assert "with the release that started it" in str(e.value)
     assert plan_settings(runs.plan())["plan.draw"] == DRAW_VERSION
