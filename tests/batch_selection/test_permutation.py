@@ -9,7 +9,6 @@ from frequencies import assert_follows, uniform
 from bevel.batch_selection import permutation
 from bevel.batch_selection.permutation import (
     LARGEST_SIZE,
-    RESISTANCE,
     SORTED_SIZE,
     KeyedPermutation,
     rounds,
@@ -153,7 +152,7 @@ def test_the_best_known_attack_on_a_whole_order_gains_at_most_the_limit(size):
     base = made(size)._bases[1]
     # Pairs of positions, times the square of the gain from each, relative to its probability.
     gain = np.sqrt(size * base / 2 * base * float(base) ** (2 - rounds(base)))
-    assert gain <= 1 / RESISTANCE and rounds(base) >= 10
+    assert gain <= 1e-12 and rounds(base) >= 10
     assert size <= made(size)._bases[0] * base < size + 2 * made(size)._bases[0]
 
 
