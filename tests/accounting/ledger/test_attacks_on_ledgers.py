@@ -12,7 +12,7 @@ from bevel.accounting.ledger import locked_file, summary, totals
 from bevel.accounting.ledger.hash_chain import START, line_of
 from bevel.accounting.ledger.summary import Segment, Summary
 from bevel.accounting.ledger.totals import event_counts
-from bevel.errors import RestoreLedgerError
+from bevel.errors import FixStorageError, RestoreLedgerError
 from bevel.shipping.ledger_file import read_ledger
 
 EVENT = {"kind": "GaussianDpEvent", "noise_multiplier": 8.0}
@@ -360,7 +360,7 @@ def test_a_compaction_that_fails_leaves_no_lock_behind(paths, monkeypatch):
 
     with Ledger.open(path, **TERMS) as ledger:
         monkeypatch.setattr(locked_file, "sync_folder", failing)
-        with pytest.raises(OSError, match="no such device"):
+        with pytest.raises(FixStorageError, match="no such device"):
             ledger.compact()
         monkeypatch.undo()
     charged(path, range(3, 5))
