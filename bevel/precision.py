@@ -86,3 +86,18 @@ def rounding_growth(terms: float, dtype: jax.typing.DTypeLike = np.float32) -> f
     """Bounds the relative error of `terms` successive roundings, in any order: n u / (1 - n u)."""
     error = terms * unit_roundoff(dtype)
     return error / (1 - error) if error < 1 else float("inf")
+
+
+def overflowing(values: np.ndarray) -> int | None:
+    """The value that JAX would change the most, or None if it keeps all of them.
+
+    Without 64 bits JAX casts integers to 32 bits, and silently wraps those that do not fit.
+    """
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
+        return None
+    if jax.config.jax_enable_x64:
+        return None
+    limits = np.iinfo(jax.dtypes.canonicalize_dtype(values.dtype))
+    lowest, highest = int(values.min()), int(values.max())
+    outside = [value for value in (highest, lowest) if not limits.min <= value <= limits.max]
+    return outside[0] if outside else None

@@ -69,7 +69,7 @@ def compute_early_stopping_order(batch_size: int, microbatch_size: int | None) -
     `batch[order]` has it. `clipped_grad(..., microbatch_size=...)` takes examples k, k + n, k + 2n,
     ... into microbatch k of n, and skips microbatches that are all padding. None keeps the order.
     """
-    size = whole_number("batch_size", batch_size, 0)
+    size = whole_number("batch_size", batch_size, 0, 2**24, "The order has a number for each row.")
     if microbatch_size is None:
         return np.arange(size)
     return np.argsort(filling_order(size, microbatch_size))

@@ -24,7 +24,7 @@ from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.monte_carlo import MonteCarlo
 from bevel.accounting.noise_search import LEAST_NOISE, MOST_NOISE, NoiseSearch
 from bevel.accounting.spending import epsilon as epsilon_of
-from bevel.checks import whole_number
+from bevel.checks import finite_number, function, instance, positive_number, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -42,8 +42,12 @@ class _CalibrationTarget:
     def checked(
         cls, epsilon: float, delta: float, relation: Relation, accountant_fn: AccountantFn | None
     ) -> "_CalibrationTarget":
+        epsilon = finite_number("epsilon", epsilon, "such as 3", 0)
+        delta = finite_number("delta", delta, "well below one over the number of examples", 0, 1)
         check_budget(epsilon, delta)
-        return cls(float(epsilon), float(delta), relation_of(relation), accountant_fn)
+        if accountant_fn is not None:
+            function("accountant_fn", accountant_fn, "pass an accountant of dp-accounting, or None")
+        return cls(epsilon, delta, relation_of(relation), accountant_fn)
 
     def cost(self, event: DpEvent, accountant_fn: AccountantFn | None) -> float:
         return epsilon_of(
@@ -82,11 +86,13 @@ def calibrate_noise_multiplier(
     Takes about a second for ten thousand steps of DP-SGD, and almost no time when repeated.
     """
     budget = _CalibrationTarget.checked(epsilon, delta, neighboring_relation, accountant_fn)
+    function("make_event", make_event, "pass a function from a noise multiplier to the event")
+    instance("monte_carlo", monte_carlo, MonteCarlo | None, "MonteCarlo(...), or None")
     if isinstance(make_event(1.0), MixtureDpEvent):
         return _calibrate_by_sampling(make_event, budget, monte_carlo)
-    width = min(tolerance, budget.epsilon / 100)
+    width = min(positive_number("tolerance", tolerance, "such as 1e-3"), budget.epsilon / 100)
     if not width > 0:
-        raise FixArgumentsError(f"tolerance={tolerance}: pass a positive number.")
+        raise FixArgumentsError(f"epsilon={epsilon}: no noise gives so small an epsilon.")
     search = NoiseSearch(goal=budget.epsilon - width / 2)
 
     def cost_with(accountant: AccountantFn | None) -> Callable[[float], float]:
@@ -182,6 +188,7 @@ def _largest_within(
     smallest: str, make_event: Callable[[int], DpEvent], budget: _CalibrationTarget, limit: int
 ) -> int:
     """Returns the largest number whose event fits the budget: by RDP, coarse PLD, then exactly."""
+    function("make_event", make_event, "pass a function from a number to the event")
     if isinstance(make_event(1), MixtureDpEvent):
         raise FixArgumentsError(
             f"{type(make_event(1)).__name__} is bounded by Monte Carlo sampling, so only its noise "

@@ -17,7 +17,7 @@ from dp_accounting import DpEvent
 
 from bevel.accounting.arguments import checked_noise
 from bevel.accounting.mixture_events import BallsInBinsDpEvent, RandomAllocationDpEvent
-from bevel.checks import probability, whole_number
+from bevel.checks import flag, probability, reals, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -42,9 +42,20 @@ def zcdp_event(noise_multiplier: float, participations: int) -> DpEvent:
     Holds for Gaussian and discrete Gaussian noise. Only the RDP accountant supports it.
     """
     noise, count = checked_noise(noise_multiplier), whole_number("participations", participations)
-    if noise == 0:
+    rho = _rho(noise, count)
+    if rho == math.inf:
         return dp_accounting.NonPrivateDpEvent()
-    return dp_accounting.ZCDpEvent(rho=count / (2 * noise**2))
+    return dp_accounting.ZCDpEvent(rho=rho)
+
+
+def _rho(noise: float, count: int = 1) -> float:
+    """The zCDP of Gaussian mechanisms: infinite without noise, or with hardly any."""
+    try:
+        return count / (2 * noise**2)
+    except OverflowError:
+        return 0.0
+    except ZeroDivisionError:
+        return math.inf
 
 
 def dpsgd_event(
@@ -67,10 +78,11 @@ def dpsgd_event(
 def _mechanism_event(noise_multiplier: float, use_zcdp: bool) -> DpEvent:
     """One step without sampling."""
     noise = checked_noise(noise_multiplier)
-    if noise == 0:
+    rho = _rho(noise)
+    if noise == 0 or (flag("use_zcdp", use_zcdp) and rho == math.inf):
         return dp_accounting.NonPrivateDpEvent()
     if use_zcdp:
-        return dp_accounting.ZCDpEvent(rho=1 / (2 * noise**2))
+        return dp_accounting.ZCDpEvent(rho=rho)
     return dp_accounting.GaussianDpEvent(noise)
 
 
@@ -90,6 +102,7 @@ def fixed_dpsgd_event(
     """
     size = whole_number("dataset_size", dataset_size)
     count = whole_number("iterations", iterations)
+    flag("replace", replace)
     if whole_number("batch_size", batch_size) > size and not replace:
         raise FixArgumentsError(
             f"batch_size={batch_size} of {size} examples: pass a batch_size of at most {size}."
@@ -174,8 +187,9 @@ def balls_in_bins_event(
     `strategy` is the matrix C, or its first column if C is Toeplitz. The default is the identity.
     """
     count = whole_number("iterations", iterations)
-    matrix = np.asarray(strategy, float)
-    valid = matrix.ndim in (1, 2) and matrix.size and np.isfinite(matrix).all() and matrix.any()
+    hint = "pass the coefficients of a Toeplitz matrix, or its rows"
+    matrix = reals("strategy", strategy, (1, 2), hint).astype(float)
+    valid = matrix.size and matrix.any()
     if not valid or (matrix.ndim == 2 and matrix.shape != (count, count)):
         raise FixArgumentsError(
             f"strategy has shape {matrix.shape}: pass the coefficients of a Toeplitz matrix, or a "

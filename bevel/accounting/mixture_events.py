@@ -9,6 +9,10 @@ import attr
 import dp_accounting
 import numpy as np
 
+from bevel.accounting.arguments import checked_noise
+from bevel.checks import instance, reals, whole_number
+from bevel.errors import FixArgumentsError
+
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class BallsInBinsDpEvent(dp_accounting.DpEvent):
@@ -27,6 +31,14 @@ class BallsInBinsDpEvent(dp_accounting.DpEvent):
     iterations: int
     cycle_length: int
     strategy: tuple[float, ...] | tuple[tuple[float, ...], ...] = (1.0,)
+
+    def __attrs_post_init__(self) -> None:
+        checked_noise(self.noise_multiplier)
+        whole_number("iterations", self.iterations)
+        whole_number("cycle_length", self.cycle_length)
+        instance("strategy", self.strategy, tuple, "a tuple of coefficients, or of rows")
+        if not reals("strategy", self.strategy, (1, 2)).any():
+            raise FixArgumentsError("strategy is 0 everywhere: pass at least one nonzero entry.")
 
     def shifts(self) -> np.ndarray:
         """(bins, iterations): the most that an example in each bin adds to each output.
@@ -51,6 +63,15 @@ class RandomAllocationDpEvent(dp_accounting.DpEvent):
     noise_multiplier: float
     iterations: int
     total_participations: int
+
+    def __attrs_post_init__(self) -> None:
+        checked_noise(self.noise_multiplier)
+        uses = whole_number("total_participations", self.total_participations)
+        if uses > whole_number("iterations", self.iterations):
+            raise FixArgumentsError(
+                f"total_participations={uses} of {self.iterations} iterations: an example can join "
+                f"each step at most once, so pass at most {self.iterations}."
+            )
 
 
 MixtureDpEvent = BallsInBinsDpEvent | RandomAllocationDpEvent

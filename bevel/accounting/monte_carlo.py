@@ -20,8 +20,9 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 
+from bevel.accounting.arguments import check_budget
 from bevel.accounting.mixture_events import BallsInBinsDpEvent, MixtureDpEvent
-from bevel.checks import whole_number
+from bevel.checks import finite_number, is_real, shown, whole_number
 from bevel.errors import FixArgumentsError
 
 # One percent apart. An epsilon in between gets the delta of the grid point below it.
@@ -49,17 +50,26 @@ class MonteCarlo:
     seed: int = dataclasses.field(default_factory=lambda: secrets.randbits(128), repr=False)
 
     def __post_init__(self) -> None:
-        whole_number("num_samples", self.num_samples)
-        if not 0 < self.failure_probability < 1:
+        why = "Samples are held in memory."
+        whole_number("num_samples", self.num_samples, 1, MOST_SAMPLES, why)
+        whole_number("seed", self.seed, 0, 2**128 - 1)
+        failure = self.failure_probability
+        if not (is_real(failure) and 0 < failure < 1):
             raise FixArgumentsError(
-                f"failure_probability={self.failure_probability}: pass a number between 0 and 1, "
-                "well below delta."
+                f"failure_probability={shown(failure)}: pass a number between 0 and 1, well below "
+                "delta."
             )
 
     @classmethod
-    @functools.lru_cache(maxsize=64)  # one seed per delta, so repeated calls agree
     def for_delta(cls, delta: float) -> "MonteCarlo":
         """Uses 100 / delta samples, and a hundredth of delta as the failure probability."""
+        delta = finite_number("delta", delta, "well below one over the number of examples", 0, 1)
+        check_budget(delta=delta)
+        return cls._for_delta(delta)
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)  # one seed per delta, so repeated calls agree
+    def _for_delta(cls, delta: float) -> "MonteCarlo":
         if not MOST_SAMPLES * delta >= 100:
             raise FixArgumentsError(
                 f"delta={delta} needs {100 / delta:.0e} samples, which is too many. Use a larger "

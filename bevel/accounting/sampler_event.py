@@ -7,7 +7,8 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from bevel.accounting import events
-from bevel.accounting.arguments import Relation, relation_of
+from bevel.accounting.arguments import Relation, checked_noise, relation_of
+from bevel.checks import function, reals
 from bevel.errors import FixArgumentsError
 
 
@@ -63,6 +64,8 @@ def event_of(
       strategy: C, as the coefficients of a Toeplitz matrix or as a matrix. The default is the
         identity, which means independent noise.
     """
+    _check_sampler(sampler)
+    checked_noise(noise_multiplier)
     claim = sampler.proven_event(num_examples, num_bands(strategy))
     arguments = dict(claim.arguments)
     if claim.takes_strategy:
@@ -78,8 +81,15 @@ def unamplified_event_of(
     `noise_multiplier` is relative to the sensitivity of the whole run for one record's bound, over
     all participation patterns that `sampler.participation()` allows.
     """
+    _check_sampler(sampler)
+    checked_noise(noise_multiplier)
     claim = sampler.unamplified_event()
     return _checked_event(sampler, claim, noise_multiplier, claim.arguments, neighboring_relation)
+
+
+def _check_sampler(sampler: _Sampler) -> None:
+    for method in ("proven_event", "unamplified_event"):
+        function(f"sampler.{method}", getattr(sampler, method, None), "pass a sampler")
 
 
 def _checked_event(
@@ -102,7 +112,7 @@ def _checked_event(
 
 def num_bands(strategy: Sequence[float] | np.ndarray) -> int:
     """Returns the number of bands of C: its diagonals down to the lowest one that is not zero."""
-    matrix = np.asarray(strategy, float)
+    matrix = reals("strategy", strategy, (1, 2))
     if matrix.ndim == 2:
         rows, columns = np.nonzero(matrix)
         return int(np.max(rows - columns, initial=0)) + 1

@@ -11,7 +11,7 @@ from bevel.accounting.accountants import AccountantFn, cheaper_accountants, comp
 from bevel.accounting.arguments import Relation, check_budget, relation_of
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.monte_carlo import MonteCarlo, sampled_losses
-from bevel.checks import whole_number
+from bevel.checks import finite_number, function, instance, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -35,8 +35,9 @@ def epsilon(
         (see accountants.py).
       monte_carlo: settings for events that are bounded by Monte Carlo sampling.
     """
+    delta = finite_number("delta", delta, "well below one over the number of examples", 0, 1)
     check_budget(delta=delta)
-    relation = relation_of(neighboring_relation)
+    relation = _checked(event, neighboring_relation, accountant_fn, monte_carlo)
     if isinstance(event, MixtureDpEvent):
         _check_sampling(event, relation, accountant_fn)
         return sampled_losses(event, monte_carlo or MonteCarlo.for_delta(delta)).epsilon(delta)
@@ -46,6 +47,20 @@ def epsilon(
         if "unhashable" not in str(error):
             raise
         return _epsilon(event, delta, relation, accountant_fn)
+
+
+def _checked(
+    event: DpEvent,
+    neighboring_relation: Relation,
+    accountant_fn: AccountantFn | None,
+    monte_carlo: MonteCarlo | None,
+) -> NeighboringRelation:
+    """Checks what `epsilon` and `delta` have in common, and returns the relation."""
+    instance("event", event, DpEvent, "a DpEvent, such as bevel.accounting.dpsgd_event(...)")
+    if accountant_fn is not None:
+        function("accountant_fn", accountant_fn, "pass an accountant of dp-accounting, or None")
+    instance("monte_carlo", monte_carlo, MonteCarlo | None, "MonteCarlo(...), or None")
+    return relation_of(neighboring_relation)
 
 
 def _epsilon(
@@ -68,9 +83,8 @@ def delta(
     monte_carlo: MonteCarlo | None = None,
 ) -> float:
     """Returns the delta of `event` at `epsilon`. Monte Carlo bounds need `monte_carlo`."""
-    if epsilon != 0:
-        check_budget(epsilon=epsilon)
-    relation = relation_of(neighboring_relation)
+    epsilon = finite_number("epsilon", epsilon, "such as 3", 0)
+    relation = _checked(event, neighboring_relation, accountant_fn, monte_carlo)
     if isinstance(event, MixtureDpEvent):
         _check_sampling(event, relation, accountant_fn)
         if monte_carlo is None:
@@ -122,7 +136,9 @@ def epsilon_after_each_step(
     epsilon of the next computed step, which is higher than its own by about epsilon / points and
     never lower. By default, steps before the last one use a coarser rounding.
     """
-    total = whole_number("iterations", iterations)
+    function("make_event", make_event, "pass a function from a number of steps to their event")
+    why = "The result has a number for each."
+    total = whole_number("iterations", iterations, 1, 2**27, why)
     relation = relation_of(neighboring_relation)
     cost = functools.partial(
         epsilon, delta=delta, neighboring_relation=relation, monte_carlo=monte_carlo
@@ -132,7 +148,7 @@ def epsilon_after_each_step(
     if accountant_fn is None and not isinstance(last, MixtureDpEvent):
         coarse = cheaper_accountants(last, relation, None)[0]
     # Epsilon grows roughly as the square root of the steps, so this grid is about even in epsilon.
-    fractions = np.arange(1, whole_number("points", points) + 1) / points
+    fractions = np.arange(1, whole_number("points", points, 1, 10**6, why) + 1) / points
     grid = np.unique(np.append(np.ceil(total * fractions**2), total)).astype(int)
     costs = [cost(make_event(int(step)), accountant_fn=coarse) for step in grid[:-1]]
     costs.append(cost(last, accountant_fn=accountant_fn))

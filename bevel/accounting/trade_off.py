@@ -10,6 +10,7 @@ from bevel.accounting.arguments import Relation
 from bevel.accounting.mixture_events import MixtureDpEvent
 from bevel.accounting.monte_carlo import EPSILONS, MonteCarlo
 from bevel.accounting.spending import delta, epsilon
+from bevel.checks import reals
 from bevel.errors import FixArgumentsError
 
 POINTS = 120
@@ -37,8 +38,9 @@ def trade_off_curve(
     """
     if fpr is None:
         fpr = np.concatenate([[0.0], np.geomspace(1e-6, 1, 121)])
-    fpr = np.asarray(fpr, float)
-    if not (fpr.ndim == 1 and fpr.size and (fpr >= 0).all() and (fpr <= 1).all()):
+    hint = "pass a one-dimensional array of rates between 0 and 1"
+    fpr = reals("fpr", fpr, (1,), hint).astype(float)
+    if not (fpr.size and (fpr >= 0).all() and (fpr <= 1).all()):
         raise FixArgumentsError(
             f"fpr has shape {fpr.shape}: pass a one-dimensional array of rates between 0 and 1."
         )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bevel.checks import is_real
+from bevel.checks import is_real, reals, shown, without_mask
 from bevel.errors import FixArgumentsError
 
 Floats = npt.NDArray[np.float64]
@@ -14,9 +14,13 @@ Ints = npt.NDArray[np.int64]
 
 def checked_scores(name: str, scores: npt.ArrayLike) -> Floats:
     """Returns the scores as a float64 array. They may be infinite, because only order matters."""
+    without_mask(name, scores)
     try:
-        array = np.asarray(scores, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+        array = np.asarray(scores)
+        if array.dtype.kind not in "fiu" and "float" not in array.dtype.name:
+            raise TypeError(f"dtype {array.dtype}")
+        array = array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
         raise FixArgumentsError(
             f"{name} are not numbers: pass a one-dimensional array of scores."
         ) from error
@@ -40,9 +44,10 @@ def checked_scores(name: str, scores: npt.ArrayLike) -> Floats:
 
 def checked_significance(significance: Any) -> float:
     """Returns the probability with which a bound may be wrong."""
-    if not (is_real(significance) and 0 < significance < 1):
+    # Half of a smaller one would be 0.
+    if not (is_real(significance) and 1e-300 < significance < 1):
         raise FixArgumentsError(
-            f"significance={significance!r} must be between 0 and 1, both excluded: pass the "
+            f"significance={shown(significance)} must be between 0 and 1, both excluded: pass the "
             "probability with which the bound may be wrong, such as 0.05."
         )
     return float(significance)
@@ -52,7 +57,8 @@ def checked_delta(delta: Any) -> float:
     """Returns delta as a float, from 0 to 1."""
     if not (is_real(delta) and 0 <= delta <= 1):
         raise FixArgumentsError(
-            f"delta={delta!r} must be between 0 and 1: pass the delta of the guarantee that you "
+            f"delta={shown(delta)} must be between 0 and 1: pass the delta of the guarantee that "
+            "you "
             "audit, such as 1e-5."
         )
     return float(delta)
@@ -60,9 +66,12 @@ def checked_delta(delta: Any) -> float:
 
 def checked_fpr(fpr: npt.ArrayLike) -> Floats:
     """Returns false-positive rates as a float64 array of any shape."""
-    array = np.asarray(fpr, dtype=np.float64)
+    hint = "it must be between 0 and 1: pass rates, not counts"
+    array = reals("fpr", fpr, tuple(range(9)), hint).astype(np.float64)
     if not ((array >= 0) & (array <= 1)).all():
-        raise FixArgumentsError(f"fpr={fpr!r} must be between 0 and 1: pass rates, not counts.")
+        raise FixArgumentsError(
+            f"fpr={shown(fpr)} must be between 0 and 1: pass rates, not counts."
+        )
     return array
 
 
@@ -70,7 +79,8 @@ def checked_prevalence(prevalence: Any) -> float:
     """Returns the prior probability that a canary is held in."""
     if not (is_real(prevalence) and 0 <= prevalence <= 1):
         raise FixArgumentsError(
-            f"prevalence={prevalence!r} must be between 0 and 1: pass the prior probability that "
+            f"prevalence={shown(prevalence)} must be between 0 and 1: pass the prior probability "
+            "that "
             "an example is held in, or None for the share of held-in canaries."
         )
     return float(prevalence)

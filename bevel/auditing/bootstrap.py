@@ -9,7 +9,7 @@ from scipy import special
 
 from bevel.auditing.arguments import Floats, Ints
 from bevel.auditing.score_cuts import Counts
-from bevel.checks import is_real, whole_number
+from bevel.checks import flag, is_real, reals, shown, whole_number
 from bevel.errors import FixArgumentsError
 
 # A statistic of the counts at all cuts. It may be an array, but not change its shape.
@@ -42,15 +42,18 @@ class BootstrapParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        whole_number("num_samples", self.num_samples)
-        quantiles = np.asarray(self.quantiles, float)
+        whole_number("num_samples", self.num_samples, 1, 10**7, "Each is a sample of the canaries.")
+        flag("bias_correction", self.bias_correction)
+        flag("acceleration", self.acceleration)
+        hint = "quantiles must be between 0 and 1: pass for example (0.025, 0.975)"
+        quantiles = reals("quantiles", self.quantiles, (0, 1, 2), hint)
         if not (quantiles.size and ((quantiles >= 0) & (quantiles <= 1)).all()):
             raise FixArgumentsError(
-                f"quantiles={self.quantiles!r} must be between 0 and 1: pass for example "
+                f"quantiles={shown(self.quantiles)} must be between 0 and 1: pass for example "
                 "(0.025, 0.975) for an interval of 95 % confidence."
             )
         if self.seed is not None:
-            whole_number("seed", self.seed, 0)
+            whole_number("seed", self.seed, 0, 2**128)
 
     @classmethod
     def confidence_interval(
@@ -59,7 +62,7 @@ class BootstrapParams:
         """Settings for the two ends of an interval with equal tails."""
         if not (is_real(confidence) and 0 < confidence < 1):
             raise FixArgumentsError(
-                f"confidence={confidence!r} must be between 0 and 1, both excluded: pass for "
+                f"confidence={shown(confidence)} must be between 0 and 1, both excluded: pass for "
                 "example 0.95."
             )
         tail = (1 - confidence) / 2

@@ -16,6 +16,7 @@ plan, stays the same. What a canary that is held out does follows from the neigh
 """
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,12 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel.auditing.arguments import Ints
-from bevel.checks import whole_number
+from bevel.checks import in_one_line, instance, integers, shown, text, whole_number, without_mask
 from bevel.errors import FixArgumentsError
 from bevel.training.state import path_text
 
 PyTree = Any
 # Parts of a seed: each is a stream of its own.
+_MOST, _WHY = 2**27, "Each of them is held in memory."
 _PLACES, _COINS, _COORDINATES, _RECORDS = range(4)
 
 
@@ -43,6 +45,17 @@ class Canaries:
 
     units: Ints
     held_in: np.ndarray
+
+    def __post_init__(self) -> None:
+        units, coins = integers("units", self.units), without_mask("held_in", self.held_in)
+        if not isinstance(coins, np.ndarray) or coins.dtype != bool or coins.shape != units.shape:
+            raise FixArgumentsError(
+                f"held_in={shown(coins)}: pass an array with True or False for each of the "
+                f"{len(units)} units."
+            )
+        if units.size and units.min() < 0:
+            raise FixArgumentsError(f"units has {units.min()}: pass positions in the data.")
+        object.__setattr__(self, "units", units)
 
     def __len__(self) -> int:
         return len(self.units)
@@ -65,6 +78,24 @@ class GradientCanaries(Canaries):
     leaf: Ints
     index: Ints
     paths: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        instance("paths", self.paths, tuple, "a tuple of paths")
+        for path in self.paths:
+            instance("a path", path, str, "a string")
+        leaf, index = integers("leaf", self.leaf), integers("index", self.index, 2)
+        if len(leaf) != len(self) or len(index) != len(self):
+            raise FixArgumentsError(
+                f"leaf has shape {leaf.shape} and index {index.shape}: pass a row for each of the "
+                f"{len(self)} canaries."
+            )
+        if leaf.size and not 0 <= leaf.min() <= leaf.max() < len(self.paths):
+            raise FixArgumentsError(
+                f"leaf has {leaf.max()}, but there are {len(self.paths)} paths."
+            )
+        object.__setattr__(self, "leaf", leaf)
+        object.__setattr__(self, "index", index)
 
     def by_leaf(self) -> dict[int, np.ndarray]:
         """The numbers of the canaries of each leaf that has any."""
@@ -94,6 +125,10 @@ class RecordCanaries(Canaries):
 
     records: PyTree
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checked_records("records", self.records, len(self))
+
 
 def gradient_canaries(
     params: PyTree, count: int, num_units: int, seed: int | None = None
@@ -108,7 +143,9 @@ def gradient_canaries(
       seed: None draws from the entropy of the operating system.
     """
     drawn = _coins(count, num_units, seed)
-    leaves = jax.tree_util.tree_leaves_with_path(params)
+    leaves = [] if isinstance(params, Iterator) else jax.tree_util.tree_leaves_with_path(params)
+    if isinstance(params, Iterator) or not all(hasattr(leaf, "dtype") for _, leaf in leaves):
+        raise FixArgumentsError("params has leaves that are no arrays: pass the parameters.")
     sizes = [leaf.size if jnp.issubdtype(leaf.dtype, jnp.floating) else 0 for _, leaf in leaves]
     if count > sum(sizes):
         raise FixArgumentsError(
@@ -130,15 +167,8 @@ def gradient_canaries(
 
 def record_canaries(records: PyTree, num_units: int, seed: int | None = None) -> RecordCanaries:
     """Draws places in the data and coins for your own records, one row of each array a canary."""
-    records = jax.tree.map(np.asarray, records)
-    counts = {x.shape[:1] for x in jax.tree.leaves(records)}
-    if len(counts) != 1 or () in counts:
-        shapes = jax.tree.map(lambda x: x.shape, records)
-        raise FixArgumentsError(
-            f"the canary records have shapes {shapes}: pass arrays like those of the data, with "
-            "one row for each canary."
-        )
-    drawn = _coins(counts.pop()[0], num_units, seed)
+    records = _checked_records("records", records)
+    drawn = _coins(len(jax.tree.leaves(records)[0]), num_units, seed)
     return RecordCanaries(drawn.units, drawn.held_in, records)
 
 
@@ -148,8 +178,12 @@ def random_records(data: PyTree, count: int, seed: int | None = None) -> PyTree:
     Each column is shuffled by itself, so that values stay in their range and classes are valid.
     """
     rng = _stream(seed, _RECORDS)
+    data = _checked_records("data", data)
+    whole_number("count", count, 1, _MOST, _WHY)
 
     def mixed(column: np.ndarray) -> np.ndarray:
+        if not column.size:
+            raise FixArgumentsError("data has no records: pass at least one.")
         rows = rng.integers(0, len(column), (count, *column.shape[1:]))
         return np.take_along_axis(np.asarray(column), rows, axis=0)
 
@@ -163,7 +197,12 @@ def mislabelled_records(data: PyTree, label: str, count: int, seed: int | None =
       data: a dict of arrays with one row per record.
       label: the name of the column of labels, integers with at least two values.
     """
-    labels = np.asarray(data[label])
+    text("label", label)
+    whole_number("count", count, 1, _MOST, _WHY)
+    if not isinstance(data, Mapping) or label not in data:
+        raise FixArgumentsError(f"data has no {shown(label)}: pass a dict of arrays that has it.")
+    data = _checked_records("data", data)
+    labels = data[label]
     classes = np.unique(labels)
     if len(classes) < 2 or not np.issubdtype(labels.dtype, np.integer):
         raise FixArgumentsError(
@@ -179,9 +218,35 @@ def mislabelled_records(data: PyTree, label: str, count: int, seed: int | None =
     return {**records, label: classes[wrong]}
 
 
+def _checked_records(name: str, records: PyTree, count: int | None = None) -> PyTree:
+    """Returns a tree of arrays with one row per record; raises if their lengths differ."""
+    if isinstance(records, Iterator):
+        raise FixArgumentsError(f"{name} is an iterator: pass a dict of arrays.")
+
+    def array(leaf: Any) -> np.ndarray:
+        try:
+            return np.asarray(without_mask(name, leaf))
+        except FixArgumentsError:
+            raise
+        except Exception as error:  # what a leaf raises when it is read
+            raise FixArgumentsError(f"{name} has {shown(leaf)}: pass arrays.") from error
+
+    arrays = jax.tree.map(array, records)
+    leaves = jax.tree.leaves(arrays)
+    counts = {x.shape[:1] for x in leaves}
+    strange = any(x.dtype.kind == "O" for x in leaves)
+    if len(counts) != 1 or () in counts or strange or count not in (None, len(leaves[0])):
+        shapes = in_one_line(jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", arrays))
+        raise FixArgumentsError(
+            f"{name} has shapes {shapes}: pass arrays like those of the data, with one row for "
+            "each record."
+        )
+    return arrays
+
+
 def _coins(count: int, num_units: int, seed: int | None) -> Canaries:
-    whole_number("canaries", count, 2)
-    if count > num_units:
+    whole_number("canaries", count, 2, _MOST, _WHY)
+    if count > whole_number("num_units", num_units):
         raise FixArgumentsError(
             f"canaries={count}, but the data has only {num_units} units, whose places they take: "
             "use fewer canaries (on the command line: --canaries), and more runs."
@@ -192,4 +257,6 @@ def _coins(count: int, num_units: int, seed: int | None) -> Canaries:
 
 
 def _stream(seed: int | None, part: int) -> np.random.Generator:
+    if seed is not None:
+        whole_number("seed", seed, 0, 2**128)
     return np.random.default_rng(None if seed is None else [seed, part])

@@ -25,7 +25,7 @@ from bevel.auditing.one_run_fdp import one_run_fdp_epsilon
 from bevel.auditing.roc import best_accuracy, hull_area, hull_tpr
 from bevel.auditing.score_cuts import Counts, ScoreCuts
 from bevel.auditing.thresholds import Bonferroni, ThresholdStrategy
-from bevel.checks import positive_number, whole_number
+from bevel.checks import flag, instance, positive_number, whole_number
 
 
 class CanaryScoreAuditor:
@@ -75,7 +75,7 @@ class CanaryScoreAuditor:
         """
         significance, delta = checked_significance(significance), checked_delta(delta)
         return clopper_pearson_epsilon(
-            self._cuts, significance, delta, one_sided, threshold_strategy
+            self._cuts, significance, delta, flag("one_sided", one_sided), threshold_strategy
         )
 
     def epsilon_raw_counts(
@@ -94,6 +94,7 @@ class CanaryScoreAuditor:
         upward bias larger. With `bootstrap_params`, returns quantiles of the estimate.
         """
         min_count, delta = whole_number("min_count", min_count), checked_delta(delta)
+        flag("one_sided", one_sided)
         cuts = self._cuts
         countable = cuts.num_out if one_sided else max(cuts.num_in, cuts.num_out)
         if countable < min_count:
@@ -189,7 +190,9 @@ class CanaryScoreAuditor:
         this is more than half the significance, a few correct guesses are given up instead.
         """
         significance, delta = checked_significance(significance), checked_delta(delta)
-        return one_run_epsilon(self._cuts, significance, delta, one_sided, threshold_strategy)
+        return one_run_epsilon(
+            self._cuts, significance, delta, flag("one_sided", one_sided), threshold_strategy
+        )
 
     def epsilon_one_run_fdp(
         self,
@@ -209,13 +212,17 @@ class CanaryScoreAuditor:
         `bevel/auditing/one_run_fdp.py` has the theorem.
         """
         significance, delta = checked_significance(significance), checked_delta(delta)
-        return one_run_fdp_epsilon(self._cuts, significance, delta, one_sided, threshold_strategy)
+        return one_run_fdp_epsilon(
+            self._cuts, significance, delta, flag("one_sided", one_sided), threshold_strategy
+        )
 
 
 def _estimate(
     counts: Counts, statistic: Statistic, bootstrap_params: BootstrapParams | None
 ) -> np.ndarray | float:
     """The statistic of the scores or its bootstrap quantiles; a float if it is one number."""
+    hint = "BootstrapParams(...), or None"
+    instance("bootstrap_params", bootstrap_params, BootstrapParams | None, hint)
     if bootstrap_params is None:
         found: Floats | float = statistic(counts)
     else:

@@ -28,6 +28,8 @@ from bevel.auditing.thresholds import (
 from bevel.checks import positive_number
 from bevel.errors import FixArgumentsError
 
+# A bound of 30 needs 1e13 canaries or more.
+_LARGEST_EPSILON = 30
 _ALL_COUNTS = 36  # up to here, eight in each octave are not fewer
 _PER_OCTAVE = 8
 
@@ -152,6 +154,13 @@ def fewest_canaries(
     """
     epsilon = positive_number("epsilon", epsilon, "the bound that you want to show, such as 1.0")
     significance, delta = checked_significance(significance), checked_delta(delta)
+    if not isinstance(threshold_strategy, ThresholdStrategy):
+        raise unknown_strategy(threshold_strategy)
+    if epsilon > _LARGEST_EPSILON:
+        raise FixArgumentsError(
+            f"epsilon={epsilon:g}: no number of canaries that fits anywhere shows more than "
+            f"{_LARGEST_EPSILON:g}."
+        )
     if delta == 1:
         raise FixArgumentsError("delta=1 allows everything, so no epsilon can be shown: pass less.")
 

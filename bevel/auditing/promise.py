@@ -12,7 +12,7 @@ from bevel.auditing.gaussian_tradeoff import gaussian_epsilon
 from bevel.auditing.independent_units import sampler_of
 from bevel.auditing.scores import strategy_matrix
 from bevel.batch_selection import BallsInBinsSampling
-from bevel.checks import is_real
+from bevel.checks import is_real, shown
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan
 
@@ -34,7 +34,8 @@ def promised_delta(plan: DPExecutionPlan, delta: float | None) -> float:
         return plan.budget.delta
     if not (is_real(delta) and 0 < delta < 1):
         raise FixArgumentsError(
-            f"delta={delta!r}: pass a number between 0 and 1, both excluded. Gaussian noise has no "
+            f"delta={shown(delta)}: pass a number between 0 and 1, both excluded. Gaussian noise "
+            "has no "
             "finite epsilon at delta 0, and delta 1 promises nothing."
         )
     return float(delta)

@@ -23,7 +23,7 @@ from bevel.auditing.repeated_noise import repeated_noise
 from bevel.auditing.scores import last_model_scores, strategy_matrix, white_box_scores
 from bevel.auditing.traces import released_traces
 from bevel.batch_selection import ExamplesByUser
-from bevel.checks import whole_number
+from bevel.checks import shown, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
 from bevel.training import RunOptions, Trainer
@@ -84,7 +84,7 @@ def audit(
     delta = promised_delta(plan, delta)
     whole_number("runs", runs)
     if attack not in ("every step", "last model"):
-        raise FixArgumentsError(f"attack={attack!r}: write 'every step' or 'last model'.")
+        raise FixArgumentsError(f"attack={shown(attack)}: write 'every step' or 'last model'.")
     if runs > 1 and (folder is not None or isinstance(canaries, Canaries)):
         raise FixArgumentsError(
             f"runs={runs} with a folder or with records: a folder holds one run, and records have "

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from bevel.checks import is_real, whole_number
+from bevel.checks import as_float, is_real, shown, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -32,9 +32,10 @@ class Explicit(ThresholdStrategy):
     threshold: float
 
     def __post_init__(self) -> None:
-        if not is_real(self.threshold) or math.isnan(self.threshold):
+        if not is_real(self.threshold) or math.isnan(as_float(self.threshold)):
             raise FixArgumentsError(
-                f"threshold={self.threshold!r}: pass a number, fixed before the scores are seen."
+                f"threshold={shown(self.threshold)}: pass a number, fixed before the scores are "
+                "seen."
             )
 
 
@@ -78,7 +79,7 @@ class MultiSplit(ThresholdStrategy):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        whole_number("num_samples", self.num_samples)
+        whole_number("num_samples", self.num_samples, 1, 10**6, "Each is a split of the canaries.")
         _check_split(self.threshold_estimation_frac, self.seed)
 
 
@@ -90,7 +91,7 @@ def split_size(frac: float, num_canaries: int) -> int:
 def unknown_strategy(strategy: object) -> FixArgumentsError:
     """The error for something that is not one of the strategies of this file."""
     return FixArgumentsError(
-        f"threshold_strategy={strategy!r}: pass Bonferroni(), Explicit(threshold), Split() or "
+        f"threshold_strategy={shown(strategy)}: pass Bonferroni(), Explicit(threshold), Split() or "
         "MultiSplit() of bevel.auditing."
     )
 
@@ -98,8 +99,9 @@ def unknown_strategy(strategy: object) -> FixArgumentsError:
 def _check_split(frac: float, seed: int | None) -> None:
     if not (is_real(frac) and 0 < frac < 1):
         raise FixArgumentsError(
-            f"threshold_estimation_frac={frac!r} must be between 0 and 1, both excluded: pass the "
+            f"threshold_estimation_frac={shown(frac)} must be between 0 and 1, both excluded: "
+            "pass the "
             "share of the canaries that choose the threshold, such as 0.5."
         )
     if seed is not None:
-        whole_number("seed", seed, 0)
+        whole_number("seed", seed, 0, 2**128)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from bevel.batch_selection.grouped_examples import grouped
+from bevel.checks import LARGEST, ids, integers
 from bevel.errors import FixArgumentsError
 
 _CHUNK = 1 << 20  # entries that are checked at a time, so that memory-mapped arrays stay on disk
@@ -28,20 +29,34 @@ class ExamplesByUser:
     bounds: np.ndarray
     members: np.ndarray | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounds", integers("bounds", self.bounds))
+        _check_offsets("bounds", self.bounds)
+        if self.user_ids is not None:
+            object.__setattr__(self, "user_ids", ids("user_ids", self.user_ids))
+            if len(self.user_ids) != len(self):
+                raise FixArgumentsError(
+                    f"user_ids has {len(self.user_ids)} ids for {len(self)} users: pass one each."
+                )
+        if self.members is not None:
+            members, size = integers("members", self.members), self.num_examples
+            if len(members) != size or not _all_below(members, size):
+                raise FixArgumentsError(
+                    f"members has shape {members.shape}: pass the {size} examples of all users, "
+                    f"each a number from 0 to {size - 1}."
+                )
+            object.__setattr__(self, "members", members)
+
     @classmethod
     def of(cls, user_ids: "np.ndarray | ExamplesByUser") -> "ExamplesByUser":
         """Groups examples by user. `user_ids` holds the id of each example's user."""
         if isinstance(user_ids, ExamplesByUser):
             return user_ids
-        ids = np.asarray(user_ids)
-        if ids.ndim != 1:
-            raise FixArgumentsError(
-                f"user_ids has shape {ids.shape}: pass a 1-D array with one id per example."
-            )
-        first = _first_of_each(ids)
+        owners = ids("user_ids", user_ids)
+        first = _first_of_each(owners)
         if first is not None:
-            return cls(np.asarray(ids[first]), np.append(first, len(ids)))
-        users, labels = np.unique(ids, return_inverse=True)
+            return cls(np.asarray(owners[first]), np.append(first, len(owners)))
+        users, labels = np.unique(owners, return_inverse=True)
         by_label = grouped(labels, len(users))
         return cls(users, by_label.bounds, by_label.members)
 
@@ -53,26 +68,11 @@ class ExamplesByUser:
         with the number of examples and never decrease. They may be memory-mapped. The id of a user
         is its number.
         """
-        offsets = np.asanyarray(offsets)
-        if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 1:
-            raise FixArgumentsError(
-                f"offsets has dtype {offsets.dtype} and shape {offsets.shape}: pass a 1-D array of "
-                "integers, one more than there are users."
-            )
-        if offsets[0] != 0:
-            raise FixArgumentsError(
-                f"offsets starts with {offsets[0]}: it must start with 0, or the examples before "
-                "it would belong to nobody."
-            )
-        for start in range(0, len(offsets) - 1, _CHUNK):
-            part = offsets[start : start + _CHUNK + 1]
-            if np.any(part[1:] < part[:-1]):
-                user = start + int(np.argmax(part[1:] < part[:-1]))
-                raise FixArgumentsError(
-                    f"offsets decreases after user {user}, from {offsets[user]} to "
-                    f"{offsets[user + 1]}: some examples would belong to two users."
-                )
-        return cls(None, offsets)
+        offsets = integers("offsets", offsets)
+        _check_offsets("offsets", offsets)
+        users = object.__new__(cls)  # the offsets are read once, because they may be on disk
+        vars(users).update(user_ids=None, bounds=offsets, members=None)
+        return users
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -89,6 +89,34 @@ class ExamplesByUser:
         """The examples of these users at places of their own order, (users, places)."""
         places = self.bounds[users].astype(np.int64)[:, None] + order
         return places if self.members is None else self.members[places].astype(np.int64)
+
+
+def _check_offsets(name: str, offsets: np.ndarray) -> None:
+    """Raises unless the offsets start with 0 and never decrease."""
+    if not len(offsets):
+        raise FixArgumentsError(
+            f"{name} is empty: pass a 1-D array of integers, one more than users."
+        )
+    if offsets[0] != 0:
+        raise FixArgumentsError(
+            f"{name} starts with {offsets[0]}: it must start with 0, or the examples before it "
+            "would belong to nobody."
+        )
+    for start in range(0, len(offsets) - 1, _CHUNK):
+        part = offsets[start : start + _CHUNK + 1]
+        if np.any(part[1:] < part[:-1]):
+            user = start + int(np.argmax(part[1:] < part[:-1]))
+            raise FixArgumentsError(
+                f"{name} decreases after user {user}, from {offsets[user]} to {offsets[user + 1]}: "
+                "some examples would belong to two users."
+            )
+    if offsets[-1] > LARGEST:
+        raise FixArgumentsError(f"{name} ends with {offsets[-1]} examples: at most {LARGEST} work.")
+
+
+def _all_below(numbers: np.ndarray, size: int) -> bool:
+    parts = (numbers[start : start + _CHUNK] for start in range(0, len(numbers), _CHUNK))
+    return all(part.min() >= 0 and part.max() < size for part in parts)
 
 
 def _first_of_each(ids: np.ndarray) -> np.ndarray | None:

@@ -9,7 +9,7 @@ from bevel.batch_selection.proven_event import REPLACE_ONE, SAME_SIZE, Participa
 from bevel.batch_selection.randomness import SamplingPurpose, derived_key
 from bevel.batch_selection.sampler import RandomAccessSampler
 from bevel.batch_selection.siphash import siphash
-from bevel.checks import whole_number
+from bevel.checks import flag, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -34,6 +34,7 @@ class FixedBatchSampling(RandomAccessSampler):
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, 1)
         whole_number("iterations", self.iterations, 1)
+        flag("replace", self.replace)
 
     def _size(self, step: int, num_examples: int, seed: int) -> int:
         if num_examples == 0 or (not self.replace and self.batch_size > num_examples):

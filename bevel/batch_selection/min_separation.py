@@ -21,7 +21,8 @@ from bevel.batch_selection.randomness import (
 )
 from bevel.batch_selection.sampler import StatefulSampler, checked_step
 from bevel.batch_selection.siphash import siphash
-from bevel.checks import probability, whole_number
+from bevel.checks import flag, instance, integers, probability, whole_number
+from bevel.errors import FixArgumentsError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,6 +36,12 @@ class MinSepState:
 
     step: int
     resting: tuple[np.ndarray, ...]
+
+    def __post_init__(self) -> None:
+        whole_number("step", self.step, 0)
+        for batch in instance("resting", self.resting, tuple, "a tuple of earlier batches"):
+            if integers("a batch in resting", batch).dtype != np.int64:
+                raise FixArgumentsError(f"a batch in resting has dtype {batch.dtype}: pass int64.")
 
     @functools.cached_property
     def _sorted(self) -> np.ndarray:
@@ -53,10 +60,15 @@ class MinSepState:
         kept = np.delete(
             self._sorted, np.searchsorted(self._sorted, np.concatenate([batch[:0], *rested]))
         )
-        state = MinSepState(self.step + 1, (*self.resting, batch)[-slots:])
-        # Sorting all resting examples again at each step would take most of the time.
+        # Checking all batches, and sorting their examples, again at each step would take most of
+        # the time.
         new = np.sort(batch)
-        vars(state)["_sorted"] = np.insert(kept, np.searchsorted(kept, new), new)
+        state = object.__new__(MinSepState)
+        vars(state).update(
+            step=self.step + 1,
+            resting=(*self.resting, batch)[-slots:],
+            _sorted=np.insert(kept, np.searchsorted(kept, new), new),
+        )
         return state
 
 
@@ -91,6 +103,7 @@ class BMinSepSampling(StatefulSampler):
 
     def __post_init__(self) -> None:
         probability("sampling_prob", self.sampling_prob)
+        flag("warm_start", self.warm_start)
         whole_number("iterations", self.iterations, 1)
         whole_number("min_sep", self.min_sep, 1)
         if self.truncated_batch_size is not None:
@@ -123,6 +136,7 @@ class BMinSepSampling(StatefulSampler):
         self, state: MinSepState, num_examples: int, rng: int
     ) -> tuple[np.ndarray, MinSepState]:
         """Returns the batch of step `state.step` and the next state."""
+        instance("state", state, MinSepState, "the state that initial_state or next_batch returned")
         seed, step = fixed_seed(rng), checked_step(state.step, self.iterations)
         size = whole_number("num_examples", num_examples, 0)
         count = binomial(size, self.sampling_prob, uniforms(seed, SamplingPurpose.SIZE, step))

@@ -17,7 +17,8 @@ from bevel.batch_selection.randomness import (
     seed_of,
 )
 from bevel.batch_selection.sampler import StatefulSampler, checked_step
-from bevel.checks import whole_number
+from bevel.checks import instance, integers, whole_number
+from bevel.errors import FixArgumentsError
 
 # A step so far in the past that it is min_sep away from every step.
 NEVER = np.iinfo(np.int64).min // 2
@@ -36,6 +37,18 @@ class MultiOwnerState:
     position: int  # of the next example to consider, in the order of this round
     last_used: np.ndarray  # step at which each owner was last in a batch
     uses: np.ndarray  # number of batches that each owner has been in
+
+    def __post_init__(self) -> None:
+        for name in ("step", "round", "position"):
+            whole_number(name, getattr(self, name), 0)
+        used, uses = integers("last_used", self.last_used), integers("uses", self.uses)
+        object.__setattr__(self, "last_used", used)
+        object.__setattr__(self, "uses", uses)
+        if used.shape != uses.shape or (uses.size and uses.min() < 0):
+            raise FixArgumentsError(
+                f"last_used has shape {used.shape} and uses {uses.shape}: pass one number for each "
+                "owner, and no negative number of uses."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +81,7 @@ class MultiOwnerMinSepSampling(StatefulSampler):
 
     def initial_state(self, graph: MultiOwnerGraph) -> MultiOwnerState:
         """Returns the state before step 0."""
+        instance("graph", graph, MultiOwnerGraph, "a MultiOwnerGraph")
         never = np.full(graph.num_owners, NEVER)
         return MultiOwnerState(0, 0, 0, never, np.zeros_like(never))
 

@@ -6,13 +6,17 @@ failing because of the size would change the distribution that the event is prov
 
 import bisect
 import dataclasses
+import itertools
 
 import numpy as np
 
-from bevel.checks import whole_number
+from bevel.checks import finite_number, instance, shown, whole_number, without_mask
 from bevel.errors import FixArgumentsError
 
 PADDING = -1
+# A batch is padded by up to this many rows, all of which are computed.
+_MOST_ROWS = 2**24
+_WHY = "Every row of padding takes as much time as an example."
 
 
 def pad_to_multiple_of(
@@ -26,7 +30,7 @@ def pad_to_multiple_of(
     which skips microbatches that are all padding. A row is padding if its (first) index is -1.
     """
     indices = _checked_indices(indices)
-    size = -(-len(indices) // whole_number("multiple", multiple, 1)) * multiple
+    size = -(-len(indices) // whole_number("multiple", multiple, 1, _MOST_ROWS, _WHY)) * multiple
     return pad_to_size(indices, size, microbatch_size)
 
 
@@ -81,7 +85,7 @@ def split_and_pad_global_batch(
     An empty batch gives one minibatch of padding.
     """
     indices = _checked_indices(indices)
-    size = whole_number("minibatch_size", minibatch_size, 1)
+    size = whole_number("minibatch_size", minibatch_size, 1, _MOST_ROWS, _WHY)
     starts = range(0, max(1, len(indices)), size)
     return [pad_to_size(indices[i : i + size], size, microbatch_size) for i in starts]
 
@@ -96,6 +100,19 @@ class PaddedSizes:
 
     sizes: tuple[int, ...]
     multiple: int = 1
+
+    def __post_init__(self) -> None:
+        multiple = whole_number("multiple", self.multiple)
+        hint = "a tuple of at least one size, in increasing order"
+        sizes = tuple(instance("sizes", self.sizes, tuple | list, hint))
+        numbers = [whole_number("a size", size) for size in sizes]
+        rising = all(a < b for a, b in itertools.pairwise(numbers))
+        if not numbers or not rising or any(number % multiple for number in numbers):
+            raise FixArgumentsError(
+                f"sizes={shown(sizes)} with multiple={multiple}: pass {hint}, each divisible by "
+                f"{multiple}."
+            )
+        object.__setattr__(self, "sizes", sizes)
 
     def size_for(self, batch_size: int) -> int:
         """The smallest padded size with room for `batch_size` rows."""
@@ -125,12 +142,14 @@ def padded_sizes(
     The choice depends on the distribution of the sizes, never on drawn batches. Make `multiple` a
     multiple of the number of devices and of the microbatch size.
     """
-    whole_number("count", count, 1)
+    whole_number("count", count, 1, 1000, "Each size has a compiled program.")
     whole_number("multiple", multiple, 1)
-    if not (np.isfinite(expected_batch_size) and expected_batch_size >= 0):
-        raise FixArgumentsError(
-            f"expected_batch_size={expected_batch_size}: pass a finite number of at least 0."
-        )
+    most = 2.0**50  # so that the largest size is exact in float64
+    hint = "the mean batch size"
+    expected_batch_size = finite_number("expected_batch_size", expected_batch_size, hint, 0, most)
+    if spread is not None:
+        hint = "the standard deviation of the batch size"
+        spread = finite_number("spread", spread, hint, 0, most)
     deviation = np.sqrt(expected_batch_size) if spread is None else spread
     sizes = expected_batch_size + deviation * np.linspace(0, 6, count + 1)[1:]
     blocks = np.maximum(1, np.ceil(sizes / multiple - 1e-9)).astype(int)
@@ -139,7 +158,10 @@ def padded_sizes(
 
 def _checked_indices(indices: np.ndarray) -> np.ndarray:
     """Returns `indices` as an array of signed integers, examples or users along the first axis."""
-    indices = np.asarray(indices)
+    try:
+        indices = np.asarray(without_mask("indices", indices))
+    except (TypeError, ValueError, OverflowError):
+        indices = np.empty((), object)
     if indices.size == 0 and indices.dtype == np.float64:
         indices = indices.astype(np.int64)  # np.array([]) is float64
     if indices.ndim == 0 or not np.issubdtype(indices.dtype, np.signedinteger):

@@ -22,7 +22,7 @@ from bevel.batch_selection.proven_event import (
 )
 from bevel.batch_selection.randomness import SamplingPurpose, derived_key, uniforms
 from bevel.batch_selection.sampler import RandomAccessSampler
-from bevel.checks import probability, whole_number
+from bevel.checks import finite_number, instance, probability, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -62,11 +62,8 @@ class CyclicPoissonSampling(RandomAccessSampler):
         whole_number("cycle_length", self.cycle_length, 1)
         if self.truncated_batch_size is not None:
             whole_number("truncated_batch_size", self.truncated_batch_size, 1)
-        if not isinstance(self.partition_type, PartitionType):
-            raise FixArgumentsError(
-                f"partition_type={self.partition_type!r}: pass PartitionType.EQUAL_SPLIT or "
-                "PartitionType.INDEPENDENT."
-            )
+        options = "PartitionType.EQUAL_SPLIT or PartitionType.INDEPENDENT"
+        instance("partition_type", self.partition_type, PartitionType, options)
 
     @classmethod
     def with_expected_batch_size(
@@ -82,6 +79,8 @@ class CyclicPoissonSampling(RandomAccessSampler):
         """Builds a sampler with `expected_batch_size` examples per batch before truncation."""
         whole_number("num_examples", num_examples, 1)
         whole_number("cycle_length", cycle_length, 1)
+        hint = "the mean batch size before truncation"
+        expected_batch_size = finite_number("expected_batch_size", expected_batch_size, hint)
         if cycle_length > 1 and partition_type is PartitionType.EQUAL_SPLIT:
             group_size: float = num_examples // cycle_length
         else:
@@ -92,7 +91,7 @@ class CyclicPoissonSampling(RandomAccessSampler):
                 f"{group_size:g} examples ({num_examples} examples, cycle_length={cycle_length}). "
                 f"Pass a number from 0 to {group_size:g}, or a smaller cycle_length."
             )
-        prob = expected_batch_size / group_size
+        prob = expected_batch_size / group_size if group_size else 0.0
         return cls(prob, iterations, truncated_batch_size, cycle_length, partition_type)
 
     def group_size(self, num_examples: int) -> int:

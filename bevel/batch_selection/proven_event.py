@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from bevel.checks import flag, instance, one_of, shown, text, whole_number
+from bevel.errors import FixArgumentsError
+
 # Names of dp_accounting.NeighboringRelation. Importing dp_accounting here would take seconds.
 ADD_OR_REMOVE_ONE = "ADD_OR_REMOVE_ONE"
 REPLACE_ONE = "REPLACE_ONE"
@@ -30,6 +33,19 @@ class ProvenEvent:
     relations: tuple[str, ...]
     takes_strategy: bool = False  # the event also depends on the strategy matrix C
 
+    def __post_init__(self) -> None:
+        if not text("function", self.function).isidentifier():
+            raise FixArgumentsError(
+                f"function={shown(self.function)}: pass the name of a function in bevel.accounting."
+            )
+        instance("arguments", self.arguments, Mapping, "a dict of the function's arguments")
+        for name in self.arguments:
+            text("a name in arguments", name)
+        instance("relations", self.relations, tuple, "a tuple of names of relations")
+        for relation in self.relations:
+            one_of("a name in relations", relation, ALL_RELATIONS)
+        flag("takes_strategy", self.takes_strategy)
+
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
@@ -41,3 +57,7 @@ class Participation:
 
     min_separation: int
     max_participations: int
+
+    def __post_init__(self) -> None:
+        whole_number("min_separation", self.min_separation, 1)
+        whole_number("max_participations", self.max_participations, 0)

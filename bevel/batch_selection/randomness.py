@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bevel.checks import shown
 from bevel.errors import FixArgumentsError
 
 RngType = np.random.Generator | int | None
@@ -51,13 +52,14 @@ def seed_of(rng: RngType) -> int:
 
 def fixed_seed(rng: RngType) -> int:
     """Checks that `rng` is an int: random access needs the same seed at every call."""
-    if isinstance(rng, bool) or not isinstance(rng, numbers.Integral):
+    if isinstance(rng, bool | np.timedelta64) or not isinstance(rng, numbers.Integral):
         raise FixArgumentsError(
-            f"rng={rng!r} would give another draw at every call, but the batches of a run must "
+            f"rng={shown(rng)} would give another draw at every call, but the batches of a run "
+            "must "
             "come from one seed. Pass an int, such as secrets.randbits(128)."
         )
     if not 0 <= rng < 2**SEED_BITS:
-        raise FixArgumentsError(f"rng={rng}: pass an int from 0 to 2**128 - 1.")
+        raise FixArgumentsError(f"rng={shown(rng)}: pass an int from 0 to 2**128 - 1.")
     return int(rng)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bevel.batch_selection.proven_event import Participation, ProvenEvent
 from bevel.batch_selection.randomness import RngType, fixed_seed, seed_of
-from bevel.checks import whole_number
+from bevel.checks import integers, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -112,7 +112,7 @@ class RandomAccessSampler(BatchSelectionStrategy):
         """
         size = self.batch_size_at(step, num_examples, rng)
         rows = np.arange(*share(size, process_index, process_count))
-        return self._at_rows(step, num_examples, rng, rows).astype(np.int64, copy=False)
+        return self._at_rows(step, num_examples, int(rng), rows).astype(np.int64, copy=False)
 
     def at_rows(self, step: int, num_examples: int, rng: int, rows: np.ndarray) -> np.ndarray:
         """Returns the indices in these rows of a step, which go from 0 to `batch_size_at` - 1.
@@ -120,12 +120,13 @@ class RandomAccessSampler(BatchSelectionStrategy):
         The cost depends on the number of rows that you ask for, not on the size of the batch.
         """
         size = self.batch_size_at(step, num_examples, rng)
+        rows = integers("rows", rows)
         if len(rows) and not 0 <= np.min(rows) <= np.max(rows) < size:
             raise FixArgumentsError(
                 f"rows go from {np.min(rows)} to {np.max(rows)}, but step {step} has {size} rows. "
                 "Other examples do not take part in it."
             )
-        return self._at_rows(step, num_examples, rng, rows).astype(np.int64, copy=False)
+        return self._at_rows(step, num_examples, int(rng), rows).astype(np.int64, copy=False)
 
     def batch_size_at(self, step: int, num_examples: int, rng: int) -> int:
         """The number of rows of a step over all processes, which determines their padding."""

@@ -18,7 +18,7 @@ from bevel.batch_selection.randomness import (
 )
 from bevel.batch_selection.sampler import BatchSelectionStrategy
 from bevel.batch_selection.siphash import chunks, siphash
-from bevel.checks import whole_number
+from bevel.checks import flag, instance, whole_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,10 @@ class UserSelectionStrategy:
     shuffle_per_user: bool = False
 
     def __post_init__(self) -> None:
-        whole_number("examples_per_user_per_batch", self.examples_per_user_per_batch, 1)
+        hint = "one of the samplers in bevel.batch_selection"
+        instance("base_strategy", self.base_strategy, BatchSelectionStrategy, hint)
+        checked_row_length(self.examples_per_user_per_batch)
+        flag("shuffle_per_user", self.shuffle_per_user)
 
     @property
     def iterations(self) -> int:
@@ -97,6 +100,12 @@ class UserSelectionStrategy:
 
     def selection_relations(self) -> tuple[str, ...]:
         return self.base_strategy.selection_relations()
+
+
+def checked_row_length(examples_per_user_per_batch: int) -> int:
+    """Checks the number of examples of one user in a batch, each of which has an index."""
+    name, why = "examples_per_user_per_batch", "A batch holds an index for each of them."
+    return whole_number(name, examples_per_user_per_batch, 1, 2**24, why)
 
 
 def random_orders(hashes: np.ndarray, sizes: np.ndarray) -> np.ndarray:

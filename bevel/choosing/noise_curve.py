@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dp_accounting import GaussianDpEvent
 
 from bevel.accounting import calibrate_noise_multiplier
+from bevel.checks import instance, positive_number, whole_number
 
 # The curve is drawn around the batch size at which the noise multiplier is about this.
 NOISE_NEAR_THE_KNEE = 1.7
@@ -36,6 +37,11 @@ class NoisePoint:
     batch_size: float
     steps: int
     noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        positive_number("batch_size", self.batch_size, "the mean batch size")
+        whole_number("steps", self.steps)
+        positive_number("noise_multiplier", self.noise_multiplier, "calibrated to the budget")
 
     @property
     def noise_per_step(self) -> float:
@@ -61,6 +67,13 @@ class NoiseCurve:
     points: tuple[NoisePoint, ...]
     least: float
     epochs: float | None
+
+    def __post_init__(self) -> None:
+        for point in instance("points", self.points, tuple, "a tuple of points"):
+            instance("a point", point, NoisePoint, "NoisePoint(...)")
+        positive_number("least", self.least, "the noise of a run without sampling")
+        if self.epochs is not None:
+            positive_number("epochs", self.epochs, "or None for a number of steps")
 
     def excess(self, point: NoisePoint) -> float:
         """How far the noise over the run is above the least: 0.1 is 10% above."""

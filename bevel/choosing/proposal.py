@@ -4,7 +4,17 @@ import dataclasses
 import math
 
 from bevel.accounting.arguments import check_budget, relation_of
-from bevel.checks import positive_number, whole_number
+from bevel.checks import (
+    as_float,
+    finite_number,
+    instance,
+    is_real,
+    one_of,
+    positive_number,
+    shown,
+    text,
+    whole_number,
+)
 from bevel.choosing.learning_rate import learning_rate_for, noise_norm
 from bevel.choosing.noise_curve import NoiseCurve, NoisePoint, least_noise, noise_curve, steps_of
 from bevel.errors import FixArgumentsError
@@ -54,9 +64,15 @@ class Request:
 
     def __post_init__(self) -> None:
         whole_number("num_examples", self.num_units)
+        finite_number("epsilon", self.epsilon, "such as 3", 0)
         check_budget(self.epsilon, self.delta, self.num_units)
         relation_of(self.relation)
-        if None not in (self.batch_size, self.steps, self.epochs):
+        one_of("unit", self.unit, ("example", "user"))
+        one_of("optimizer", self.optimizer, ("sgd", "adam", "dp_adam"))
+        hint = "a number from 0 up to, but not including, 1"
+        if finite_number("momentum", self.momentum, hint, 0, 1) == 1:
+            raise FixArgumentsError(f"momentum={self.momentum}: pass {hint}.")
+        if not any(value is None for value in (self.batch_size, self.steps, self.epochs)):
             raise FixArgumentsError(
                 "batch size, steps and epochs were all given, but any two of them determine the "
                 "third: leave one out."
@@ -81,6 +97,13 @@ class ChosenNumber:
     value: float
     reason: str = GIVEN
 
+    def __post_init__(self) -> None:
+        # NaN stands for a number that another one determines.
+        value = as_float(self.value) if is_real(self.value) else math.inf
+        if math.isinf(value):
+            raise FixArgumentsError(f"value={shown(self.value)}: pass the number that was chosen.")
+        text("reason", self.reason)
+
     @property
     def given(self) -> bool:
         return self.reason == GIVEN
@@ -101,6 +124,14 @@ class Proposal:
     curve: NoiseCurve
     point: NoisePoint
 
+    def __post_init__(self) -> None:
+        instance("request", self.request, Request, "Request(...)")
+        instance("choices", self.choices, dict, "a dict of ChosenNumber")
+        for choice in self.choices.values():
+            instance("a choice", choice, ChosenNumber, "ChosenNumber(...)")
+        instance("curve", self.curve, NoiseCurve, "NoiseCurve(...)")
+        instance("point", self.point, NoisePoint, "NoisePoint(...)")
+
     @property
     def signal_to_noise(self) -> float | None:
         """At most this in one step: the largest mean gradient over the norm of its noise."""
@@ -111,6 +142,7 @@ class Proposal:
 
 def propose(request: Request) -> Proposal:
     """Proposes what the request leaves open. Takes a few seconds, most of it for the curve."""
+    instance("request", request, Request, "Request(...)")
     units = request.num_units
     delta = _delta(request)
 

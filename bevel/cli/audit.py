@@ -23,6 +23,9 @@ The run is kept next to that of the config, in a folder such as runs/digits-audi
 runs/digits-audit-2 if there is one. What was found is in its private/audit.json, which is not for
 others.
 
+A model or data of your own ([model] module, [data] source) is a Python file, which this command
+runs: use files that you trust.
+
 With a run folder, it trains nothing and looks in all released files for traces of noise, raw values
 and secrets.
 

@@ -8,11 +8,21 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bevel.checks import nearest
+from bevel.accounting.arguments import check_budget
+from bevel.checks import (
+    as_float,
+    finite_number,
+    in_one_line,
+    nearest,
+    positive_number,
+    shown,
+    whole_number,
+)
+from bevel.checks import path as checked_path
 from bevel.cli.toml_lines import line_of
 from bevel.datasets import AugmentationTable, DataTable, declared
 from bevel.errors import FixArgumentsError
@@ -124,6 +134,48 @@ class Config:
     run: RunTable = dataclasses.field(default_factory=RunTable)
 
 
+def _share(name: str, value: float) -> None:
+    if finite_number(name, value, "such as 0.9", 0, 1) == 1:
+        raise FixArgumentsError(f"{name}={value}: pass a number below 1, such as 0.9.")
+
+
+def _number(name: str, value: float) -> None:
+    positive_number(name, value, "such as 1.0")
+
+
+# What each key may be, besides its type. The other tables check their values themselves.
+CHECKS: dict[tuple[str, str], Callable[[str, Any], Any]] = {
+    **{
+        ("PlanTable", name): _number
+        for name in ("batch_size", "epsilon", "noise_multiplier", "clip_norm")
+    },
+    **{
+        ("PlanTable", name): whole_number
+        for name in ("steps", "bands", "examples_per_user", "min_sep", "buffers")
+    },
+    ("PlanTable", "delta"): lambda name, value: check_budget(delta=value),
+    ("PlanTable", "adapt_clip_norm_to"): lambda name, value: finite_number(
+        name, value, "a fraction of the examples", 0, 1
+    ),
+    ("OptimizerTable", "learning_rate"): _number,
+    ("OptimizerTable", "momentum"): _share,
+    ("OptimizerTable", "ema_decay"): _share,
+    ("OptimizerTable", "warmup_steps"): lambda name, value: whole_number(name, value, 0),
+    ("MeshTable", "cpu_devices"): lambda name, value: whole_number(
+        name, value, 1, 1024, "Each one takes threads."
+    ),
+    **{("RunTable", name): checked_path for name in ("folder", "ledger", "anchor")},
+    **{
+        ("RunTable", name): whole_number for name in ("checkpoint_every", "keep", "microbatch_size")
+    },
+    ("RunTable", "compilations"): lambda name, value: whole_number(
+        name, value, 1, 100, "Each is a compiled program."
+    ),
+    ("RunTable", "ledger_epsilon"): _number,
+    ("RunTable", "test_seed"): lambda name, value: whole_number(name, value, 0, 2**64 - 1),
+}
+
+
 def read_config(
     path: str | Path, left_out: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Config:
@@ -131,18 +183,21 @@ def read_config(
 
     `left_out` has values for keys that the file leaves out, by the names of their tables.
     """
-    path = Path(path)
+    path = Path(checked_path("path", path))
     try:
-        text = path.read_text(encoding="utf-8")
-        tables = tomllib.loads(text)
+        written = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(written)
     except FileNotFoundError:
         raise FixArgumentsError(f"there is no config at {path}: check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FixArgumentsError(f"{path} is not valid TOML: {error}.") from None
-    for name, values in (left_out or {}).items():
-        if isinstance(tables.setdefault(name, {}), Mapping):
-            tables[name] = {**values, **tables[name]}
-    return _from_table(Config, tables, _Place(path, text))
+    except OSError as error:
+        raise FixArgumentsError(f"{path} cannot be read: {error.strerror}.") from None
+    except RecursionError:
+        raise FixArgumentsError(f"{path} is not valid TOML: it is nested too deeply.") from None
+    except ValueError as error:  # not TOML, not UTF-8, or a number with thousands of digits
+        raise FixArgumentsError(f"{path} is not valid TOML: {in_one_line(error)}.") from None
+    for name in left_out or {}:
+        tables.setdefault(name, {})
+    return _from_table(Config, tables, _Place(path, written, left_out=left_out or {}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +207,7 @@ class _Place:
     path: Path
     text: str
     keys: tuple[str, ...] = ()
+    left_out: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def of(self, *keys: str) -> "_Place":
         return dataclasses.replace(self, keys=(*self.keys, *keys))
@@ -172,29 +228,41 @@ def _from_table(kind: type[T], table: Mapping[str, Any], place: _Place) -> T:
         if name not in fields:
             where = str(place.of(name)).removesuffix(name).rstrip()
             raise FixArgumentsError(
-                f"{where} unknown key {name!r}{nearest(name, fields)} "
+                f"{where} unknown key {shown(name)}{nearest(name, fields)} "
                 f"The keys are: {', '.join(fields)}."
             )
+    assumed = place.left_out.get(".".join(place.keys), {})
     for name, field in fields.items():
-        optional = {field.default, field.default_factory} != {dataclasses.MISSING}
+        optional = name in assumed or {field.default, field.default_factory} != {
+            dataclasses.MISSING
+        }
         if name not in table and not optional:
             raise FixArgumentsError(f"{place.of(name)} is missing{expected(hints[name])}.")
     values = {name: checked(value, hints[name], place.of(name)) for name, value in table.items()}
-    return kind(**values)
+    try:
+        for name, value in values.items():
+            check_value(kind, name, value)
+        return kind(**{**assumed, **values})
+    except FixArgumentsError as error:
+        name = str(error).partition("=")[0].rpartition(" ")[2]
+        where = str(place.of(name)).removesuffix(name).rstrip() if name in values else str(place)
+        raise FixArgumentsError(f"{where} {error}") from None
 
 
 def checked(value: Any, hint: Any, where: _Place | str) -> Any:
     """Checks a value against the type of its field, and converts it. `where` names the field."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(where, _Place):
         if not isinstance(value, Mapping):
-            raise FixArgumentsError(f"{where} is {value!r}: write a table.")
+            raise FixArgumentsError(f"{where} is {shown(value)}: write a table.")
         return _from_table(hint, value, where)
     choices = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
-        if value in choices:
+        if isinstance(value, str) and value in choices:
             return value
-        near = nearest(str(value), choices)
-        raise FixArgumentsError(f"{where} is {value!r}{near} Use one of: {', '.join(choices)}.")
+        near = nearest(shown(value), choices)
+        raise FixArgumentsError(
+            f"{where} is {shown(value)}{near} Use one of: {', '.join(choices)}."
+        )
     if typing.get_origin(hint) is tuple and isinstance(value, list):
         return tuple(checked(item, choices[0], where) for item in value)
     allowed = choices if isinstance(hint, types.UnionType) else (hint,)
@@ -204,10 +272,17 @@ def checked(value: Any, hint: Any, where: _Place | str) -> Any:
     if typing.get_origin(hint) is dict and isinstance(value, Mapping):
         return {name: declared(item) for name, item in value.items()}
     if float in allowed and type(value) is int:
-        return float(value)
+        return as_float(value)
     if type(value) in (bool, int, float, str) and type(value) in allowed:
         return value
-    raise FixArgumentsError(f"{where} is {value!r}{expected(hint)}.")
+    raise FixArgumentsError(f"{where} is {shown(value)}{expected(hint)}.")
+
+
+def check_value(table: Any, name: str, value: Any) -> None:
+    """Raises for a value that no run can have, such as a negative number of steps."""
+    check = CHECKS.get((table.__name__, name))
+    if check is not None and value is not None:
+        check(name, value)
 
 
 def expected(hint: Any) -> str:

@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   bevel data photos/                   # photos/cat/1.png, photos/dog/2.png
   bevel data my_data.py:records
 
+my_data.py is Python code, which this command runs: use files that you trust.
 What it prints is computed from the records: it is for the owner of the data.
 docs/data.md describes all formats.
 """

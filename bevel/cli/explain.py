@@ -15,8 +15,8 @@ is traced, not trained.
 
   --json        print the table as JSON
 
-A model of your own ([model] module) is a Python file, which this command runs:
-use files that you trust.
+A model or data of your own ([model] module, [data] source) is a Python file,
+which this command runs: use files that you trust.
 
 examples:
   bevel explain examples/digits.toml

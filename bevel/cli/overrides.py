@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bevel.checks import nearest
-from bevel.cli.config import Config, checked, expected
+from bevel.cli.config import Config, check_value, checked, expected
 from bevel.errors import FixArgumentsError
 
 
@@ -36,7 +36,12 @@ def with_overrides(config: Config, words: Sequence[str]) -> Config:
                     "options as --table.key=value."
                 )
             values.append(rest.pop(0))
-        tables.setdefault(table, {})[key] = _value(option, values, hint, negated)
+        found = _value(option, values, hint, negated)
+        try:
+            check_value(typing.get_type_hints(Config)[table], key, found)
+        except FixArgumentsError as error:
+            raise FixArgumentsError(str(error).replace(f"{key}=", f"{option}=", 1)) from None
+        tables.setdefault(table, {})[key] = found
     changed = {t: dataclasses.replace(getattr(config, t), **keys) for t, keys in tables.items()}
     return dataclasses.replace(config, **changed)
 

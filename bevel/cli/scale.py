@@ -20,7 +20,8 @@ EXAMPLES = """examples:
   bevel scale examples/scale.py:build_step --batch-size 16 \\
       --axes data=-1,model=2 --spec '{"layers": 2}'
 
-FILE.py is Python code, which this command runs.
+FILE.py, and the model file of a config, are Python code, which this command
+runs: use files that you trust.
 """
 PyTree = Any
 

@@ -28,8 +28,8 @@ another plan. A new learning rate or loss needs --accept.
   --accept KEY  go on although this key has changed, as in
                 --accept optimizer.learning_rate
 
-A model of your own ([model] module) is a Python file, which this command runs:
-use files that you trust.
+A model or data of your own ([model] module, [data] source) is a Python file,
+which this command runs, with --dry-run too: use files that you trust.
 
 examples:
   bevel train examples/digits.toml

@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.checks import without_mask
 from bevel.clipping.options import Task
 from bevel.errors import FixArgumentsError
+from bevel.precision import overflowing
 
 
 class Role(enum.Enum):
@@ -203,6 +205,7 @@ def _check_disjoint(**groups: tuple[int, ...]) -> None:
 
 def _check_param(leaf: Any, where: str) -> None:
     """Raises unless a differentiated leaf is a real float array."""
+    without_mask(where, leaf)
     if not _is_array(leaf):
         raise FixArgumentsError(
             f"{where} is a {type(leaf).__name__}, which has no gradient. Split the model and pass "
@@ -242,6 +245,21 @@ def _check_batch_leaf(leaf: Any, where: str) -> None:
             f"{where} is split into examples, but {leaf!r:.60} has no leading axis. Pass an array "
             "with one row per example, or take this argument out of batch_argnums."
         )
+    if isinstance(leaf, np.ndarray):
+        without_mask(where, leaf)
+        # Objects, text, times and structured records.
+        if leaf.dtype.kind in "OSUMm" or leaf.dtype.names:
+            raise FixArgumentsError(
+                f"{where} has dtype {leaf.dtype}, but JAX computes with numbers. Encode it, as in "
+                "np.unique(labels, return_inverse=True)[1]."
+            )
+        changed = overflowing(leaf)
+        if changed is not None:
+            raise FixArgumentsError(
+                f"{where} has the value {changed}, which does not fit into 32 bits: JAX would "
+                "silently change it. Encode it, as in np.unique(labels, return_inverse=True)[1], "
+                "or call jax.config.update('jax_enable_x64', True)."
+            )
 
 
 def batch_size(batch: Sequence[Any], mask: Any) -> int:

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from bevel import precision
+from bevel.checks import as_float, flag, function, instance, is_real, shown, whole_number
 from bevel.errors import FixArgumentsError
 
 if TYPE_CHECKING:
@@ -45,6 +47,24 @@ class TracedProgram:
         self.rows = max(rows, self.rows or 1)
 
 
+def checked_dtype(dtype: Any) -> Any:
+    """The dtype of a sum of clipped gradients, which must have the range of float32."""
+    if dtype is None:
+        return None
+    try:
+        wanted = jnp.dtype(dtype)
+    except Exception as error:  # NumPy reads attributes and strings of any kind
+        raise FixArgumentsError(f"dtype={shown(dtype)}: pass a dtype, such as float32.") from error
+    if wanted not in (jnp.dtype(d) for d in ("float32", "float64", "bfloat16")):
+        raise FixArgumentsError(
+            f"dtype={wanted.name}: a sum of clipped gradients may leave its range. Use float32, "
+            "float64 or bfloat16."
+        )
+    if wanted == jnp.dtype("float64") and not jax.config.jax_enable_x64:
+        raise FixArgumentsError("dtype=float64 needs jax.config.update('jax_enable_x64', True).")
+    return wanted
+
+
 @dataclasses.dataclass(frozen=True)
 class BoundedSensitivityCallable:
     """A function that sums clipped contributions, and the L2 bound of each.
@@ -70,6 +90,18 @@ class BoundedSensitivityCallable:
     program: "TracedProgram" = dataclasses.field(default_factory=lambda: TracedProgram(rows=1))
     task: Any = dataclasses.field(default=None, repr=False, compare=False)  # for `explain`
 
+    def __post_init__(self) -> None:
+        function("bounded_sensitivity_fun", self.bounded_sensitivity_fun)
+        bound = self.l2_norm_bound
+        if not (is_real(bound) and as_float(bound) >= 0):
+            raise FixArgumentsError(
+                f"l2_norm_bound={shown(bound)}: pass the L2 bound of one example's contribution."
+            )
+        flag("has_aux", self.has_aux)
+        flag("exact", self.exact)
+        checked_dtype(self.result_dtype)
+        instance("program", self.program, TracedProgram, "a TracedProgram, or leave it out")
+
     def __call__(
         self, *args: Any, is_padding_example: jax.Array | None = None, **kwargs: Any
     ) -> Any:
@@ -82,12 +114,14 @@ class BoundedSensitivityCallable:
         for REPLACE_ONE. Excludes the rounding of the sum: add `rounding_bound(batch_size)`.
         """
         name = getattr(neighboring_relation, "name", "REPLACE_SPECIAL")
-        if neighboring_relation is not None and not hasattr(neighboring_relation, "name"):
-            name = str(neighboring_relation)
+        if isinstance(neighboring_relation, str):
+            name = neighboring_relation
+        elif neighboring_relation is not None and not hasattr(neighboring_relation, "name"):
+            name = ""
         factors = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_SPECIAL": 1, "REPLACE_ONE": 2}
-        if name not in factors:
+        if not isinstance(name, str) or name not in factors:
             raise FixArgumentsError(
-                f"neighboring_relation={neighboring_relation!r}: pass one of "
+                f"neighboring_relation={shown(neighboring_relation)}: pass one of "
                 f"dp_accounting.NeighboringRelation.{{{', '.join(factors)}}}."
             )
         return factors[name] * self.l2_norm_bound
@@ -105,6 +139,9 @@ class BoundedSensitivityCallable:
             a matrix product whose norm comes from a Gram matrix. Known once the function has been
             called. With 1, the bound is that of adding `batch_size` vectors.
         """
+        whole_number("batch_size", batch_size, 0)
+        if rows_per_example is not None:
+            whole_number("rows_per_example", rows_per_example)
         if self.exact:
             return 0.0
         rows = self.program.rows if rows_per_example is None else rows_per_example

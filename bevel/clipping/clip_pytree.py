@@ -1,5 +1,6 @@
 """`clip_pytree` and `clip_and_round_to_grid`: clip one tree of arrays."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
+from bevel.checks import shown, whole_number, without_mask
 from bevel.clipping.accumulate.clip_groups import group_by_clip_norm
 from bevel.clipping.accumulate.coefficients import coefficients, tree_norm
 from bevel.clipping.accumulate.integer_grid import on_grid, tightened
@@ -65,8 +67,10 @@ def _reported(norm: Norm) -> jax.Array:
 
 def _stacked(pytree: PyTree) -> tuple[list[jax.Array], Any]:
     """The leaves of a tree, each as a stack of one, and its structure."""
+    if isinstance(pytree, Iterator):
+        raise FixArgumentsError("the tree is an iterator: pass a list, a dict or an array.")
     leaves, tree = jax.tree.flatten(pytree)
-    stacks = [jnp.asarray(leaf)[None] for leaf in leaves]
+    stacks = [_as_stack(leaf) for leaf in leaves]
     for x in stacks:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise FixArgumentsError(
@@ -74,6 +78,16 @@ def _stacked(pytree: PyTree) -> tuple[list[jax.Array], Any]:
                 "arrays can be clipped. Cast it, or leave it out of the tree."
             )
     return stacks, tree
+
+
+def _as_stack(leaf: Any) -> jax.Array:
+    without_mask("a leaf", leaf)
+    try:
+        return jnp.asarray(leaf)[None]
+    except Exception as error:  # JAX asks a leaf for its repr
+        raise FixArgumentsError(
+            f"a leaf is {shown(leaf)}: only real floating-point arrays can be clipped."
+        ) from error
 
 
 def _rounded_down(x: jax.Array, dtype: Any) -> jax.Array:
@@ -97,7 +111,7 @@ def clip_and_round_to_grid(
     most `grid_scale`. Returns `(integers, float32 norm before clipping)`. A tree of clip norms is
     an error.
     """
-    clip = Clip.checked(l2_clip_norm, grid_scale=grid_scale)
+    clip = Clip.checked(l2_clip_norm, grid_scale=whole_number("grid_scale", grid_scale))
     stacks, tree = _stacked(gradient)
     if not stacks:
         return gradient, jnp.zeros((), jnp.float32)

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from bevel.checks import function, instance, text, without_mask
 from bevel.clipping.arguments import ByIdentity, CallSplitter
-from bevel.clipping.bounded import BoundedSensitivityCallable, TracedProgram
+from bevel.clipping.bounded import BoundedSensitivityCallable, TracedProgram, checked_dtype
 from bevel.clipping.engine import clipped_sum
-from bevel.clipping.options import Clip, PyTree, SpeedOptions, Task
-from bevel.errors import FixArgumentsError
+from bevel.clipping.options import Clip, PyTree, SpeedOptions, Task, check_positions
 from bevel.sharding.axes import ArgumentShardings
 
 Axes = str | Sequence[str] | None
@@ -125,6 +124,8 @@ def clipped_grad(
         grid_scale=grid_scale,
         nan_safe=nan_safe,
     )
+    check_positions("argnums", argnums)
+    function("pre_clipping_transform", pre_clipping_transform)
     task = Task(
         fun,
         clip,
@@ -134,7 +135,7 @@ def clipped_grad(
         prng_argnum=prng_argnum,
         keep_batch_dim=keep_batch_dim,
         transform=None if pre_clipping_transform is _identity else pre_clipping_transform,
-        dtype=_checked_dtype(dtype),
+        dtype=checked_dtype(dtype),
         speed=SpeedOptions.merged(speed, SpeedOptions(microbatch_size, engine, norms, memory)),
         batch_axes=_axis_names(batch_axes),
         reduce_axes=_axis_names(reduce_axes) or (),
@@ -187,7 +188,7 @@ def clipped_fun(
         has_aux=has_aux,
         prng_argnum=prng_argnum,
         keep_batch_dim=keep_batch_dim,
-        dtype=_checked_dtype(dtype),
+        dtype=checked_dtype(dtype),
         speed=SpeedOptions(microbatch_size, engine),
         batch_axes=_axis_names(batch_axes),
         reduce_axes=_axis_names(reduce_axes) or (),
@@ -210,7 +211,7 @@ def _bounded(task: Task) -> BoundedSensitivityCallable:
         call, leaves = splitter.split(args, kwargs)
         shardings = ArgumentShardings.on(leaves.params, leaves.batch)
         if is_padding_example is not None and not isinstance(is_padding_example, jax.Array):
-            is_padding_example = np.asarray(is_padding_example)
+            is_padding_example = np.asarray(without_mask("is_padding_example", is_padding_example))
         arrays = jax.tree.leaves((leaves, is_padding_example))
         in_a_trace = task.clip.traced or any(isinstance(x, jax.core.Tracer) for x in arrays)
         step = traced if in_a_trace else compiled
@@ -225,22 +226,10 @@ def _bounded(task: Task) -> BoundedSensitivityCallable:
     return BoundedSensitivityCallable(run, bound, has_aux, task.dtype, exact, program, task)
 
 
-def _checked_dtype(dtype: Any) -> Any:
-    """The dtype of the result, which must have the range of float32."""
-    if dtype is None:
-        return None
-    wanted = jnp.dtype(dtype)
-    if wanted not in (jnp.dtype(d) for d in ("float32", "float64", "bfloat16")):
-        raise FixArgumentsError(
-            f"dtype={wanted.name}: a sum of clipped gradients may leave its range. Use float32, "
-            "float64 or bfloat16."
-        )
-    if wanted == jnp.dtype("float64") and not jax.config.jax_enable_x64:
-        raise FixArgumentsError("dtype=float64 needs jax.config.update('jax_enable_x64', True).")
-    return wanted
-
-
 def _axis_names(axes: Axes) -> tuple[str, ...] | None:
     if axes is None:
         return None
-    return (axes,) if isinstance(axes, str) else tuple(axes)
+    hint = "the name of a mesh axis, or a tuple of names"
+    instance("an axis option", axes, str | tuple | list | set | frozenset, hint)
+    names = (axes,) if isinstance(axes, str) else tuple(axes)
+    return tuple(text("the name of an axis", name) for name in names)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
+from bevel.checks import shown
 from bevel.clipping.accumulate.low_memory import TouchValues
 from bevel.clipping.arguments import Leaves
 from bevel.clipping.options import Task
@@ -213,7 +214,8 @@ def _fit(
 def _no_mode_fits(memory: str | int | float, estimates: Mapping[str, int]) -> FixArgumentsError:
     least = min(bytes for mode, bytes in estimates.items() if mode != "jax.grad")
     return FixArgumentsError(
-        f"memory={memory!r} allows less than this call needs, about {least:,} bytes of temporaries "
+        f"memory={shown(memory)} allows less than this call needs, about {least:,} bytes of "
+        "temporaries "
         f"per device (jax.grad: {estimates['jax.grad']:,}). Pass memory={least}, or use more "
         "devices."
     )

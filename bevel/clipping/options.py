@@ -2,13 +2,21 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from bevel.checks import whole_number
+from bevel.checks import (
+    LARGEST,
+    flag,
+    function,
+    instance,
+    is_real,
+    scalar,
+    shown,
+    whole_number,
+)
 from bevel.errors import FixArgumentsError
 
 PyTree = Any
@@ -36,6 +44,10 @@ class Clip:
     @classmethod
     def checked(cls, l2_clip_norm: PyTree, **options: Any) -> "Clip":
         """Options as a user writes them, checked; concrete clip norms become Python floats."""
+        if isinstance(l2_clip_norm, Iterator):
+            raise FixArgumentsError(
+                "l2_clip_norm is an iterator: pass a number, or a tree of them."
+            )
         if not jax.tree.leaves(l2_clip_norm):
             raise FixArgumentsError(
                 "l2_clip_norm is an empty tree: pass a number, or one per group."
@@ -46,17 +58,23 @@ class Clip:
                 "l2_clip_norm is traced, so no fixed sensitivity can be stated. Pass "
                 "rescale_to_unit_norm=True: the bound is then 1, whatever the norm."
             )
-        divisor = clip.normalize_by
-        if not (_is_real(divisor) and math.isfinite(divisor) and divisor > 0):
+        for name in ("rescale_to_unit_norm", "nan_safe"):
+            flag(name, getattr(clip, name))
+        divisor = _concrete("normalize_by", clip.normalize_by)
+        if not (math.isfinite(divisor) and divisor > 0):
             raise FixArgumentsError(
-                f"normalize_by={clip.normalize_by}: pass a positive number, such as the batch size."
+                f"normalize_by={shown(clip.normalize_by)}: pass a positive number, such as the "
+                "batch size."
             )
         gamma = clip.automatic_gamma
-        if gamma is not None and not (_is_real(gamma) and 1e-30 <= gamma < math.inf):
-            raise FixArgumentsError(
-                f"automatic_gamma={gamma}: contributions are scaled by clip_norm / (norm + gamma), "
-                "so pass a small positive number such as 0.01."
-            )
+        if gamma is not None:
+            gamma = _concrete("automatic_gamma", gamma)
+            if not 1e-30 <= gamma < math.inf:
+                raise FixArgumentsError(
+                    f"automatic_gamma={gamma}: contributions are scaled by clip_norm / (norm + "
+                    "gamma), so pass a small positive number such as 0.01."
+                )
+        clip = dataclasses.replace(clip, normalize_by=divisor, automatic_gamma=gamma)
         if clip.grid_scale is not None:
             clip.check_grid()
         return clip
@@ -115,21 +133,24 @@ class Clip:
         return bound / self.normalize_by
 
 
-def _is_real(value: Any) -> bool:
-    return not isinstance(value, str | bytes) and hasattr(value, "__float__")
+def _concrete(name: str, value: Any) -> float:
+    """A number of Python, NumPy or JAX as a float; NaN for anything else. It may be infinite."""
+    if isinstance(value, jax.core.Tracer):
+        raise FixArgumentsError(f"{name} is traced: pass a number that is known before the call.")
+    return scalar(value)
 
 
 def _checked_norm(norm: Any) -> Any:
     """One clip norm: a traced scalar as it is, anything else as a float that is not negative."""
     if isinstance(norm, jax.core.Tracer):
         return norm
-    if isinstance(norm, bool) or np.ndim(norm) != 0 or not _is_real(norm):
+    value = _concrete("l2_clip_norm", norm)
+    if math.isnan(value) and not is_real(norm):
         raise FixArgumentsError(
-            f"l2_clip_norm has the leaf {norm!r:.60}: pass a number, or a tree of numbers that is "
+            f"l2_clip_norm has the leaf {shown(norm)}: pass a number, or a tree of numbers that is "
             "a prefix of the parameters."
         )
-    value = float(norm)
-    if math.isnan(value) or value < 0:
+    if not value >= 0:
         raise FixArgumentsError(
             f"l2_clip_norm={value}: the clip norm is a length, so pass a number >= 0."
         )
@@ -149,29 +170,37 @@ class SpeedOptions:
     memory: str | int | float = "auto"
 
     def __post_init__(self) -> None:
-        if self.engine not in ("auto", "vmap"):
+        if not (isinstance(self.engine, str) and self.engine in ("auto", "vmap")):
             raise FixArgumentsError(
-                f"engine={self.engine!r}: write 'auto', or 'vmap' for the reference implementation."
+                f"engine={shown(self.engine)}: write 'auto', or 'vmap' for the reference "
+                "implementation."
             )
+        if self.microbatch_size is not None:
+            whole_number("microbatch_size", self.microbatch_size)
         self._check_memory()
         ways = self.norms.values() if isinstance(self.norms, Mapping) else [self.norms]
         for way in ways:
-            if way not in (*WAYS, "auto"):
+            if not (isinstance(way, str) and way in (*WAYS, "auto")):
                 raise FixArgumentsError(
-                    f"norms has {way!r}: write 'auto', or one of {', '.join(map(repr, WAYS))}."
+                    f"norms has {shown(way)}: write 'auto', or one of {', '.join(map(repr, WAYS))}."
                 )
+        if isinstance(self.norms, Mapping):
+            for path in self.norms:
+                instance("a path in norms", path, str, "a string")
 
     def _check_memory(self) -> None:
         memory = self.memory
         if isinstance(memory, str):
             valid = memory in ("auto", *MEMORY_MODES)
         else:
+            # More bytes than a float64 can count are no limit.
             is_number = isinstance(memory, int | float) and not isinstance(memory, bool)
-            valid = is_number and 0 < memory < math.inf
+            valid = is_number and 0 < memory <= LARGEST
         if not valid:
             raise FixArgumentsError(
-                f"memory={memory!r}: write 'auto', one of {', '.join(map(repr, MEMORY_MODES))}, an "
-                "int (bytes of temporaries per device) or a float (times those of jax.grad)."
+                f"memory={shown(memory)}: write 'auto', one of "
+                f"{', '.join(map(repr, MEMORY_MODES))}, an int (bytes of temporaries per device) "
+                "or a float (times those of jax.grad)."
             )
 
     @classmethod
@@ -179,12 +208,23 @@ class SpeedOptions:
         """The options that were passed together, or one by one. Both at once are an error."""
         if together is None:
             return single
+        instance("speed", together, cls, "SpeedOptions(...)")
         if single != cls():
             raise FixArgumentsError(
                 "speed= was passed together with microbatch_size, engine, norms or memory: put "
                 "all of them into SpeedOptions(...)."
             )
         return together
+
+
+_MOST_ARGUMENTS = 255
+
+
+def check_positions(name: str, argnums: Any) -> None:
+    """Checks numbers of arguments. Negative ones count from the end; a call checks the range."""
+    several = isinstance(argnums, Sequence) and not isinstance(argnums, str | bytes)
+    for number in argnums if several else [argnums]:
+        whole_number(name, number, -_MOST_ARGUMENTS, _MOST_ARGUMENTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +245,15 @@ class Task:
     reduce_axes: tuple[str, ...] = ()
     return_values: bool = False
     return_norms: bool = False
+
+    def __post_init__(self) -> None:
+        function("fun", self.fun, "pass the function to clip")
+        flags = ("has_aux", "keep_batch_dim", "return_values", "return_norms")
+        for name in flags:
+            flag(name, getattr(self, name))
+        check_positions("batch_argnums", self.batch_argnums)
+        if self.prng_argnum is not None:
+            whole_number("prng_argnum", self.prng_argnum, -_MOST_ARGUMENTS, _MOST_ARGUMENTS)
 
     @property
     def gradient(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bevel.checks import flag, instance, whole_number
 from bevel.datasets.data_set import DataSpec
 from bevel.errors import FixArgumentsError
 from bevel.training.contribution import Augmentation
@@ -25,6 +26,11 @@ class AugmentationTable:
     crop: int = 0
     """Shift images by up to this many pixels, and fill the border by reflection."""
 
+    def __post_init__(self) -> None:
+        whole_number("views", self.views, 1, 2**20, "All views of an example are held at once.")
+        flag("flip", self.flip)
+        whole_number("crop", self.crop, 0, 2**16, "Images are smaller.")
+
 
 def augmentation_of(table: AugmentationTable, data: DataSpec) -> Augmentation | None:
     """The augmentation of a config, or None if it asks for none.
@@ -32,6 +38,8 @@ def augmentation_of(table: AugmentationTable, data: DataSpec) -> Augmentation | 
     Raises:
       FixArgumentsError: the data are not images, or all views would be equal.
     """
+    instance("table", table, AugmentationTable, "AugmentationTable(...)")
+    instance("data", data, DataSpec, "DataSpec(...)")
     if table == AugmentationTable():
         return None
     if data.kind != "image":
@@ -39,10 +47,8 @@ def augmentation_of(table: AugmentationTable, data: DataSpec) -> Augmentation | 
             f"[augmentation] flips and shifts images, but the data are of kind {data.kind}: remove "
             "the table, or augment in a loss of your own."
         )
-    if table.views < 1:
-        raise FixArgumentsError(f"[augmentation] views is {table.views}: use 1 or more.")
     smallest = min(data.shape[:2])
-    if not 0 <= table.crop < smallest:
+    if table.crop >= smallest:
         raise FixArgumentsError(
             f"[augmentation] crop is {table.crop}: use 0 to {smallest - 1} for images of "
             f"{data.shape[0]} x {data.shape[1]} pixels."

@@ -6,6 +6,8 @@ from typing import Literal
 import jax
 import numpy as np
 
+from bevel.checks import finite_number, ids, instance, one_of, shown, whole_number
+from bevel.errors import FixArgumentsError
 from bevel.training.data import DataSource
 
 
@@ -38,6 +40,24 @@ class DataSpec:
     padding: int | None = None
     target_range: tuple[float, float] | None = None
 
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, ("image", "tokens", "table"))
+        one_of("target", self.target, ("class", "number", "next token"))
+        for size in instance("shape", self.shape, tuple, "a tuple of sizes"):
+            whole_number("a size in shape", size, 0)
+        one_of("dtype", self.dtype, ("float32", "int32", "float64", "float16", "bfloat16", "uint8"))
+        most, why = 2**31 - 1, "Labels and tokens are int32."
+        for name, least in [("classes", 1), ("vocabulary", 1), ("padding", 0)]:
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), least, most, why)
+        if self.target_range is not None:
+            ends = instance(
+                "target_range", self.target_range, tuple, "the lowest and highest value"
+            )
+            numbers = [finite_number("an end of target_range", end, "declared") for end in ends]
+            if len(numbers) != 2 or not numbers[0] < numbers[1]:
+                raise FixArgumentsError(f"target_range={shown(ends)}: pass (lowest, highest).")
+
     @property
     def record(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The types of one record {"x": ..., "y": ...}."""
@@ -63,6 +83,18 @@ class DataSet:
     train: DataSource
     test: DataSource
     user_ids: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        instance("spec", self.spec, DataSpec, "DataSpec(...)")
+        for name in ("train", "test"):
+            source = getattr(self, name)
+            if not isinstance(source, DataSource):
+                raise FixArgumentsError(f"{name}={shown(source)}: pass a source of records.")
+        if self.user_ids is not None and len(ids("user_ids", self.user_ids)) != len(self.train):
+            raise FixArgumentsError(
+                f"user_ids has {len(self.user_ids)} ids for {len(self.train)} records: pass one "
+                "for each."
+            )
 
     @property
     def units(self) -> int:

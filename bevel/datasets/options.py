@@ -3,6 +3,14 @@
 import dataclasses
 from typing import Any, Literal
 
+from bevel.checks import finite_number, flag, instance, one_of, shown, text, whole_number
+from bevel.errors import FixArgumentsError
+
+KINDS = ("auto", "image", "tokens", "table")
+TARGETS = ("class", "number", "next token")
+ENCODINGS = ("ids", "bytes")
+_LARGEST, _WHY = 2**31 - 1, "Labels and tokens are int32."
+
 
 @dataclasses.dataclass(frozen=True)
 class DataTable:
@@ -61,3 +69,41 @@ class DataTable:
     """Tokens: number of bytes of a text. Longer ones are cut, shorter ones are padded."""
     decode: str | None = None
     """ArrayRecord: 'file.py:function' that turns the bytes of a record into {"x", "y"}."""
+
+    def __post_init__(self) -> None:
+        text("source", self.source)
+        for name in ("test", "x", "y", "x_test", "y_test", "user", "decode"):
+            if getattr(self, name) is not None:
+                text(name, getattr(self, name))
+        for name, known in [("kind", KINDS), ("target", TARGETS), ("encoding", ENCODINGS)]:
+            one_of(name, getattr(self, name), known)
+        for name in ("tune", "drop_missing"):
+            flag(name, getattr(self, name))
+        if self.test_fraction is not None:
+            hint = "a share between 0 and 1, both excluded"
+            if finite_number("test_fraction", self.test_fraction, hint, 0, 1) in (0, 1):
+                raise FixArgumentsError(f"test_fraction={self.test_fraction}: pass {hint}.")
+        whole_number("split_seed", self.split_seed, 0, 2**128)
+        for name, least in [("vocabulary", 1), ("length", 1), ("padding", 0)]:
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), least, _LARGEST, _WHY)
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        if self.classes is not None and not isinstance(self.classes, tuple):
+            whole_number("classes", self.classes, 1, _LARGEST, _WHY)
+        for name in ("classes", "header"):
+            for label in getattr(self, name) if isinstance(getattr(self, name), tuple) else ():
+                instance(f"a value in {name}", label, str, "a string")
+        instance("header", self.header, tuple, "a tuple of names")
+        for side in instance("size", self.size, tuple, "height, width and channels"):
+            whole_number("a value in size", side, 1, 2**16, _WHY)
+        for value in instance("y_range", self.y_range, tuple, "the lowest and highest value"):
+            finite_number("a value in y_range", value, "declared by you")
+        for name in instance("columns", self.columns, dict, "a dict of columns"):
+            instance("a name in columns", name, str, "a string")
+            hint = "[low, high], or a list of categories"
+            instance(f"{name} in columns", self.columns[name], tuple | list, hint)
+        instance("delimiter", self.delimiter, str, "one character")
+        if len(self.delimiter) != 1:
+            raise FixArgumentsError(f"delimiter={shown(self.delimiter)}: pass one character.")

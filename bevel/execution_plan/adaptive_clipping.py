@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bevel.checks import positive_number
+from bevel.checks import finite_number, positive_number
 from bevel.clipping import Aux, BoundedSensitivityCallable
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition.privatizer import Privatizer
@@ -50,17 +50,21 @@ class AdaptiveClipping:
     count_stddev: float | None = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            object.__setattr__(self, field.name, None if value is None else float(value))
-        if not 0 <= self.target_quantile <= 1:
-            raise FixArgumentsError(
-                f"target_quantile={self.target_quantile}: pass a fraction of the records, from 0 "
-                "to 1."
-            )
-        positive_number("learning_rate", self.learning_rate, "such as 0.2")
-        if self.count_stddev is not None:
-            positive_number("count_stddev", self.count_stddev, "because the count must have noise")
+        hints = {
+            "target_quantile": "a fraction of the records, from 0 to 1",
+            "learning_rate": "such as 0.2",
+            "count_stddev": "because the count must have noise",
+        }
+        for name, hint in hints.items():
+            value = getattr(self, name)
+            if value is None and name == "count_stddev":
+                continue
+            number = finite_number(name, value, hint)
+            if name == "target_quantile":
+                finite_number(name, number, hint, 0, 1)
+            else:
+                positive_number(name, number, hint)
+            object.__setattr__(self, name, number)
 
 
 class CountedGradient(NamedTuple):

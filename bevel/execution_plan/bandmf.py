@@ -7,7 +7,7 @@ from dp_accounting import NeighboringRelation
 
 from bevel import batch_selection as samplers
 from bevel.batch_selection import PartitionType
-from bevel.checks import positive_number, whole_number
+from bevel.checks import flag, one_of, positive_number, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.clip_options import ClipOptions
 from bevel.execution_plan.config import PrivateConfig
@@ -15,6 +15,7 @@ from bevel.execution_plan.dpsgd import as_integer
 from bevel.execution_plan.mechanism import Mechanism
 from bevel.execution_plan.noise_matrices import BandedNoise, IndependentNoise
 from bevel.matrix_factorization import toeplitz
+from bevel.matrix_factorization.checks import checked_length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ class BandMFConfig(PrivateConfig):
         **kwargs: Any,
     ) -> Self:
         """Makes a config with the banded Toeplitz C of least mean error of the prefix sums."""
-        whole_number("iterations", iterations, 1)
+        checked_length(iterations, "iterations")
         if whole_number("num_bands", num_bands, 1) > iterations:
             raise FixArgumentsError(
                 f"num_bands={num_bands}: pass at most {iterations}, the number of steps."
@@ -79,11 +80,13 @@ class BandMFConfig(PrivateConfig):
         return cls(iterations, expected_participations, strategy, **kwargs)
 
     def __post_init__(self) -> None:
-        whole_number("iterations", self.iterations, 1)
+        checked_length(self.iterations, "iterations")
         positive_number(
             "expected_participations", self.expected_participations, "the epochs of the run"
         )
         positive_number("normalize_by", self.normalize_by, "usually the expected batch size")
+        flag("column_normalize", self.column_normalize)
+        one_of("sampling", self.sampling, ("cyclic_poisson", "balls_in_bins"))
         object.__setattr__(self, "strategy", BandedNoise.of(self.strategy, None).coefs)
         if self.num_bands > self.iterations:
             raise FixArgumentsError(
@@ -128,10 +131,6 @@ class BandMFConfig(PrivateConfig):
             cycle = self.iterations / self.expected_participations
             return samplers.BallsInBinsSampling(
                 self.iterations, as_integer("iterations / expected_participations", cycle)
-            )
-        if self.sampling != "cyclic_poisson":
-            raise FixArgumentsError(
-                f"sampling={self.sampling!r}: write 'cyclic_poisson' or 'balls_in_bins'."
             )
         prob, cap = self.sampling_prob, self.truncated_batch_size
         return samplers.CyclicPoissonSampling(

@@ -2,16 +2,21 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
 
 from bevel import batch_selection as samplers
-from bevel.checks import positive_number, whole_number
+from bevel.checks import one_of, positive_number, reals, shown, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.config import PrivateConfig
 from bevel.execution_plan.mechanism import Mechanism
 from bevel.execution_plan.noise_matrices import BufferedNoise
 from bevel.matrix_factorization import buffered_toeplitz
 from bevel.matrix_factorization.buffered_toeplitz import BufferedToeplitz
+from bevel.matrix_factorization.checks import checked_length
+
+Sampling = Literal["min_sep", "cyclic_poisson", "balls_in_bins"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +51,7 @@ class BLTConfig(PrivateConfig):
     min_sep: int
     buf_decay: Sequence[float]
     output_scale: Sequence[float]
-    sampling: Literal["min_sep", "cyclic_poisson", "balls_in_bins"] = "min_sep"
+    sampling: Sampling = "min_sep"
     normalize_by: float | None = None
 
     @classmethod
@@ -67,7 +72,7 @@ class BLTConfig(PrivateConfig):
           max_buffers: the largest number of buffers. Each is as large as the gradient.
         """
         whole_number("num_examples", num_examples, 1)
-        whole_number("iterations", iterations, 1)
+        checked_length(iterations, "iterations")
         positive_number("expected_batch_size", expected_batch_size, "the mean batch size")
         if min_sep is None:
             min_sep = max(1, min(iterations, int(num_examples / expected_batch_size)))
@@ -83,14 +88,23 @@ class BLTConfig(PrivateConfig):
 
     def __post_init__(self) -> None:
         whole_number("num_examples", self.num_examples, 1)
-        whole_number("iterations", self.iterations, 1)
+        checked_length(self.iterations, "iterations")
         whole_number("min_sep", self.min_sep, 1)
         positive_number("expected_batch_size", self.expected_batch_size, "the mean batch size")
+        why = "Other samplers have no minimum separation between two uses of a unit."
+        one_of("sampling", self.sampling, get_args(Sampling), why)
+        if self.normalize_by is not None:
+            positive_number("normalize_by", self.normalize_by, "usually the batch size")
         if self.expected_batch_size * self.min_sep > self.num_examples * (1 + 1e-9):
             raise FixArgumentsError(
                 f"expected_batch_size={self.expected_batch_size} with min_sep={self.min_sep} and "
                 f"{self.num_examples} {self.unit}s: use batches of at most "
                 f"{self.num_examples / self.min_sep:g}, or a smaller min_sep."
+            )
+        if np.any(np.abs(reals("buf_decay", self.buf_decay)) > 1):
+            raise FixArgumentsError(
+                f"buf_decay={shown(self.buf_decay)}: pass numbers of at most 1. With larger ones "
+                "the buffers, and the sensitivity, would grow without bound."
             )
         matrix = BufferedNoise.of(BufferedToeplitz.build(self.buf_decay, self.output_scale))
         object.__setattr__(self, "buf_decay", matrix.buf_decay)
@@ -116,10 +130,6 @@ class BLTConfig(PrivateConfig):
                         f"expected_batch_size={units / min_sep:g}."
                     )
                 return samplers.BallsInBinsSampling(self.iterations, min_sep)
-        raise FixArgumentsError(
-            f"sampling={self.sampling!r}: write 'min_sep', 'cyclic_poisson' or 'balls_in_bins'. "
-            "Other samplers have no minimum separation between two uses of a unit."
-        )
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
         matrix = BufferedNoise(tuple(self.buf_decay), tuple(self.output_scale))

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from bevel.checks import positive_number
+from bevel.checks import flag, positive_number
 from bevel.execution_plan.adaptive_clipping import AdaptiveClipping
 
 
@@ -17,6 +17,7 @@ class ClipOptions:
     adaptive: AdaptiveClipping | None = None
 
     def __post_init__(self) -> None:
+        flag("rescale_to_unit_norm", self.rescale_to_unit_norm)
         positive_number("normalize_by", self.normalize_by, "usually the expected batch size")
         if self.l2_clip_norm != math.inf:
             positive_number("l2_clip_norm", self.l2_clip_norm, "the largest norm of a gradient")

@@ -8,13 +8,13 @@ from dp_accounting import NeighboringRelation
 
 from bevel.accounting import AccountantFn, Budget, MonteCarlo, calibrate_noise_multiplier
 from bevel.accounting.arguments import check_budget, relation_of
-from bevel.checks import positive_number
+from bevel.checks import flag, instance, positive_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.adaptive_clipping import AdaptiveClipping
 from bevel.execution_plan.clip_options import ClipOptions
 from bevel.execution_plan.fingerprint import fingerprint
 from bevel.execution_plan.mechanism import Mechanism
-from bevel.execution_plan.performance import PerformanceFlags
+from bevel.execution_plan.performance import PerformanceFlags, checked_flags
 from bevel.execution_plan.plan import DPExecutionPlan
 from bevel.execution_plan.plan_secrets import PlanSecrets
 from bevel.execution_plan.privacy_unit import Unit, UnitName
@@ -83,14 +83,14 @@ class PrivateConfig(abc.ABC):
         if self.noise_multiplier is not None:
             positive_number("noise_multiplier", self.noise_multiplier, "or use NonPrivateConfig")
         positive_number("l2_clip_norm", self.l2_clip_norm, "the largest norm of a gradient")
+        flag("rescale_to_unit_norm", self.rescale_to_unit_norm)
+        instance("target", self.target, Target | None, "target=None, and call calibrate")
         self.privacy_unit()
         # Raises for an invalid sampler, and for a relation without a proof for it.
         self.mechanism(self.noise_multiplier or 1.0).event_after(1)
         adaptive = self.adaptive_clipping
-        if not isinstance(adaptive, AdaptiveClipping | None):
-            raise FixArgumentsError(
-                f"adaptive_clipping={adaptive!r}: pass AdaptiveClipping(...), or None."
-            )
+        hint = "AdaptiveClipping(...), or None"
+        instance("adaptive_clipping", adaptive, AdaptiveClipping | None, hint)
         if adaptive is not None and self.batch_size() is None:
             raise FixArgumentsError(
                 "adaptive_clipping divides a count by the expected batch size, which is not known: "
@@ -149,7 +149,7 @@ class PrivateConfig(abc.ABC):
                 "pass noise_multiplier."
             )
         mechanism = self.mechanism(float(self.noise_multiplier))
-        size, flags = self.batch_size(), performance_flags or PerformanceFlags()
+        size, flags = self.batch_size(), checked_flags(performance_flags)
         return DPExecutionPlan(
             mechanism,
             ClipOptions(

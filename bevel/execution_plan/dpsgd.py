@@ -1,10 +1,10 @@
 """DP-SGD: independent Gaussian noise at every step."""
 
 import dataclasses
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from bevel import batch_selection as samplers
-from bevel.checks import positive_number, whole_number
+from bevel.checks import one_of, positive_number, shown, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.config import PrivateConfig
 from bevel.execution_plan.mechanism import Mechanism
@@ -63,9 +63,13 @@ class DPSGDConfig(PrivateConfig):
                 f"expected_batch_size={self.expected_batch_size}: pass at most "
                 f"{self.num_examples}, the number of {self.unit}s."
             )
+        one_of("sampling", self.sampling, get_args(Sampling))
+        if self.normalize_by is not None:
+            positive_number("normalize_by", self.normalize_by, "usually the batch size")
         if self.truncated_batch_size is not None and self.sampling != "poisson":
             raise FixArgumentsError(
-                f"truncated_batch_size with sampling={self.sampling!r}: only Poisson batches can "
+                f"truncated_batch_size with sampling={shown(self.sampling)}: only Poisson batches "
+                "can "
                 "be truncated. Leave it out, or use sampling='poisson'."
             )
         super().__post_init__()
@@ -85,10 +89,6 @@ class DPSGDConfig(PrivateConfig):
                 name = "iterations * expected_batch_size / num_examples"
                 uses = as_integer(name, steps * size / units)
                 return samplers.RandomAllocationSampling(uses, steps)
-        raise FixArgumentsError(
-            f"sampling={self.sampling!r}: write 'poisson', 'fixed', 'balls_in_bins' or "
-            "'random_allocation'."
-        )
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
         return Mechanism(

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from bevel.batch_selection import Participation
+from bevel.checks import reals, shown
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import toeplitz
 from bevel.matrix_factorization.buffered_toeplitz import BufferedToeplitz
@@ -86,11 +87,14 @@ class BandedNoise:
     @classmethod
     def of(cls, coefs: Any, column_normalize_for_n: int | None) -> "BandedNoise":
         """Makes the matrix from its first column, without trailing zeros."""
-        column = np.atleast_1d(np.asarray(coefs, np.float32))
-        if column.ndim != 1 or not (column.size and column[0] and np.isfinite(column).all()):
+        hint = "pass the first column of a banded Toeplitz matrix"
+        column = np.atleast_1d(reals("strategy", coefs, (0, 1), hint))
+        with np.errstate(over="ignore"):
+            column = column.astype(np.float32)
+        if not (column.size and column[0] and np.isfinite(column).all()):
             raise FixArgumentsError(
-                f"strategy={coefs!r:.100}: pass the first column of a banded Toeplitz matrix, "
-                "finite numbers of which the first is not 0."
+                f"strategy={shown(coefs)}: pass the first column of a banded Toeplitz matrix, "
+                "finite float32 numbers of which the first is not 0."
             )
         bands = int(np.flatnonzero(column)[-1]) + 1
         return cls(tuple(column[:bands].tolist()), column_normalize_for_n)

@@ -4,9 +4,10 @@ import dataclasses
 import math
 
 from bevel.batch_selection import FixedBatchSampling
+from bevel.checks import positive_number
 from bevel.execution_plan.clip_options import ClipOptions
 from bevel.execution_plan.mechanism import Mechanism
-from bevel.execution_plan.performance import PerformanceFlags
+from bevel.execution_plan.performance import PerformanceFlags, checked_flags
 from bevel.execution_plan.plan import DPExecutionPlan
 from bevel.execution_plan.plan_secrets import PlanSecrets
 from bevel.execution_plan.privacy_unit import Unit
@@ -28,6 +29,8 @@ class NonPrivateConfig:
 
     def __post_init__(self) -> None:
         FixedBatchSampling(self.batch_size, self.iterations)  # checks both numbers
+        if self.normalize_by is not None:
+            positive_number("normalize_by", self.normalize_by, "usually the batch size")
 
     def make(
         self,
@@ -38,7 +41,7 @@ class NonPrivateConfig:
         """Makes a plan with the same interface as those of private mechanisms."""
         divisor = self.batch_size if self.normalize_by is None else self.normalize_by
         sampler = FixedBatchSampling(self.batch_size, self.iterations)
-        flags = performance_flags or PerformanceFlags()
+        flags = checked_flags(performance_flags)
         return DPExecutionPlan(
             Mechanism(sampler, None, "REPLACE_ONE", None),
             ClipOptions(math.inf, False, float(divisor)),

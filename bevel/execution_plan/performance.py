@@ -5,10 +5,13 @@ import warnings
 from typing import Literal
 
 import jax
+import numpy as np
 
+from bevel.checks import flag, instance, one_of, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.plan_secrets import PlanSecrets
 from bevel.noise_addition import SupportedStrategies
+from bevel.noise_addition.gaussian import checked_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +40,24 @@ class PerformanceFlags:
     keep_batch_dim: bool | None = None
     buffers_in: Literal["device", "host"] = "device"
 
+    def __post_init__(self) -> None:
+        if isinstance(self.dtype, bool | np.bool_):
+            raise FixArgumentsError(f"dtype={self.dtype}: pass a dtype such as 'bfloat16'.")
+        checked_dtype(self.dtype)
+        if self.noise_seed is not None:
+            # JAX Privacy takes any integer.
+            whole_number("noise_seed", self.noise_seed, -(2**128), 2**128)
+        hint = f"SupportedStrategies.{{{', '.join(SupportedStrategies.__members__)}}}"
+        instance("intermediate_strategy", self.intermediate_strategy, SupportedStrategies, hint)
+        if self.microbatch_size is not None:
+            whole_number("microbatch_size", self.microbatch_size)
+        if self.keep_batch_dim is not None:
+            flag("keep_batch_dim", self.keep_batch_dim)
+        one_of("buffers_in", self.buffers_in, ("device", "host"))
+
     def secrets(self, given: PlanSecrets | None) -> PlanSecrets:
         """The secrets of a plan: those given, or of `noise_seed`, or new ones."""
+        instance("secrets", given, PlanSecrets | None, "PlanSecrets, or None for new ones")
         if self.noise_seed is None:
             return given or PlanSecrets.new()
         if given is not None:
@@ -51,3 +70,9 @@ class PerformanceFlags:
             stacklevel=3,
         )
         return PlanSecrets.for_tests(self.noise_seed)
+
+
+def checked_flags(flags: PerformanceFlags | None) -> PerformanceFlags:
+    """Returns the flags, or the default ones for None."""
+    instance("performance_flags", flags, PerformanceFlags | None, "PerformanceFlags(...), or None")
+    return PerformanceFlags() if flags is None else flags

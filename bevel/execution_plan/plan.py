@@ -23,7 +23,7 @@ from bevel.batch_selection import (
 )
 from bevel.batch_selection.randomness import DRAW_VERSION
 from bevel.batch_selection.sampler import RandomAccessSampler
-from bevel.checks import whole_number
+from bevel.checks import instance, positive_number, whole_number
 from bevel.clipping import BoundedSensitivityCallable, clipped_grad
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan.adaptive_clipping import AdaptiveNoiseState, UnclippedCount
@@ -95,6 +95,12 @@ class DPExecutionPlan:
     )
 
     def __post_init__(self) -> None:
+        parts = [Mechanism, ClipOptions, Unit, PerformanceFlags, PlanSecrets, Budget | None]
+        names = ["mechanism", "clip", "unit", "flags", "secrets", "budget"]
+        for name, kind in zip(names, parts, strict=True):
+            instance(name, getattr(self, name), kind, "what the `make` method of a config passes")
+        if self.expected_batch_size is not None:
+            positive_number("expected_batch_size", self.expected_batch_size, "or None")
         self.unit.keep_batch_dim(self.flags.keep_batch_dim)
         object.__setattr__(self, "noise_addition_transform", self._noise())
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from bevel.accounting.ledger import key_commitment
+from bevel.checks import flag, instance, one_of, shown, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition import keys
 
@@ -41,10 +42,11 @@ class PlanSecrets:
                 f"root is not {BYTES} bytes: use PlanSecrets.new(), or PlanSecrets.from_dict to "
                 "resume a run."
             )
-        if self.generator not in keys.WORDS or (self.known and self.generator != "chacha20"):
+        one_of("generator", self.generator, tuple(keys.WORDS))
+        flag("known", self.known)
+        if self.known and self.generator != "chacha20":
             raise FixArgumentsError(
-                f"generator={self.generator!r}: pass one of {', '.join(keys.WORDS)}, and chacha20 "
-                "for secrets made by for_tests."
+                f"generator={shown(self.generator)}: pass chacha20 for secrets made by for_tests."
             )
 
     @classmethod
@@ -64,7 +66,8 @@ class PlanSecrets:
     @classmethod
     def for_tests(cls, seed: int) -> "PlanSecrets":
         """Returns the same secrets at every call. For tests only: they protect nothing."""
-        root = hashlib.blake2b(str(int(seed)).encode(), digest_size=BYTES, person=b"for tests")
+        number = whole_number("seed", seed, -(2**128), 2**128)
+        root = hashlib.blake2b(str(number).encode(), digest_size=BYTES, person=b"for tests")
         return cls(root.digest(), known=True)
 
     def of_attempt(self, attempt: int) -> "PlanSecrets":
@@ -118,17 +121,19 @@ class PlanSecrets:
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "PlanSecrets":
         """Restores secrets from the result of `to_dict`."""
+        instance("saved", saved, Mapping, "the result of PlanSecrets.to_dict()")
         try:
             version, root = saved["version"], bytes.fromhex(saved["root"])
             generator, known = saved["generator"], bool(saved["known"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError):
             # Do not show the cause: it may contain the secret.
             raise FixArgumentsError(
                 "these are not the secrets of a plan: pass the result of PlanSecrets.to_dict()."
             ) from None
         if version != VERSION:
             raise FixArgumentsError(
-                f"these secrets have version {version!r}, but this release of bevel reads version "
+                f"these secrets have version {shown(version)}, but this release of bevel reads "
+                "version "
                 f"{VERSION}: use the release that wrote them."
             )
         return cls(root, generator, known)

@@ -4,7 +4,8 @@ import dataclasses
 from typing import Literal
 
 from bevel.batch_selection import BatchSelectionStrategy, UserSelectionStrategy
-from bevel.checks import whole_number
+from bevel.batch_selection.users import checked_row_length
+from bevel.checks import flag, one_of, shown
 from bevel.errors import FixArgumentsError
 
 UnitName = Literal["example", "user"]
@@ -19,15 +20,15 @@ class Unit:
     shuffle_per_user: bool = False
 
     def __post_init__(self) -> None:
-        if self.name not in ("example", "user"):
-            raise FixArgumentsError(f"unit={self.name!r}: write 'example' or 'user'.")
+        one_of("unit", self.name, ("example", "user"))
+        flag("shuffle_per_user", self.shuffle_per_user)
         if self.name == "user":
             if self.examples_per_user_per_batch is None:
                 raise FixArgumentsError(
                     "unit='user' needs examples_per_user_per_batch: the largest number of examples "
                     "of a user in one batch."
                 )
-            whole_number("examples_per_user_per_batch", self.examples_per_user_per_batch, 1)
+            checked_row_length(self.examples_per_user_per_batch)
         elif self.examples_per_user_per_batch is not None or self.shuffle_per_user:
             raise FixArgumentsError(
                 "examples_per_user_per_batch and shuffle_per_user need unit='user', but the unit "
@@ -49,7 +50,8 @@ class Unit:
         keep = self.name == "example"
         if requested is not None and requested is not keep:
             raise FixArgumentsError(
-                f"keep_batch_dim={requested} with unit={self.name!r}: that would clip another unit "
+                f"keep_batch_dim={requested} with unit={shown(self.name)}: that would clip "
+                "another unit "
                 f"than the plan accounts for. It follows from the unit ({keep}): leave it out."
             )
         return keep

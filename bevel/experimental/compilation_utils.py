@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bevel.checks import whole_number
+from bevel.checks import integers, shown, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -18,6 +18,10 @@ def optimal_physical_batch_sizes(batch_sizes: Sequence[int], num_compilations: i
     Takes O(num_compilations * (number of distinct sizes)^2) time.
     """
     count = whole_number("num_compilations", num_compilations, 1)
+    if isinstance(batch_sizes, np.ndarray):
+        batch_sizes = integers("batch_sizes", batch_sizes)
+    elif not isinstance(batch_sizes, Sequence) or isinstance(batch_sizes, str | bytes):
+        raise FixArgumentsError(f"batch_sizes={shown(batch_sizes)}: pass a list of integers.")
     if not len(batch_sizes):
         raise FixArgumentsError("batch_sizes is empty: pass the sizes of some batches.")
     sizes, counts = np.unique(

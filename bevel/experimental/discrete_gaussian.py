@@ -19,6 +19,7 @@ noise to an adversary.
 """
 
 import decimal
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -26,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bevel.checks import is_real, whole_number
+from bevel.checks import as_float, is_real, shown, whole_number
 from bevel.errors import FixArgumentsError
 
 PyTree = Any
@@ -55,10 +56,12 @@ def sample_discrete_gaussian(
         of them are accepted. Affects speed only.
       dtype: a signed integer dtype that holds 64 sigma.
     """
-    sigma, dtype = _checked_sigma(sigma, rng), _checked_dtype(dtype, sigma)
+    sigma = _checked_sigma(sigma, rng)
+    dtype = _checked_dtype(dtype, sigma)
     shape = tuple(
         whole_number("size", n, 0) for n in (size if isinstance(size, tuple) else (size,))
     )
+    whole_number("size", math.prod(shape), 0, 2**27, "All samples are held in memory.")
     factor = 2 if oversample is None else whole_number("oversample", oversample)
     samples = np.zeros(shape, dtype)
     flat, filled = samples.reshape(-1), 0
@@ -92,14 +95,17 @@ def _checked_sigma(sigma: Any, rng: Any) -> float:
             f"rng is a {type(rng).__name__}: pass np.random.default_rng(...). There is no default, "
             "because noise from a known seed protects nothing."
         )
-    if not is_real(sigma) or not 0 <= sigma < np.inf:
-        raise FixArgumentsError(f"sigma={sigma!r:.60}: pass a finite number of at least 0.")
+    if not is_real(sigma) or not 0 <= as_float(sigma) < np.inf:
+        raise FixArgumentsError(f"sigma={shown(sigma)}: pass a finite number of at least 0.")
     return float(sigma)
 
 
 def _checked_dtype(dtype: Any, sigma: float) -> np.dtype:
-    found = np.dtype(dtype)
-    if not np.issubdtype(found, np.signedinteger):
+    try:
+        found = np.dtype(dtype)
+    except Exception as error:  # NumPy reads attributes and strings of any kind
+        raise FixArgumentsError(f"dtype={shown(dtype)}: pass int64 or int32.") from error
+    if found.kind != "i":
         raise FixArgumentsError(f"dtype={found}: pass a signed integer dtype, such as int64.")
     if LARGEST_MULTIPLE * (sigma + 1) > np.iinfo(found).max:
         raise FixArgumentsError(

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from bevel.checks import in_one_line
+from bevel.checks import in_one_line, shown
 from bevel.errors import FixArgumentsError
 from bevel.inspection import scale_report
 from bevel.inspection.scale_report import ScaleReport, ScaleRow, Speeds, failed_row
@@ -115,7 +115,8 @@ def _check(devices: list[int], axes: Axes, batch_size: int) -> str:
     free = [axis for axis, size in pairs_of(axes) if size == -1]
     if len(free) != 1:
         raise FixArgumentsError(
-            f"axes={axes!r}: give exactly one axis the size -1, which uses the devices that the "
+            f"axes={shown(axes)}: give exactly one axis the size -1, which uses the devices that "
+            "the "
             "others leave, as in 'data=-1,model=4'."
         )
     if not devices or devices[0] < 1 or batch_size < 1:
@@ -164,7 +165,7 @@ def parse_target(build: str) -> dict[str, str]:
     source, _, name = build.rpartition(":")
     if not source or not name:
         raise FixArgumentsError(
-            f"build_step={build!r}: write 'module:function' or 'file.py:function'."
+            f"build_step={shown(build)}: write 'module:function' or 'file.py:function'."
         )
     return {"file" if source.endswith(".py") else "module": source, "name": name}
 

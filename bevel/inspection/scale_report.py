@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bevel.checks import positive_number, text
 from bevel.lazy import optional_module
 from bevel.sharding.tables import short, tables_within, wrapped
 
@@ -33,6 +34,14 @@ class Speeds:
     memory: float = 4.3e12
     link: float | Mapping[str, float] = 4.5e11
     latency: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "memory", "latency"):
+            positive_number(name, getattr(self, name), "in FLOPs, bytes or seconds")
+        links = self.link if isinstance(self.link, Mapping) else {"all": self.link}
+        for axis, link in links.items():
+            text("an axis in link", axis)
+            positive_number("link", link, "in bytes per second")
 
     def of_axes(self, axes: Sequence[str]) -> float:
         """The bandwidth of the slowest link among `axes`."""

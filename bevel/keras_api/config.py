@@ -5,7 +5,7 @@ import warnings
 
 from bevel.accounting import check_budget, epsilon
 from bevel.accounting.accountants import rdp_with_few_orders
-from bevel.checks import positive_number, whole_number
+from bevel.checks import finite_number, flag, positive_number, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, DPSGDConfig, PerformanceFlags, PlanSecrets
 
@@ -62,6 +62,8 @@ class DPKerasConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        finite_number("epsilon", self.epsilon, "such as 3", 0)
+        finite_number("delta", self.delta, "well below one over train_size", 0, 1)
         check_budget(self.epsilon, self.delta)
         positive_number("clipping_norm", self.clipping_norm, "the largest norm of a gradient")
         for name in ("batch_size", "gradient_accumulation_steps", "train_steps", "train_size"):
@@ -82,10 +84,9 @@ class DPKerasConfig:
                     f"batch_size={self.batch_size}: pass at most that."
                 )
         for name in ("poisson_sampling_in_fit", "rescale_to_unit_norm"):
-            if not isinstance(getattr(self, name), bool):
-                raise FixArgumentsError(f"{name}={getattr(self, name)!r}: pass True or False.")
+            flag(name, getattr(self, name))
         if self.seed is not None:
-            whole_number("seed", self.seed, 0)
+            whole_number("seed", self.seed, 0, 2**128)
 
     @property
     def effective_batch_size(self) -> int:

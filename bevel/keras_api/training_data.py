@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bevel.checks import shown
 from bevel.errors import FixArgumentsError
 from bevel.keras_api.backend import keras
 from bevel.keras_api.model_loss import DATA
@@ -36,7 +37,8 @@ def split_validation(
     """Splits off the last rows as validation data, like Keras."""
     if not 0 < share < 1:
         raise FixArgumentsError(
-            f"validation_split={share!r}: pass the share of the examples to validate on, such as "
+            f"validation_split={shown(share)}: pass the share of the examples to validate on, "
+            "such as "
             "0.1, or validation_data."
         )
     kept = {math.floor(len(column) * (1 - share)) for column in jax.tree.leaves(data)}

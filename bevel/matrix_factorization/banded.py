@@ -14,7 +14,12 @@ import numpy as np
 from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import optimization, ring, sensitivity, streaming_matrix
-from bevel.matrix_factorization.checks import checked_bands, checked_coefs, checked_finite
+from bevel.matrix_factorization.checks import (
+    checked_bands,
+    checked_coefs,
+    checked_finite,
+    checked_length,
+)
 from bevel.matrix_factorization.optimization import jax_enable_x64
 from bevel.matrix_factorization.streaming_matrix import StreamingMatrix
 from bevel.matrix_factorization.toeplitz.square_root import optimal_max_error_strategy_coefs
@@ -45,14 +50,14 @@ class ColumnNormalizedBanded:
     @classmethod
     def from_banded_toeplitz(cls, n: int, coefs: Any) -> "ColumnNormalizedBanded":
         """Starts from the Toeplitz matrix with first column `coefs`."""
-        n = whole_number("n", n)
+        n = checked_length(n)
         checked_bands(np.shape(checked_coefs(coefs, "coefs"))[0], n)
         return _checked_strategy(cls(np.tile(np.asarray(coefs, float), (n, 1))))
 
     @classmethod
     def default(cls, n: int, bands: int) -> "ColumnNormalizedBanded":
         """The square root of the prefix-sum matrix, truncated to `bands` diagonals."""
-        bands = checked_bands(bands, whole_number("n", n))
+        bands = checked_bands(bands, checked_length(n))
         return cls.from_banded_toeplitz(n, optimal_max_error_strategy_coefs(bands))
 
     @jax_enable_x64
@@ -149,7 +154,7 @@ def optimize(
       A: workload, prefix sums by default.
       reduction_fn: reduces the squared errors of the queries: `jnp.mean` or `jnp.max`.
     """
-    bands = checked_bands(bands, whole_number("n", n))
+    bands = checked_bands(bands, checked_length(n))
     C = ColumnNormalizedBanded.default(n, bands) if C is None else C
     if (C.n, C.bands) != (n, bands):
         raise FixArgumentsError(

@@ -2,7 +2,7 @@
 
 import math
 
-from bevel.checks import whole_number
+from bevel.checks import as_float, finite_number, is_real, positive_number, shown, whole_number
 from bevel.errors import FixArgumentsError
 
 
@@ -30,8 +30,10 @@ def poisson_noise_multiplier(
 
     _checked_target(epsilon, delta)
     steps = whole_number("steps", steps)
-    if not 0 < sampling_prob <= 1:
-        raise FixArgumentsError(f"sampling_prob={sampling_prob!r}: pass a number in (0, 1].")
+    hint = "a number in (0, 1]"
+    positive_number(
+        "sampling_prob", finite_number("sampling_prob", sampling_prob, hint, 0, 1), hint
+    )
     if sampling_prob == 1:
         return math.sqrt(steps) * gaussian_noise_multiplier(epsilon, delta)
 
@@ -60,7 +62,9 @@ def poisson_noise_multiplier(
 
 
 def _checked_target(epsilon: float, delta: float) -> None:
-    if not (0 < epsilon < math.inf and 0 < delta < 1):
+    known = is_real(epsilon) and is_real(delta)
+    if not (known and 0 < as_float(epsilon) < math.inf and 0 < delta < 1):
         raise FixArgumentsError(
-            f"epsilon={epsilon!r}, delta={delta!r}: pass a positive epsilon and a delta in (0, 1)."
+            f"epsilon={shown(epsilon)}, delta={shown(delta)}: pass a positive epsilon and a delta "
+            "in (0, 1)."
         )

@@ -55,7 +55,7 @@ def get_orthogonal_mask(n: int, epochs: int = 1) -> np.ndarray:
     Every epoch has the same order, so the steps of an example are multiples of n / epochs apart.
     The squared norms of its columns then add, whatever its contributions are.
     """
-    period = sensitivity.epoch_length(n, epochs)
+    period = sensitivity.epoch_length(checks.checked_rows(n), epochs)
     step = np.arange(n)
     distance = np.subtract.outer(step, step)
     return np.where((distance % period == 0) & (distance != 0), 0.0, 1.0)
@@ -107,7 +107,7 @@ def optimize(
         the gradient is small.
       reduction_fn: reduces the squared errors of the queries: `jnp.mean` or `jnp.max`.
     """
-    period = sensitivity.epoch_length(n, epochs)
+    period = sensitivity.epoch_length(checks.checked_rows(n), epochs)
     mask = get_orthogonal_mask(n, epochs)
     if bands is not None:
         mask = mask * sensitivity.banded_symmetric_mask(n, checks.checked_bands(bands, n))

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bevel.checks import whole_number
+from bevel.checks import finite_number, one_of, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import (
     buffered_toeplitz,
@@ -19,6 +19,7 @@ from bevel.matrix_factorization import (
     toeplitz,
     tree_aggregation,
 )
+from bevel.matrix_factorization.checks import checked_length
 from bevel.matrix_factorization.streaming_matrix import StreamingMatrix
 
 REDUCTIONS: dict[str, Callable[[Any], Any]] = {"mean": jnp.mean, "max": jnp.max}
@@ -169,8 +170,7 @@ def choose_mechanism(
     setting = _checked_setting(
         n, participations, memory_per_device, params_per_device, min_sep, error, (epsilon, delta)
     )
-    if not 0 <= tolerance < math.inf:
-        raise FixArgumentsError(f"tolerance={tolerance!r}: pass a finite fraction, such as 0.01.")
+    finite_number("tolerance", tolerance, "a fraction such as 0.01", 0)
     families = (_dp_sgd, _band_mf, _blt, _bisr)
     runnable = [c for family in families for c in family(setting)]
     fitting = [c for c in runnable if c.buffers <= setting.most_buffers]
@@ -195,7 +195,7 @@ def _checked_setting(
     error: str,
     target: tuple[float | None, float | None],
 ) -> _Setting:
-    n = whole_number("n", n)
+    n = checked_length(n)
     participations = whole_number("participations", participations)
     if participations > n:
         raise FixArgumentsError(
@@ -208,8 +208,7 @@ def _checked_setting(
             f"participations={participations} with min_sep={min_sep}: only {fit} fit into n={n} "
             "steps. Pass fewer participations, or a smaller min_sep."
         )
-    if error not in REDUCTIONS:
-        raise FixArgumentsError(f"error={error!r}: pass 'mean' or 'max'.")
+    one_of("error", error, tuple(REDUCTIONS))
     if (target[0] is None) != (target[1] is None):
         raise FixArgumentsError(f"epsilon={target[0]}, delta={target[1]}: pass both or neither.")
     bytes_per_buffer = 4 * whole_number("params_per_device", params)

@@ -19,7 +19,7 @@ import numpy as np
 
 from bevel.checks import is_real, whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_finite, checked_square
+from bevel.matrix_factorization.checks import checked_finite, checked_rows, checked_square, shape_of
 
 
 def single_participation_sensitivity(C: np.typing.ArrayLike) -> float:
@@ -58,6 +58,7 @@ def max_participation_for_linear_fn(
     if x.ndim == 0 or x.shape[-1] == 0:
         raise FixArgumentsError(f"x has shape {x.shape}: pass one number for each step.")
     n = x.shape[-1]
+    min_sep = min(_positive("min_sep", min_sep), n)  # the entries before a longer rest are none
     times = minsep_true_max_participations(n, min_sep, max_participations)
     limited = times < -(-n // min_sep)
     # best[-1] is the largest sum over x[..., :i], and best[0] that over x[..., :i - min_sep + 1].
@@ -76,7 +77,7 @@ def max_participation_for_linear_fn(
 
 def banded_lower_triangular_mask(n: int, num_bands: int) -> np.ndarray:
     """1.0 on the diagonal and the `num_bands` - 1 diagonals below it, 0.0 elsewhere."""
-    ones = np.ones((_positive("n", n),) * 2)
+    ones = np.ones((checked_rows(_positive("n", n)),) * 2)
     return np.tril(np.triu(ones, 1 - _positive("num_bands", num_bands)))
 
 
@@ -154,10 +155,9 @@ def epoch_length(n: int, epochs: int) -> int:
 
 def _checked_matrix(C: Any) -> np.ndarray:
     """Returns C as a finite float64 matrix with one column per step."""
-    if np.ndim(C) != 2 or 0 in np.shape(C):
-        raise FixArgumentsError(
-            f"C has shape {np.shape(C)}: pass a matrix with one column per step."
-        )
+    shape = shape_of(C, "C")
+    if len(shape) != 2 or 0 in shape:
+        raise FixArgumentsError(f"C has shape {shape}: pass a matrix with one column per step.")
     return np.asarray(checked_finite(C, "C"), float)
 
 

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel import precision
-from bevel.checks import in_one_line, whole_number
+from bevel.checks import in_one_line, shown
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_coefs
+from bevel.matrix_factorization.checks import checked_coefs, checked_length, checked_rows
 from bevel.sharding.sharding_like import with_sharding_like
 from bevel.sharding.types import explicit_sharding, manual_axes
 
@@ -83,7 +83,7 @@ class StreamingMatrix(Generic[State]):
 
     def materialize(self, n: int) -> jax.Array:
         """The first n rows and columns, as an (n, n) array of JAX's default float."""
-        return multiply_array(self, jnp.eye(whole_number("n", n)))
+        return multiply_array(self, jnp.eye(checked_rows(n)))
 
     def row_norms_squared(self, n: int, scan_fn: Any = jax.lax.scan) -> jax.Array:
         """Squared norms of the first n rows.
@@ -91,7 +91,7 @@ class StreamingMatrix(Generic[State]):
         Needs memory for one row of n columns and its state, not for n x n. `scan_fn` takes the
         arguments of `jax.lax.scan`; replace it, for instance, to save memory in differentiation.
         """
-        n = whole_number("n", n)
+        n = checked_length(n)
         columns = jnp.arange(n)
 
         def step(state: Any, i: jax.Array) -> tuple[Any, jax.Array]:
@@ -244,7 +244,7 @@ def momentum_sgd_matrix(
     learning rates this is `prefix_sum()`. Steps past the end of learning_rates give NaN.
     """
     if not 0 <= momentum <= 1:
-        raise FixArgumentsError(f"momentum={momentum!r}: pass a number from 0 to 1.")
+        raise FixArgumentsError(f"momentum={shown(momentum)}: pass a number from 0 to 1.")
 
     def next_velocity(g: jax.Array, velocity: jax.Array) -> tuple[jax.Array, jax.Array]:
         velocity = jnp.asarray(momentum, velocity.dtype) * velocity + widened(g)

@@ -12,6 +12,7 @@ import numpy as np
 
 from bevel.checks import whole_number
 from bevel.matrix_factorization import sensitivity
+from bevel.matrix_factorization.checks import checked_length, checked_rows
 
 
 def num_levels(n: int) -> int:
@@ -24,6 +25,7 @@ def strategy_matrix(n: int) -> np.ndarray:
 
     C is not square. `dense.strategy_from_X(C.T @ C)` is a square matrix with the same privacy.
     """
+    checked_rows(n)
     rows = []
     for level in range(num_levels(n)):
         size = 1 << level
@@ -37,7 +39,7 @@ def per_query_error(n: int) -> np.ndarray:
 
     Averaged with its children, the sum of a node at level h has variance 1 / (2 - 2^-h).
     """
-    prefix = np.arange(1, whole_number("n", n) + 1)
+    prefix = np.arange(1, checked_length(n) + 1)
     error = np.zeros(n)
     for level in range(num_levels(n)):
         error += ((prefix >> level) & 1) / (2 - 0.5**level)

@@ -100,8 +100,5 @@ def _check_sizes(table: ModelTable, what: str, allowed: tuple[str, ...]) -> None
         if name not in allowed:
             has = f"it has {' and '.join(allowed)}" if allowed else "it has no sizes to set"
             raise FixArgumentsError(f"[model] {name} is set, but {what} has none: {has}.")
-        values = value if isinstance(value, tuple) else (value,)
-        least = 0 if name == "depth" else 1
-        if not values or any(number < least for number in values):
-            shown = list(values) if name == "widths" else value
-            raise FixArgumentsError(f"[model] {name} is {shown}: use integers of at least {least}.")
+        if value == ():
+            raise FixArgumentsError(f"[model] {name} is []: use integers of at least 1.")

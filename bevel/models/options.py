@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from bevel.checks import instance, one_of, text, whole_number
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelTable:
@@ -22,3 +24,17 @@ class ModelTable:
     """What built-in models compute in. Parameters, clipped sums and noise stay in float32."""
     init_seed: int = 0
     """Seed of the initial parameters."""
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, ("auto", "linear", "mlp", "conv", "resnet", "text"))
+        one_of("dtype", self.dtype, ("float32", "bfloat16"))
+        if self.module is not None:
+            text("module", self.module)
+        whole_number("init_seed", self.init_seed, 0, 2**32 - 1, "JAX keeps 32 bits of it.")
+        why = "A layer of this size fits nowhere."
+        if self.widths is not None:
+            for width in instance("widths", self.widths, tuple, "a tuple of sizes"):
+                whole_number("a size in widths", width, 1, 2**24, why)
+        for name, least in [("width", 1), ("depth", 0)]:
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), least, 2**24, why)

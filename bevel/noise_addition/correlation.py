@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.checks import without_mask
 from bevel.errors import FixArgumentsError
 from bevel.sharding import types
 
@@ -140,6 +141,7 @@ def correlation_of(noising_matrix: Any) -> DenseMatrix | Streamed:
             f"noising_matrix is a {type(noising_matrix).__name__}, a strategy matrix C. Noise is "
             "multiplied by its inverse: pass noising_matrix.inverse_as_streaming_matrix()."
         )
+    without_mask("noising_matrix", noising_matrix)
     try:
         matrix = np.asarray(noising_matrix).astype(np.float64, casting="same_kind")
     except (TypeError, ValueError, jax.errors.TracerArrayConversionError) as error:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from bevel.checks import as_float, is_real, scalar, shown
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition import keys
 from bevel.noise_addition.correlation import NoCorrelation
@@ -66,10 +67,14 @@ def discrete_gaussian_privatizer(
         raise FixArgumentsError(
             "discrete noise needs 64-bit integers: call jax.config.update('jax_enable_x64', True)."
         )
-    if grid_step is not None and not (_is_number(grid_step) and 0 < grid_step < math.inf):
-        raise FixArgumentsError(
-            f"grid_step={grid_step!r}: pass l2_clip_norm / grid_scale, as given to clipped_grad."
-        )
+    if grid_step is not None:
+        step = scalar(grid_step)
+        if not 0 < step < math.inf:
+            raise FixArgumentsError(
+                f"grid_step={shown(grid_step)}: pass l2_clip_norm / grid_scale, as given to "
+                "clipped_grad."
+            )
+        grid_step = step
     sigma = _checked_sigma(stddev)
     key = keys.noise_key(prng_key)
     if key.generator != "chacha20":
@@ -84,27 +89,28 @@ def discrete_gaussian_privatizer(
 
 def zcdp_rho(stddev: float, sensitivity: float) -> float:
     """Returns the zCDP rho of one step, sensitivity**2 / (2 stddev**2), both in grid steps."""
-    if not (0 < stddev < math.inf and 0 <= sensitivity < math.inf):
+    known = is_real(stddev) and is_real(sensitivity)
+    if not (known and 0 < as_float(stddev) < math.inf and 0 <= as_float(sensitivity) < math.inf):
         raise FixArgumentsError(
-            f"stddev={stddev}, sensitivity={sensitivity}: pass finite numbers, stddev above 0 and "
-            "sensitivity at least 0."
+            f"stddev={shown(stddev)}, sensitivity={shown(sensitivity)}: pass finite numbers, "
+            "stddev above 0 and sensitivity at least 0."
         )
-    return sensitivity**2 / (2 * stddev**2)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    stddev, sensitivity = float(stddev), float(sensitivity)
+    ratio = sensitivity / stddev  # infinite rather than an error, where the square overflows
+    return ratio * ratio / 2
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
 
 
 def _checked_sigma(stddev: Any) -> int:
-    sigma = int(stddev) if isinstance(stddev, float) and stddev.is_integer() else stddev
+    is_whole = isinstance(stddev, float) and stddev.is_integer()  # also for 1e300
+    sigma = int(stddev) if is_whole else stddev
     if not _is_integer(sigma) or not 1 <= sigma <= LARGEST_SIGMA:
         raise FixArgumentsError(
-            f"stddev={stddev!r}: pass an integer number of grid steps from 1 to {LARGEST_SIGMA}, "
+            f"stddev={shown(stddev)}: pass an integer number of grid steps from 1 to "
+            f"{LARGEST_SIGMA}, "
             "such as math.ceil(noise_multiplier * grad_fn.sensitivity()). A larger grid_scale "
             "makes it larger, a smaller one smaller."
         )

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevel.checks import one_of, scalar, shown
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition import keys
 from bevel.noise_addition.correlation import Correlation, NoCorrelation, correlation_of
@@ -105,10 +106,9 @@ def _make_privatizer(
 
     if not isinstance(layout, SupportedStrategies):
         raise FixArgumentsError(
-            f"intermediate_strategy={layout!r}: pass SupportedStrategies.DEFAULT or ZERO."
+            f"intermediate_strategy={shown(layout)}: pass SupportedStrategies.DEFAULT or ZERO."
         )
-    if buffers_in not in ("device", "host"):
-        raise FixArgumentsError(f"buffers_in={buffers_in!r}: pass 'device' or 'host'.")
+    one_of("buffers_in", buffers_in, ("device", "host"))
     key = keys.noise_key(prng_key)
     noise = GaussianNoise(
         key, _checked_stddev(stddev), correlation, checked_dtype(dtype), layout, specs, buffers_in
@@ -123,13 +123,9 @@ def _checked_stddev(stddev: Any) -> float:
         raise FixArgumentsError(
             "stddev is traced, so the privatizer cannot record it: pass a concrete number."
         )
-    if (
-        isinstance(stddev, bool | str | bytes)
-        or np.ndim(stddev)
-        or not hasattr(stddev, "__float__")
-    ):
-        raise FixArgumentsError(f"stddev={stddev!r:.60}: pass a number.")
-    value = float(stddev)
+    value = scalar(stddev)
+    if math.isnan(value):
+        raise FixArgumentsError(f"stddev={shown(stddev)}: pass a number.")
     if not 0 <= value < math.inf:
         raise FixArgumentsError(
             f"stddev={value}: pass a finite number of at least 0, the noise multiplier times the "
@@ -149,8 +145,8 @@ def checked_dtype(dtype: Any) -> np.dtype | None:
         return None
     try:
         result = np.dtype(dtype)
-    except TypeError as error:
-        raise FixArgumentsError(f"dtype={dtype!r:.60}: pass a dtype, such as float32.") from error
+    except Exception as error:  # NumPy reads attributes and strings of any kind
+        raise FixArgumentsError(f"dtype={shown(dtype)}: pass a dtype, such as float32.") from error
     if not jnp.issubdtype(result, jnp.floating):
         raise FixArgumentsError(f"dtype={result}: pass a real floating-point dtype.")
     if result == np.float64 and not jax.config.jax_enable_x64:

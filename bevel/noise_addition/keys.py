@@ -29,6 +29,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bevel.checks import one_of, shown
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition.chacha20 import CHACHA20 as CHACHA20
 
@@ -68,8 +69,7 @@ def new_key(generator: str = "chacha20") -> jax.Array:
     Args:
       generator: 'chacha20' (256 bits) or 'threefry2x32' (64 bits).
     """
-    if generator not in WORDS:
-        raise FixArgumentsError(f"generator={generator!r}: pass one of {', '.join(WORDS)}.")
+    one_of("generator", generator, tuple(WORDS))
     key_data = np.frombuffer(os.urandom(4 * WORDS[generator]), np.uint32)
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
@@ -93,7 +93,7 @@ def noise_key(prng_key: jax.Array | int | None) -> NoiseKey:
     """
     if prng_key is None:
         return NoiseKey(new_key(), secret=True, generator="chacha20", owner=_KeyOwner())
-    if isinstance(prng_key, int | np.integer) and type(prng_key) is not bool:
+    if isinstance(prng_key, int | np.integer) and not isinstance(prng_key, bool | np.timedelta64):
         return NoiseKey(seed_key(int(prng_key)), secret=False, generator="chacha20", owner=None)
     key: Any = prng_key
     generator = checked_generator(key)
@@ -115,7 +115,9 @@ def _warn_of_seed() -> None:
 def seed_key(seed: int) -> jax.Array:
     """Returns the ChaCha20 key of a 64-bit seed, of which `jax.random.key` might keep only 32."""
     if not 0 <= seed < 2**64:
-        raise FixArgumentsError(f"prng_key={seed}: pass a seed from 0 to 2**64 - 1, or a key.")
+        raise FixArgumentsError(
+            f"prng_key={shown(seed)}: pass a seed from 0 to 2**64 - 1, or a key."
+        )
     key_data = np.zeros(WORDS["chacha20"], np.uint32)
     key_data[:2] = seed % 2**32, seed >> 32
     return wrapped(key_data, "chacha20")

@@ -17,8 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from bevel.checks import finite_number, reals, scalar, shown
 from bevel.errors import FixArgumentsError
 from bevel.precision import accumulation_dtype
+
+# Squares of larger numbers overflow in float32.
+_LARGEST_NOISE = 1e18
 
 
 class _ScaleByDPAdamState(NamedTuple):
@@ -43,6 +47,13 @@ def dp_adam(
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """`optax.adam` for noised gradients: `scale_by_dp_adam` with a learning rate."""
+    if not callable(learning_rate):
+        rate = scalar(learning_rate)
+        if not (math.isfinite(rate) or isinstance(learning_rate, jax.core.Tracer)):
+            raise FixArgumentsError(
+                f"learning_rate={shown(learning_rate)}: pass a finite number, or a schedule."
+            )
+        learning_rate = learning_rate if isinstance(learning_rate, jax.Array) else rate
     adam = scale_by_dp_adam(
         noise_stddev=noise_stddev,
         row_norms=row_norms,
@@ -94,12 +105,16 @@ def scale_by_dp_adam(
     correlated noise, a gradient depends on earlier noise through the parameters, and so is slightly
     correlated with the noise added to it. That part of the second moment is not subtracted.
     """
-    for name, value, least in [("noise_stddev", noise_stddev, 0.0), ("floor", floor, 1e-12)]:
-        if not (math.isfinite(value) and value >= least):
-            raise FixArgumentsError(f"{name}={value!r}: pass a finite number of at least {least}.")
-    for name, value in [("b1", b1), ("b2", b2)]:
-        if not 0 <= value < 1:
-            raise FixArgumentsError(f"{name}={value!r}: pass a number in [0, 1).")
+    noise_stddev = finite_number(
+        "noise_stddev", noise_stddev, "after normalize_by", 0, _LARGEST_NOISE
+    )
+    floor = finite_number("floor", floor, "a fraction of the second moment of the noise", 1e-12)
+    b1, b2 = _checked_decay("b1", b1), _checked_decay("b2", b2)
+    eps, eps_root = (
+        finite_number(name, value, "as in optax.adam", 0)
+        for name, value in [("eps", eps), ("eps_root", eps_root)]
+    )
+    mu_dtype = None if mu_dtype is None else _checked_dtype(mu_dtype)
     variances = _variance_of_each_step(noise_stddev, row_norms)
 
     def init(params: optax.Params) -> _ScaleByDPAdamState:
@@ -149,11 +164,34 @@ def _variance_of_each_step(
     """The noise variance: one number for all steps, or one per step."""
     if row_norms is None:
         return np.asarray([noise_stddev**2], np.float32)
-    norms = np.asarray(row_norms, np.float64)
-    if norms.ndim != 1 or not norms.size or not np.isfinite(norms).all() or (norms < 0).any():
+    hint = (
+        "pass the L2 norm of each row of the noising matrix C^-1, one finite number per step, such "
+        "as np.linalg.norm(noising_matrix, axis=1)"
+    )
+    norms = reals("row_norms", row_norms, (1,), hint).astype(np.float64)
+    if not norms.size or (norms < 0).any() or float(np.max(norms)) * noise_stddev > _LARGEST_NOISE:
         raise FixArgumentsError(
-            f"row_norms has shape {norms.shape}, or values that are negative or not finite: pass "
-            "the L2 norm of each row of the noising matrix C^-1, one finite number per step, such "
-            "as np.linalg.norm(noising_matrix, axis=1)."
+            f"row_norms has shape {norms.shape}, or values that are negative or too large: {hint}."
         )
     return np.asarray((noise_stddev * norms) ** 2, np.float32)
+
+
+def _checked_decay(name: str, value: float) -> float:
+    """Returns a decay as a float, from 0 up to, but not including, 1."""
+    hint = "a decay below 1"
+    decay = finite_number(name, value, hint, 0, 1)
+    if decay == 1:
+        raise FixArgumentsError(f"{name}={value}: pass {hint}.")
+    return decay
+
+
+def _checked_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
+    try:
+        result = jnp.dtype(dtype)
+    except Exception as error:  # NumPy reads attributes and strings of any kind
+        raise FixArgumentsError(
+            f"mu_dtype={shown(dtype)}: pass a dtype such as bfloat16."
+        ) from error
+    if not jnp.issubdtype(result, jnp.floating):
+        raise FixArgumentsError(f"mu_dtype={result}: pass a floating-point dtype.")
+    return result

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bevel.checks import finite_number, function, instance
 from bevel.errors import FixArgumentsError
 from bevel.optimizers.augmented import AugmentedGradientTransformation, PreClippingTransform
 from bevel.precision import accumulation_dtype
@@ -44,9 +45,11 @@ def scale_then_privatize(
         parameters. The default takes the only entry `nu` of the state, as in Adam and RMSProp,
         without Adam's bias correction.
     """
-    for name, value in [("eps", eps), ("eps_root", eps_root)]:
-        if not value >= 0:
-            raise FixArgumentsError(f"{name}={value!r}: pass a number of at least 0.")
+    instance("base_optimizer", base_optimizer, optax.GradientTransformation, "optax.adam(...)")
+    eps = finite_number("eps", eps, "as in optax.adam", 0)
+    eps_root = finite_number("eps_root", eps_root, "as in optax.adam", 0)
+    if extract_preconditioner_from_state_fn is not None:
+        function("extract_preconditioner_from_state_fn", extract_preconditioner_from_state_fn)
     if eps == 0 and eps_root == 0:
         raise FixArgumentsError(
             "eps=0 and eps_root=0 would divide the first gradients by 0: pass a positive eps."

@@ -9,6 +9,7 @@ from types import TracebackType
 
 import jax
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 
 # The environment variables that `launch` sets for each process.
@@ -55,8 +56,7 @@ def join(*, heartbeat_seconds: int = 30, shutdown_seconds: int = 45) -> Joined:
     """
     timeouts = {"heartbeat_seconds": heartbeat_seconds, "shutdown_seconds": shutdown_seconds}
     for name, seconds in timeouts.items():
-        if seconds < 1:
-            raise FixArgumentsError(f"{name}={seconds}: use at least 1.")
+        whole_number(name, seconds, 1, 2**31 - 1, "JAX takes seconds in 32 bits.")
     if not jax.distributed.is_initialized():
         if COORDINATOR in os.environ:
             address = os.environ[COORDINATOR]

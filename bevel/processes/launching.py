@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TextIO, cast
 
+from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.processes.joining import COORDINATOR, COUNT, INDEX
 
@@ -51,10 +52,9 @@ def launch(
       reports it. Ctrl-C, SIGTERM and SIGHUP end all processes with SIGINT. If this process is
       killed, all processes and what they started in their group are killed with it.
     """
-    if processes < 1 or devices_per_process < 1:
-        raise FixArgumentsError(
-            f"processes={processes}, devices_per_process={devices_per_process}: use at least 1."
-        )
+    counts = {"processes": processes, "devices_per_process": devices_per_process}
+    for name, count in counts.items():
+        whole_number(name, count, 1, 1024, "All of them run on this machine.")
     if not command:
         raise FixArgumentsError("the command is empty: pass a program and its arguments.")
     stream = output if output is not None else sys.stdout

@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
+from bevel.checks import shown, whole_number
 from bevel.errors import FixArgumentsError
 
 Axes = str | Mapping[str, int] | Sequence[tuple[str, int]]
@@ -44,26 +45,39 @@ def make_mesh(
 
     Devices are arranged by JAX's `mesh_utils`, which puts nearby devices next to each other.
     """
-    available = list(jax.devices() if devices is None else devices)
+    available = jax.devices() if devices is None else _checked_devices(devices)
     sizes = axis_sizes(axes, len(available))
     types = tuple(_types_of_axes(axis_types, sizes).values())
     device_array = arrange_devices(sizes, _used_devices(available, sizes), between)
     return Mesh(device_array, tuple(sizes), axis_types=types)
 
 
+_MOST_DEVICES = 2**31 - 1
+
+
 def axis_sizes(axes: Axes, devices: int | None = None) -> dict[str, int]:
     """The size of each axis; -1 is replaced by the number of `devices` that are left."""
     sizes = dict[str, int]()
+    if devices is not None:
+        whole_number("devices", devices, 1, _MOST_DEVICES)
     for name, size in pairs_of(axes):
         if not isinstance(name, str) or not name.isidentifier():
-            raise FixArgumentsError(f"{name!r} is not a valid axis name: {EXAMPLE}.")
+            raise FixArgumentsError(f"{shown(name)} is not a valid axis name: {EXAMPLE}.")
         if name in sizes:
             raise FixArgumentsError(f"two axes are named {name!r}: give each axis its own name.")
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise FixArgumentsError(f"axis {name!r} has size {size!r}, not an integer: {EXAMPLE}.")
+        if isinstance(size, bool | np.timedelta64) or not isinstance(size, int | np.integer):
+            raise FixArgumentsError(
+                f"axis {name!r} has size {shown(size)}, not an integer: {EXAMPLE}."
+            )
         if size < 1 and size != -1:
             raise FixArgumentsError(
-                f"axis {name!r} has size {size}: use 1 or more, or -1 for the remaining devices."
+                f"axis {name!r} has size {shown(size)}: use 1 or more, or -1 for the remaining "
+                "devices."
+            )
+        if size > _MOST_DEVICES:
+            raise FixArgumentsError(
+                f"axis {name!r} has size {shown(size)}: no mesh has more than {_MOST_DEVICES} "
+                "devices."
             )
         sizes[name] = int(size)
     if not sizes:
@@ -80,12 +94,15 @@ def pairs_of(axes: Any) -> list[tuple[Any, Any]]:
         read = [re.fullmatch(r"(\w+)\s*[=:]\s*(-?\d+)", part) for part in parts]
         for part, match in zip(parts, read, strict=True):
             if match is None:
-                raise FixArgumentsError(f"{part!r} in axes={axes!r} is not name=size: {EXAMPLE}.")
-        return [(match[1], int(match[2])) for match in read if match]
+                raise FixArgumentsError(
+                    f"{shown(part)} in axes={shown(axes)} is not name=size: {EXAMPLE}."
+                )
+        # More than 18 digits are no size, and thousands of them are no number for Python.
+        return [(match[1], int(match[2][:19])) for match in read if match]
     try:
         return [(name, size) for name, size in axes]
-    except (TypeError, ValueError):
-        raise FixArgumentsError(f"axes={axes!r} is not a mesh: {EXAMPLE}.") from None
+    except Exception:  # whatever the value raises when it is read
+        raise FixArgumentsError(f"axes={shown(axes)} is not a mesh: {EXAMPLE}.") from None
 
 
 def _fill_open_axis(sizes: dict[str, int], devices: int | None) -> dict[str, int]:
@@ -107,7 +124,7 @@ def _fill_open_axis(sizes: dict[str, int], devices: int | None) -> dict[str, int
 
 def _types_of_axes(axis_types: AxisTypes, sizes: Mapping[str, int]) -> dict[str, AxisType]:
     if isinstance(axis_types, Mapping):
-        unknown = sorted(set(axis_types) - set(sizes))
+        unknown = sorted(map(shown, set(axis_types) - set(sizes)))
         if unknown:
             raise FixArgumentsError(f"axis_types names {unknown}, but axes are {tuple(sizes)}.")
         return {name: _axis_type(axis_types.get(name, AxisType.Auto)) for name in sizes}
@@ -117,12 +134,23 @@ def _types_of_axes(axis_types: AxisTypes, sizes: Mapping[str, int]) -> dict[str,
 def _axis_type(axis_type: Any) -> AxisType:
     names = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
     known: Any = names.get(axis_type.lower()) if isinstance(axis_type, str) else axis_type
-    if known not in names.values():
+    if not any(known is kind for kind in names.values()):
         raise FixArgumentsError(
-            f"axis_types={axis_type!r}: use AxisType.Auto or AxisType.Explicit (or 'auto', "
+            f"axis_types={shown(axis_type)}: use AxisType.Auto or AxisType.Explicit (or 'auto', "
             "'explicit'), or a dict of them by axis. Manual axes exist only inside jax.shard_map."
         )
     return known
+
+
+def _checked_devices(devices: Any) -> list[Any]:
+    try:
+        found = list(devices)
+    except Exception:  # whatever the value raises when it is read
+        found = [None]
+    # Descriptions of devices (`jax.experimental.topologies`) are no jax.Device.
+    if not all(hasattr(device, "process_index") for device in found):
+        raise FixArgumentsError(f"devices={shown(devices)}: pass a list of jax.devices().")
+    return found
 
 
 def _used_devices(available: list[Any], sizes: Mapping[str, int]) -> list[Any]:
@@ -182,7 +210,7 @@ def arrange_devices(
         or math.prod(outer.values()) != len(groups)
     ):
         raise FixArgumentsError(
-            f"between={between!r} does not split the mesh {_format_axes(sizes)} over "
+            f"between={shown(between)} does not split the mesh {_format_axes(sizes)} over "
             f"{len(groups)} {what}: name axes of the mesh, with sizes that divide theirs and "
             f"whose product is {len(groups)}."
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
+from bevel.checks import function, instance, shown, text, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.sharding.tables import shown_spec
 from bevel.sharding.types import spec_axes
@@ -47,6 +48,13 @@ class Rule:
     choose: Callable[[RuleLeaf, Meshes], SpecChoice | None]
     name: str
 
+    def __post_init__(self) -> None:
+        instance(
+            "pattern", self.pattern, str | re.Pattern, "a pattern of paths, or re.compile(...)"
+        )
+        function("choose", self.choose, "pass a function of a leaf and a mesh")
+        instance("name", self.name, str, "a string")
+
     def matches(self, path: str) -> bool:
         if isinstance(self.pattern, str):
             return fnmatch.fnmatchcase(path, self.pattern)
@@ -76,8 +84,9 @@ def _rule_of(item: Any) -> Rule:
     if isinstance(item, str):
         if item not in PRESETS:
             raise FixArgumentsError(
-                f"{item!r} is not a preset; these are {', '.join(PRESETS)}. To match a path, write "
-                f"a pair: ({item!r}, PartitionSpec(...))."
+                f"{shown(item)} is not a preset; these are {', '.join(PRESETS)}. To match a path, "
+                "write "
+                f"a pair: ({shown(item)}, PartitionSpec(...))."
             )
         return PRESETS[item]()
     pattern, value = item if isinstance(item, tuple | list) and len(item) == 2 else (None, None)
@@ -91,7 +100,7 @@ def _rule_of(item: Any) -> Rule:
 
 def _not_a_rule(value: Any) -> str:
     return (
-        f"{value!r:.100} is not a rule. Write a pair of a glob (or a compiled regular expression) "
+        f"{shown(value)} is not a rule. Write a pair of a glob (or a compiled regular expression) "
         "and a spec, such as ('*/kernel', PartitionSpec(None, 'model')), or a preset: "
         "'replicated', 'fsdp', 'tensor', fsdp(...), tensor(...) or logical(...)."
     )
@@ -126,6 +135,9 @@ def fsdp(
       after: rules to apply first, such as `tensor()`. This rule then splits one of the dimensions
         that they leave unsplit.
     """
+    for name in axis if isinstance(axis, tuple) and axis else (axis,):
+        text("axis", name)
+    whole_number("min_size", min_size, 0)
     earlier = rules_of(after) if after is not None else []
 
     def choose(leaf: RuleLeaf, mesh: Meshes) -> SpecChoice:
@@ -164,6 +176,7 @@ def tensor(axis: str = "model", *, second: Pattern = SECOND) -> Rule:
 
     The choice affects only communication, never the result.
     """
+    text("axis", axis)
     is_second = Rule(second, lambda leaf, mesh: None, "")
 
     def split(leaf: RuleLeaf, mesh: Meshes) -> int | None:
@@ -203,7 +216,16 @@ def logical(axes: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Rule:
 
     Leaves without axis names are left to the next rule.
     """
-    table = dict(axes)
+    try:
+        table = dict(axes)
+    except Exception as error:  # whatever the value raises when it is read
+        raise FixArgumentsError(
+            f"axes={shown(axes)}: pass a dict of axis names, such as {{'embed': 'data'}}."
+        ) from error
+    for name, target in table.items():
+        text("a name of an axis", name)
+        for part in target if isinstance(target, tuple | list) else (target,):
+            instance("an axis of the mesh", part, str | None, "a name, or None")
 
     def choose(leaf: RuleLeaf, mesh: Meshes) -> SpecChoice | None:
         if leaf.names is None:

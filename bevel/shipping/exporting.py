@@ -13,6 +13,7 @@ import numpy as np
 
 from bevel import precision
 from bevel.accounting.ledger.header import LedgerHeader
+from bevel.checks import shown
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 from bevel.file_errors import explain_file_errors, file_error, is_full
 from bevel.shipping.claim import (
@@ -91,7 +92,9 @@ def export(
       RestoreLedgerError: the ledger is missing or damaged, or lacks the charges of the model.
     """
     if format not in FORMATS:
-        raise FixArgumentsError(f"format={format!r}: pass one of {', '.join(map(repr, FORMATS))}.")
+        raise FixArgumentsError(
+            f"format={shown(format)}: pass one of {', '.join(map(repr, FORMATS))}."
+        )
     _check_tuned(tuned)
     run = released_arrays(run_folder, step)
     target = _empty_folder(Path(run_folder) / EXPORT if output is None else Path(output))
@@ -263,7 +266,7 @@ def _check_tuned(tuned: str) -> None:
     valid = isinstance(tuned, str) and 0 < len(tuned) <= LONGEST_TUNING and tuned.isprintable()
     if not valid:
         raise FixArgumentsError(
-            f"tuned={tuned!r:.80}: pass 'nothing', 'not counted', or one line that says what was "
+            f"tuned={shown(tuned)}: pass 'nothing', 'not counted', or one line that says what was "
             f"chosen by looking at results, of at most {LONGEST_TUNING} characters."
         )
 

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from bevel.batch_selection import PaddedSizes
-from bevel.checks import whole_number
+from bevel.checks import positive_number, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan
 
@@ -22,7 +22,8 @@ class PadToMultiple:
     multiple: int = 32
 
     def __post_init__(self) -> None:
-        whole_number("multiple", self.multiple)
+        why = "Every row of padding takes as much time as an example."
+        whole_number("multiple", self.multiple, 1, 2**24, why)
 
     def sizes(self, plan: DPExecutionPlan, parts: int) -> PaddedSizes:
         """The padded sizes for a mesh that splits a batch into `parts`."""
@@ -44,6 +45,11 @@ class AutotuneMicrobatch(PadToMultiple):
     """
 
     memory: int | float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hint = "an int (bytes of temporaries per device) or a float (times those of jax.grad)"
+        positive_number("memory", self.memory, hint)
 
 
 class _Multiples(PaddedSizes):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from bevel.checks import whole_number
+from bevel.checks import function, whole_number
 from bevel.clipping.program.coupling import Coupling, find_coupling
 from bevel.clipping.program.shared_randomness import find_shared_mask
 from bevel.errors import FixLossError
@@ -60,7 +60,8 @@ class Augmentation:
     views: int = 1
 
     def __post_init__(self) -> None:
-        whole_number("views", self.views)
+        function("augment", self.augment, "pass a function (data, prng) -> data")
+        whole_number("views", self.views, 1, 2**20, "All views of an example are held at once.")
 
 
 def contribution(

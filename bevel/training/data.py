@@ -19,8 +19,9 @@ import jax
 import numpy as np
 
 from bevel.batch_selection import ExamplesByUser
-from bevel.checks import in_one_line
+from bevel.checks import in_one_line, without_mask
 from bevel.errors import BevelError, FixArgumentsError, FixDataError
+from bevel.precision import overflowing
 from bevel.training.mapped_files import check_not_shorter
 
 PyTree = Any
@@ -87,6 +88,8 @@ class ArraySource:
     """Columns in memory or on disk (`np.memmap`): one row per record."""
 
     def __init__(self, columns: PyTree) -> None:
+        for path, column in jax.tree_util.tree_leaves_with_path(columns):
+            without_mask(f"data{jax.tree_util.keystr(path)}", column)
         # asanyarray keeps a memmap, so that only the rows of a batch are read from disk.
         self.columns = jax.tree.map(np.asanyarray, columns)
         lengths = {column.shape[:1] for column in jax.tree.leaves(self.columns)}
@@ -96,12 +99,7 @@ class ArraySource:
                 f"the data has arrays of shapes {shapes}. Each must have one row per record, so "
                 "all first dimensions must be equal."
             )
-        for path, column in jax.tree_util.tree_leaves_with_path(self.columns):
-            if column.dtype.kind in "OSUMm":  # objects, text and times
-                raise FixArgumentsError(
-                    f"data{jax.tree_util.keystr(path)} has dtype {column.dtype}, but JAX computes "
-                    "with numbers. Encode it, as in np.unique(labels, return_inverse=True)[1]."
-                )
+        _check_dtypes(self.columns)
         self._length = lengths.pop()[0]
         self.record = jax.tree.map(
             lambda column: jax.ShapeDtypeStruct(column.shape[1:], column.dtype), self.columns
@@ -132,6 +130,7 @@ class RecordSource:
             raise FixDataError("the data set is empty: pass at least one record.")
         self._pool = concurrent.futures.ThreadPoolExecutor(READER_THREADS, "bevel-read")
         first = jax.tree.map(np.asarray, self._record(0))
+        _check_dtypes(first, " of record 0")
         self.record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
 
     def __len__(self) -> int:
@@ -150,7 +149,7 @@ class RecordSource:
         structure: Any = jax.tree.structure(self.record)
         columns = [np.empty((len(wanted), *x.shape), x.dtype) for x in jax.tree.leaves(self.record)]
         for row, (index, record) in enumerate(zip(wanted, read, strict=True)):
-            values = [np.asarray(x) for x in jax.tree.leaves(record)]
+            values = [np.asarray(_unmasked(x, index)) for x in jax.tree.leaves(record)]
             same = structure == jax.tree.structure(record) and all(
                 (x.shape, x.dtype) == (column.shape[1:], column.dtype)
                 for x, column in zip(values, columns, strict=True)
@@ -167,7 +166,8 @@ class RecordSource:
         return jax.tree.unflatten(structure, columns)
 
     def _record(self, index: int) -> Any:
-        return _call_reader(lambda: self.records[index], [index])
+        record = _call_reader(lambda: self.records[index], [index])
+        return jax.tree.map(lambda x: _unmasked(x, index), record)
 
 
 def _call_reader(read: Callable[[], Any], indices: list[int]) -> Any:
@@ -184,6 +184,33 @@ def _call_reader(read: Callable[[], Any], indices: list[int]) -> Any:
         ) from error
 
 
+def _check_dtypes(arrays: PyTree, of: str = "") -> None:
+    """Raises for arrays that are no numbers."""
+    for path, array in jax.tree_util.tree_leaves_with_path(arrays):
+        # Objects, text, times and structured records.
+        if array.dtype.kind in "OSUMm" or array.dtype.names:
+            raise FixArgumentsError(
+                f"data{jax.tree_util.keystr(path)}{of} has dtype {array.dtype}, but JAX computes "
+                "with numbers. Encode it, as in np.unique(labels, return_inverse=True)[1]."
+            )
+
+
+def _unmasked(value: Any, index: int) -> Any:
+    return without_mask(f"an array of record {index}", value)
+
+
+def _check_kept(columns: PyTree) -> None:
+    """Raises if JAX would wrap integers of a batch that do not fit into 32 bits."""
+    for path, column in jax.tree_util.tree_leaves_with_path(columns):
+        changed = overflowing(np.asarray(column))
+        if changed is not None:
+            raise FixDataError(
+                f"data{jax.tree_util.keystr(path)} has the value {changed}, which does not fit "
+                "into 32 bits: JAX would silently change it. Encode it, as in np.unique(labels, "
+                "return_inverse=True)[1], or call jax.config.update('jax_enable_x64', True)."
+            )
+
+
 def _describe(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: f"{np.dtype(x.dtype).name}{list(x.shape)}", tree)
 
@@ -198,6 +225,7 @@ def rows(source: DataSource, indices: np.ndarray) -> PyTree:
     order = np.argsort(flat, kind="stable")
     present = order[np.count_nonzero(flat < 0) :]
     read = source.read(flat[present])
+    _check_kept(read)
 
     def fill_rows(values: np.ndarray) -> np.ndarray:
         out = np.zeros((flat.size, *values.shape[1:]), values.dtype)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bevel.batch_selection.randomness import DRAW_VERSION
+from bevel.checks import shown
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.execution_plan.fingerprint import recorded_fields
@@ -163,7 +164,7 @@ def check_resumable(
         raise RestoreCheckpointError(
             f"{folder} was started differently: {'; '.join(map(str, refused))}{maybe}. This does "
             "not affect epsilon, but it affects the model. Undo the change, or accept it with "
-            f"RunOptions(accept={names!r}), on the command line --accept {' '.join(names)}."
+            f"RunOptions(accept={shown(names)}), on the command line --accept {' '.join(names)}."
         )
     return found
 
@@ -197,9 +198,11 @@ def _another_run(folder: str, differing: Sequence[Change], why: str = "") -> Res
 
 def check_accept(accept: Sequence[str]) -> None:
     """Raises unless `accept` is a list of names that may change within a run."""
-    is_list = isinstance(accept, Sequence) and not isinstance(accept, str)
+    is_list = isinstance(accept, Sequence) and not isinstance(accept, str | bytes)
     if not is_list or not all(isinstance(name, str) for name in accept):
-        raise FixArgumentsError(f"accept={accept!r}: pass a list of names, such as ['optimizer'].")
+        raise FixArgumentsError(
+            f"accept={shown(accept)}: pass a list of names, such as ['optimizer']."
+        )
     for name in accept:
         if Change(name).kind == "fixed":
             raise FixArgumentsError(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from bevel.checks import whole_number
+from bevel.checks import one_of, positive_number, shown, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.training.state import path_text
 
@@ -62,8 +62,12 @@ class LoRA:
     def __post_init__(self) -> None:
         whole_number("rank", self.rank)
         whole_number("stacked", self.stacked, least=0)
-        if self.base not in ("as given", "bfloat16", "int8"):
-            raise FixArgumentsError(f"base={self.base!r}: pass 'as given', 'bfloat16' or 'int8'.")
+        one_of("base", self.base, ("as given", "bfloat16", "int8"))
+        for name in ("match", "full"):
+            _check_patterns(name, getattr(self, name))
+        if self.alpha is not None:
+            positive_number("alpha", self.alpha, "or leave it out for alpha = rank")
+        whole_number("seed", self.seed, 0, 2**32 - 1, "JAX keeps 32 bits of it.")
 
     def split(self, params: PyTree) -> tuple[dict[str, Any], "LoRABase"]:
         """The factors and fully trained arrays, by path, and everything else as the base."""
@@ -84,7 +88,7 @@ class LoRA:
             frozen[name] = self._held(x) if is_float and x.ndim >= 2 else x
         if not any(isinstance(x, dict) for x in trained.values()):
             raise FixArgumentsError(
-                f"match={self.match!r} matches no matrix of the parameters: "
+                f"match={shown(self.match)} matches no matrix of the parameters: "
                 f"{', '.join(list(dtypes)[:12])}."
             )
         scale = 1.0 if self.alpha is None else self.alpha / self.rank
@@ -156,6 +160,17 @@ def _cut(shape: Sequence[int]) -> int:
     """
     cuts = range(1, len(shape))
     return min(cuts, key=lambda cut: math.prod(shape[:cut]) + math.prod(shape[cut:]))
+
+
+def _check_patterns(name: str, patterns: Any) -> None:
+    """Raises unless `patterns` are patterns of paths, or a function of a path."""
+    several = isinstance(patterns, Sequence) and not isinstance(patterns, str | bytes)
+    each = patterns if several else [patterns]
+    if not callable(patterns) and not all(isinstance(pattern, str) and pattern for pattern in each):
+        raise FixArgumentsError(
+            f"{name}={shown(patterns)}: pass patterns of paths, such as '*/attention/*/kernel', or "
+            "a function of a path."
+        )
 
 
 def _matches(patterns: PathPatterns, name: str) -> bool:

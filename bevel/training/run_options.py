@@ -7,8 +7,7 @@ from typing import Any
 
 from bevel.accounting import Budget
 from bevel.accounting.arguments import check_budget
-from bevel.checks import whole_number
-from bevel.errors import FixArgumentsError
+from bevel.checks import flag, instance, path, text, whole_number
 from bevel.training.identity import check_accept
 from bevel.training.progress import Progress
 
@@ -62,25 +61,25 @@ class RunOptions:
     progress: bool | Progress | None = None
 
     def __post_init__(self) -> None:
-        counts = ["checkpoint_every", "keep", "ahead", "compilations"]
+        counts = ["checkpoint_every", "keep"]
         for name in counts + ["keep_period"] * (self.keep_period is not None):
             whole_number(name, getattr(self, name))
-        if self.budget is not None and not isinstance(self.budget, Budget):
-            raise FixArgumentsError(
-                f"budget={self.budget!r}: pass bevel.accounting.Budget(epsilon, delta)."
-            )
+        whole_number("ahead", self.ahead, 1, 2**10, "Batches that are read ahead stay in memory.")
+        whole_number("compilations", self.compilations, 1, 100, "Each is a compiled program.")
+        hint = "bevel.accounting.Budget(epsilon, delta)"
+        instance("budget", self.budget, Budget | None, hint)
         if self.delta is not None:
             check_budget(delta=self.delta)
-        if self.name is not None and (not isinstance(self.name, str) or not self.name):
-            raise FixArgumentsError(f"name={self.name!r}: pass a string that is not empty.")
+        if self.name is not None:
+            text("name", self.name)
         for name in ("ledger", "anchor"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str | os.PathLike):
-                raise FixArgumentsError(f"{name}={value!r}: pass a path.")
-        if not isinstance(self.settings, Mapping):
-            raise FixArgumentsError(f"settings={self.settings!r}: pass a dict of names and values.")
-        if not isinstance(self.progress, bool | Progress | None):
-            raise FixArgumentsError(
-                f"progress={self.progress!r}: pass True, False, or a bevel.training.Progress."
-            )
+            if getattr(self, name) is not None:
+                path(name, getattr(self, name))
+        flag("tensorboard", self.tensorboard)
+        instance("settings", self.settings, Mapping, "a dict of names and values")
+        for name in self.settings:
+            text("a name in settings", name)
+        if not isinstance(self.progress, Progress | None):
+            hint = "True, False, or a bevel.training.Progress"
+            instance("progress", self.progress, bool, hint)
         check_accept(self.accept)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bevel import precision
+from bevel.checks import shown
 from bevel.errors import FixArgumentsError
 
 PyTree = Any
@@ -87,7 +88,7 @@ def split(params: PyTree, trainable: Trainable) -> tuple[PyTree, PyTree]:
     if not any(jax.tree.leaves(mask)):
         names = [path_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         raise FixArgumentsError(
-            f"trainable={trainable!r} matches none of the parameters: {', '.join(names[:12])}."
+            f"trainable={shown(trainable)} matches none of the parameters: {', '.join(names[:12])}."
         )
     trained = jax.tree.map(lambda is_trained, x: x if is_trained else None, mask, params)
     frozen = jax.tree.map(lambda is_trained, x: None if is_trained else x, mask, params)
@@ -151,7 +152,7 @@ def _path_predicate(trainable: Trainable) -> Callable[[str], bool]:
     is_sequence = isinstance(patterns, list | tuple)
     if not is_sequence or not patterns or not all(isinstance(p, str) for p in patterns):
         raise FixArgumentsError(
-            f"trainable={trainable!r:.80}: pass patterns of paths such as '*/lora_*', a function "
+            f"trainable={shown(trainable)}: pass patterns of paths such as '*/lora_*', a function "
             "of a path, or a tree of booleans with the structure of the parameters."
         )
     return lambda path: any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)

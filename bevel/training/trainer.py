@@ -15,8 +15,10 @@ from jax.sharding import Mesh
 
 from bevel.batch_selection import ExamplesByUser, PaddedSizes
 from bevel.batch_selection.randomness import RngType, seed_of
+from bevel.checks import flag, function, instance, is_real, shown
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, ExecutionPlanConfig, PerformanceFlags
+from bevel.execution_plan.performance import checked_flags
 from bevel.optimizers import AugmentedGradientTransformation, as_augmented_optimizer
 from bevel.sharding.placement import place
 from bevel.sharding.rules import Rules
@@ -95,9 +97,18 @@ class Trainer:
     allow_coupled_examples: bool = False
 
     def __post_init__(self) -> None:
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+        function("loss_fn", self.loss_fn, "pass a function (params, data, prng) -> (loss, aux)")
+        flag("allow_coupled_examples", self.allow_coupled_examples)
+        instance("mesh", self.mesh, Mesh | None, "a jax.sharding.Mesh, or None for one device")
+        options = PaddedSizes | PadToMultiple | None
+        hint = "PadToMultiple(...), AutotuneMicrobatch(...), or None"
+        instance("compilation_strategy", self.compilation_strategy, options, hint)
+        instance("augmentation", self.augmentation, Augmentation | None, "Augmentation(...)")
+        checked_flags(self.performance_flags)
+        decay = self.ema_decay
+        if decay is not None and not (is_real(decay) and 0 < decay < 1):
             raise FixArgumentsError(
-                f"ema_decay={self.ema_decay!r}: pass a number between 0 and 1, such as 0.999."
+                f"ema_decay={shown(self.ema_decay)}: pass a number between 0 and 1, such as 0.999."
             )
         if isinstance(self.config, DPExecutionPlan):
             if self.performance_flags is not None:

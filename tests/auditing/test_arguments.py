@@ -50,7 +50,7 @@ def test_delta_is_from_0_to_1(value):
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, [0.1, np.nan]])
 def test_fpr_is_from_0_to_1(value):
-    with pytest.raises(FixArgumentsError, match=r"fpr=.* must be between 0 and 1: pass rates"):
+    with pytest.raises(FixArgumentsError, match=r"fpr.* must be between 0 and 1: pass rates"):
         checked_fpr(value)
 
 

@@ -94,5 +94,5 @@ def test_labels_of_one_class_cannot_be_wrong():
 
 
 def test_records_of_different_lengths_are_refused():
-    with pytest.raises(FixArgumentsError, match="one row for each canary"):
+    with pytest.raises(FixArgumentsError, match="one row for each record"):
         record_canaries({"x": np.zeros((4, 2)), "y": np.zeros(3)}, 10)

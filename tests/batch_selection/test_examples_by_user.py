@@ -35,10 +35,21 @@ def test_sorted_ids_need_no_list_of_examples(monkeypatch, ids, chunk):
     assert found == [[i] * ids.count(i) for i in sorted(set(ids))]
 
 
-def test_ids_that_are_not_numbers_are_one_user():
-    # NaN differs from itself: as sorted ids, every example would be a user of its own.
-    users = ExamplesByUser.of(np.array([0.0, np.nan, np.nan]))
-    assert len(users) == 2 and examples(users, 1) == [1, 2]
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([0.0, np.nan, np.nan]),  # NaN differs from itself
+        np.array(["a", None], object),
+        np.array([1, "a"], object),
+        np.ma.masked_array([1, 2], [False, True]),
+        np.array([1j, 2j]),
+        np.array(["2020-01-01"], "datetime64[D]"),
+        np.array([True, False]),
+    ],
+)
+def test_examples_without_an_id_are_refused(ids):
+    with pytest.raises(FixArgumentsError, match=r"user_ids (has dtype|is a masked array)"):
+        ExamplesByUser.of(ids)
 
 
 def test_offsets_are_those_of_sorted_ids(tmp_path):

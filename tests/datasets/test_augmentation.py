@@ -51,15 +51,15 @@ def test_labels_and_the_number_of_views_are_kept():
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (AugmentationTable(views=2), "all be equal: set flip or crop"),
-        (AugmentationTable(views=0, flip=True), "views is 0: use 1 or more"),
-        (AugmentationTable(crop=5), "crop is 5: use 0 to 4 for images of 6 x 5 pixels"),
-        (AugmentationTable(crop=-1), "crop is -1"),
+        ({"views": 2}, "all be equal: set flip or crop"),
+        ({"views": 0, "flip": True}, "views=0: pass an integer of at least 1"),
+        ({"crop": 5}, "crop is 5: use 0 to 4 for images of 6 x 5 pixels"),
+        ({"crop": -1}, "crop=-1: pass an integer of at least 0"),
     ],
 )
 def test_wrong_tables_are_refused(table, message):
     with pytest.raises(FixArgumentsError, match=message):
-        augmentation_of(table, IMAGES)
+        augmentation_of(AugmentationTable(**table), IMAGES)
 
 
 def test_only_images_are_augmented():

@@ -87,9 +87,7 @@ def test_the_seed_gives_the_initial_parameters():
         (ModelTable("conv"), TABLE, r"conv, which is for image data.*Use linear or mlp, or auto"),
         (ModelTable("mlp"), TOKENS, r"mlp, which is for image or table data.*Use linear or text"),
         (ModelTable("text"), IMAGES, r"text, which is for tokens data"),
-        (ModelTable("mlp", widths=(0,)), TABLE, r"widths is \[0\]: use integers of at least 1"),
         (ModelTable("mlp", widths=()), TABLE, r"widths is \[\]"),
-        (ModelTable("text", width=0), TOKENS, r"width is 0: use integers of at least 1"),
         (ModelTable("mlp", depth=2), TABLE, r"depth is set, but kind mlp has none: it has widths"),
         (ModelTable("linear", widths=(3,)), TABLE, r"linear has none: it has no sizes to set"),
         (ModelTable(module="m.py:f", width=3), TABLE, r"a model of your own has none"),
@@ -101,3 +99,9 @@ def test_the_seed_gives_the_initial_parameters():
 def test_a_model_that_does_not_fit_is_refused(table, spec, message):
     with pytest.raises(FixArgumentsError, match=message):
         build(table, spec)
+
+
+@pytest.mark.parametrize("sizes", [{"widths": (0,)}, {"width": 0}, {"depth": -1}, {"widths": [3]}])
+def test_sizes_are_integers_of_a_layer(sizes):
+    with pytest.raises(FixArgumentsError, match=r"(width|depth).*: pass (an|a tuple)"):
+        ModelTable("mlp", **sizes)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bevel.accounting.ledger.event_json import event_to_json
-from bevel.checks import whole_number
+from bevel.checks import shown, whole_number
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 COMMITMENT = re.compile("[0-9a-f]{64}")
@@ -112,7 +112,7 @@ def _check_names(entry: Charge | Release) -> None:
         )
     if not (isinstance(entry.content, str) and CONTENT.fullmatch(entry.content)):
         raise FixArgumentsError(
-            f"content={entry.content!r}: pass a keyed digest of 32 hexadecimal digits, or ''."
+            f"content={shown(entry.content)}: pass a keyed digest of 32 hexadecimal digits, or ''."
         )
     for name in ("run", "plan"):
         value = getattr(entry, name)

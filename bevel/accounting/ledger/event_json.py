@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from bevel.checks import shown
 from bevel.errors import FixArgumentsError
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def _to_json(event: "DpEvent | Mapping[str, Any]", depth: int) -> EventJson:
         fields = {name: getattr(event, name) for name in names}
     if not isinstance(kind, str) or kind not in KINDS:
         raise FixArgumentsError(
-            f"an event of kind {kind!r} cannot be written to a ledger, because it could not be "
+            f"an event of kind {shown(kind)} cannot be written to a ledger, because it could not "
+            "be "
             f"read back. Use one of these kinds: {', '.join(KINDS)}."
         )
     types = KINDS[kind][1]

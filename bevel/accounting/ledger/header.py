@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from bevel.checks import as_float, instance, one_of, shown
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
 VERSION = 3
@@ -24,9 +25,10 @@ class Budget:
     def __post_init__(self) -> None:
         for name, value, limit in [("epsilon", self.epsilon, math.inf), ("delta", self.delta, 1)]:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 < value < limit:
+            if not is_number or not 0 < as_float(value) < limit:
                 raise FixArgumentsError(
-                    f"a budget with {name}={value!r}: pass epsilon above 0 and delta between 0 and "
+                    f"a budget with {name}={shown(value)}: pass epsilon above 0 and delta between "
+                    "0 and "
                     "1, well below 1 / (number of examples or users)."
                 )
             object.__setattr__(self, name, float(value))
@@ -49,13 +51,9 @@ class LedgerHeader:
     version: int = VERSION  # of the file's format
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise FixArgumentsError(f"unit={self.unit!r}: pass one of {UNITS}.")
-        if self.relation not in RELATIONS:
-            raise FixArgumentsError(
-                f"relation={self.relation!r}: pass one of dp_accounting.NeighboringRelation."
-                f"{{{', '.join(RELATIONS)}}}, or its name."
-            )
+        one_of("unit", self.unit, UNITS)
+        one_of("relation", self.relation, RELATIONS)
+        instance("budget", self.budget, Budget | None, "Budget(epsilon, delta), or None")
 
     def check_same(self, other: "LedgerHeader", where: str) -> None:
         """Raises unless the ledger may be opened with the header `other`."""

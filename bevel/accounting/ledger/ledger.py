@@ -21,6 +21,8 @@ from bevel.accounting.ledger.ledger_run import LedgerRun
 from bevel.accounting.ledger.locked_file import LockedFile
 from bevel.accounting.ledger.summary import Summary
 from bevel.accounting.ledger.torn_line import save_torn
+from bevel.checks import flag
+from bevel.checks import path as checked_path
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 from bevel.file_errors import explain_file_errors
 
@@ -90,7 +92,8 @@ class Ledger:
         file, raises `RestoreLedgerError` and leaves the file unchanged.
         """
         header = LedgerHeader(unit, getattr(relation, "name", relation), budget)
-        file_path = Path(path)
+        flag("wait", wait)
+        file_path = Path(checked_path("path", path))
         with explain_file_errors(file_path):
             anchor_file = None if anchor is None else Anchor(anchor)
             if anchor_file:
@@ -128,11 +131,12 @@ class Ledger:
         and each summary is compared with the sum. Otherwise the last summary is believed if the
         bytes before it have the stated hashes.
         """
-        file_path = Path(path)
+        flag("full", full)
+        file_path = Path(checked_path("path", path))
         with explain_file_errors(file_path):
             try:
                 contents = _contents(file_path.read_bytes(), file_path, 0 if full else None)
-            except FileNotFoundError:
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 raise FixArgumentsError(
                     f"there is no ledger at {file_path}: check the path."
                 ) from None

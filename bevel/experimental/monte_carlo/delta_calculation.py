@@ -20,7 +20,7 @@ from dp_accounting import DpEvent, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
 
 from bevel.accounting.arguments import check_budget
-from bevel.checks import whole_number
+from bevel.checks import finite_number, whole_number
 from bevel.errors import FixArgumentsError
 
 DpEventOrAccountant: TypeAlias = DpEvent | PrivacyAccountant
@@ -29,8 +29,8 @@ MOST_SAMPLES = 10**20
 
 def get_overall_delta(num_samples: int, base_delta: float) -> float:
     """The delta you may report after a check of `base_delta` with `num_samples` samples."""
-    count = whole_number("num_samples", num_samples)
-    check_budget(delta=base_delta)
+    count = whole_number("num_samples", num_samples, 1, 2 * MOST_SAMPLES, "No run has more.")
+    _check_delta("base_delta", base_delta)
     # log(d) - n KL(base, d) is largest where n (d - base) = 1 - d.
     excess = (1 - base_delta) / (count + 1)
     rest = (1 - base_delta) * math.log1p(-excess / (1 - base_delta))
@@ -39,10 +39,16 @@ def get_overall_delta(num_samples: int, base_delta: float) -> float:
     return max(base_delta, (base_delta + excess) * pass_probability) * (1 + 1e-9)
 
 
+def _check_delta(name: str, delta: Any) -> None:
+    # Below, ratios of deltas overflow.
+    finite_number(name, delta, "well below one over the number of examples", 1e-300, 1)
+    check_budget(delta=delta)
+
+
 def minimum_samples_to_calibrate(base_delta: float, target_delta: float) -> int:
     """The fewest samples with which a check of `base_delta` lets you report `target_delta`."""
-    check_budget(delta=base_delta)
-    check_budget(delta=target_delta)
+    _check_delta("base_delta", base_delta)
+    _check_delta("target_delta", target_delta)
     if not base_delta < target_delta:
         raise FixArgumentsError(
             f"base_delta={base_delta} is not below target_delta={target_delta}: pass a smaller "
@@ -65,7 +71,7 @@ def minimum_samples_to_calibrate(base_delta: float, target_delta: float) -> int:
 
 def get_base_delta(num_samples: int, target_delta: float) -> float:
     """The largest `base_delta` to check with `num_samples` in order to report `target_delta`."""
-    check_budget(delta=target_delta)
+    _check_delta("target_delta", target_delta)
     tiny = 1e-12 * target_delta
     if get_overall_delta(num_samples, tiny) > target_delta:
         raise FixArgumentsError(

@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bevel.checks import whole_number
+from bevel.checks import finite_number, positive_number, reals, shown, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.buffered_toeplitz.streaming import (
     StreamingMatrixBuilder,
     check_shapes,
 )
-from bevel.matrix_factorization.checks import checked_finite
+from bevel.matrix_factorization.checks import checked_finite, checked_length
 from bevel.matrix_factorization.optimization import namespace
 from bevel.matrix_factorization.streaming_matrix import StreamingMatrix
 from bevel.matrix_factorization.toeplitz.series import materialize_lower_triangular
@@ -51,7 +51,18 @@ class BufferedToeplitz:
 
         The arrays are NumPy's, so float64 does not need JAX's x64.
         """
-        blt = cls(np.asarray(buf_decay, dtype), np.asarray(output_scale, dtype))
+        hint = "pass one number for each buffer"
+        decay, scale = (
+            reals(name, values, (1,), hint)
+            for name, values in [("buf_decay", buf_decay), ("output_scale", output_scale)]
+        )
+        try:
+            known = np.dtype(dtype)
+        except Exception as error:  # NumPy reads attributes and strings of any kind
+            raise FixArgumentsError(f"dtype={shown(dtype)}: pass float64 or float32.") from error
+        if not jnp.issubdtype(known, jnp.floating):
+            raise FixArgumentsError(f"dtype={known}: pass float64 or float32.")
+        blt = cls(decay.astype(known), scale.astype(known))
         blt.validate()
         return blt.canonicalize()
 
@@ -63,7 +74,7 @@ class BufferedToeplitz:
         max_buf_decay: float = 1.0,
         max_pillutla_score: float | None = None,
         buf_decay_scale: float = 1.6,
-        buf_decay_shift: int = -1,
+        buf_decay_shift: float = -1,
     ) -> "BufferedToeplitz":
         """A starting point for optimisation: a rational approximation of (1 - x)^(-1/2).
 
@@ -79,12 +90,20 @@ class BufferedToeplitz:
             1 - exp(-buf_decay_scale * num_buffers).
           buf_decay_shift: the first node is `buf_decay_shift * buf_decay_scale`.
         """
-        count = whole_number("num_buffers", num_buffers, least=0)
-        if not (0 < max_buf_decay <= 1 and 0 < buf_decay_scale < np.inf):
+        count = checked_buffers(num_buffers)
+        hint = "pass a decay in (0, 1] and a positive, finite scale"
+        max_buf_decay = finite_number("max_buf_decay", max_buf_decay, hint, 0, 1)
+        buf_decay_scale = finite_number("buf_decay_scale", buf_decay_scale, hint, 0)
+        buf_decay_shift = finite_number("buf_decay_shift", buf_decay_shift, "such as -1")
+        if buf_decay_scale * (count + abs(buf_decay_shift)) > _LARGEST_NODE:
             raise FixArgumentsError(
-                f"max_buf_decay={max_buf_decay}, buf_decay_scale={buf_decay_scale}: pass a decay "
-                "in (0, 1] and a positive, finite scale."
+                f"buf_decay_scale={buf_decay_scale:g}, buf_decay_shift={buf_decay_shift:g}: the "
+                f"nodes of {count} buffers go beyond {_LARGEST_NODE}, where decays are 0 or 1."
             )
+        positive_number("max_buf_decay", max_buf_decay, hint)
+        positive_number("buf_decay_scale", buf_decay_scale, hint)
+        if max_pillutla_score is not None:
+            positive_number("max_pillutla_score", max_pillutla_score, "such as 1.0")
         nodes = buf_decay_scale * (np.arange(count) + buf_decay_shift)
         theta = 1 / (1 + np.exp(-nodes))
         # d theta = theta (1 - theta) d node, so nodes have density sqrt(theta (1 - theta)) / pi.
@@ -119,7 +138,7 @@ class BufferedToeplitz:
         """The first n entries of the first column, in the dtype of the BLT."""
         theta, omega = self.as_floats()
         xp = namespace(theta, omega)
-        steps = xp.arange(whole_number("n", n) - 1, dtype=float)
+        steps = xp.arange(checked_length(n) - 1, dtype=float)
         below = xp.sum(omega[None, :] * theta[None, :] ** steps[:, None], axis=1)
         return xp.concatenate([xp.ones(1), below]).astype(self.dtype)
 
@@ -165,6 +184,15 @@ class BufferedToeplitz:
     def inverse_as_streaming_matrix(self) -> StreamingMatrix[Any]:
         """C^-1 as a streaming matrix, for correlated noise."""
         return StreamingMatrixBuilder(self.buf_decay, self.output_scale).build_inverse()
+
+
+_LARGEST_NODE = 700  # the exponential of a larger one overflows
+
+
+def checked_buffers(count: Any, name: str = "num_buffers", least: int = 0) -> int:
+    """Checks a number of buffers, each of which is as large as the gradient."""
+    why = "More buffers than this have equal decays in float32."
+    return whole_number(name, count, least, 100, why)
 
 
 def check_float64_dtype(blt: BufferedToeplitz) -> None:

@@ -15,7 +15,7 @@ from bevel.matrix_factorization.buffered_toeplitz.blt import (
     require_output_scale_gt_zero,
 )
 from bevel.matrix_factorization.buffered_toeplitz.sums import geometric_sum, pair_sums
-from bevel.matrix_factorization.checks import checked_steps
+from bevel.matrix_factorization.checks import checked_length, checked_steps
 from bevel.matrix_factorization.optimization import namespace
 
 
@@ -38,6 +38,8 @@ def minsep_sensitivity_squared(
     theta, omega = blt.as_floats()
     times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
     xp = namespace(theta, omega)
+    if times:
+        checked_length(times, "max_participations")
     if times == 0:
         return xp.zeros(())
     if xp is np and omega.sum() > 1 + 1e-9:

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from bevel.checks import whole_number
-from bevel.errors import FixArgumentsError
+from bevel.checks import one_of, whole_number
 from bevel.matrix_factorization import sensitivity
 from bevel.matrix_factorization.buffered_toeplitz import closed_forms
 from bevel.matrix_factorization.buffered_toeplitz.blt import BufferedToeplitz, check_float64_dtype
+from bevel.matrix_factorization.checks import checked_length
 from bevel.matrix_factorization.optimization import namespace
 
 
@@ -58,10 +58,9 @@ class LossFn:
     ) -> "LossFn":
         """The loss for 'max' or 'mean' error if an example's steps are `min_sep` or more apart."""
         errors = {"max": closed_forms.max_error, "mean": closed_forms.mean_error}
-        if error not in errors:
-            raise FixArgumentsError(f"error={error!r}: pass 'max' or 'mean'.")
+        one_of("error", error, ("max", "mean"))
         times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
-        whole_number("max_participations", times)  # without any, every matrix is optimal
+        checked_length(times, "max_participations")  # without any, every matrix is optimal
 
         def sensitivity_squared(blt: BufferedToeplitz) -> Any:
             if times == 1:

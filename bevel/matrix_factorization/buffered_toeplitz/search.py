@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from bevel.checks import whole_number
+from bevel.checks import finite_number, instance
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.buffered_toeplitz.blt import BufferedToeplitz
+from bevel.matrix_factorization.buffered_toeplitz.blt import BufferedToeplitz, checked_buffers
 from bevel.matrix_factorization.buffered_toeplitz.loss import LossFn
 from bevel.matrix_factorization.buffered_toeplitz.parameterization import Parameterization
 from bevel.matrix_factorization.optimization import jax_enable_x64
@@ -26,6 +26,7 @@ def get_init_blt(
     """A starting point: `init_blt`, or a rational approximation with `num_buffers`."""
     if init_blt is None:
         return BufferedToeplitz.from_rational_approx_to_sqrt_x(num_buffers)
+    instance("init_blt", init_blt, BufferedToeplitz, "a BufferedToeplitz, or None")
     init_blt.validate()
     if len(init_blt.buf_decay) != num_buffers:
         raise FixArgumentsError(
@@ -52,7 +53,7 @@ def optimize_loss(
 
     `kwargs` are passed to `optimization.optimize`: max_optimizer_steps, callback, optimizer.
     """
-    count = whole_number("num_buffers", num_buffers, least=0)
+    count = checked_buffers(num_buffers)
     if count == 0:
         identity = BufferedToeplitz.build([], [])
         return identity, loss_fn.loss(identity)
@@ -109,8 +110,9 @@ def optimize(
       rtol: buffers are added as long as each divides the loss by at least this.
       kwargs: max_optimizer_steps, callback, optimizer.
     """
-    fewest_buffers = whole_number("min_buffers", min_buffers, least=0)
-    most_buffers = whole_number("max_buffers", max_buffers, least=fewest_buffers)
+    fewest_buffers = checked_buffers(min_buffers, "min_buffers")
+    most_buffers = checked_buffers(max_buffers, "max_buffers", fewest_buffers)
+    rtol = finite_number("rtol", rtol, "such as 1.01", 1)
     loss_fn = LossFn.build_min_sep(n, error, min_sep, max_participations)
     best, best_loss = optimize_loss(loss_fn, fewest_buffers, **kwargs)
     for count in range(fewest_buffers + 1, most_buffers + 1):

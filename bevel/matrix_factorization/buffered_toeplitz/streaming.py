@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevel.errors import FixArgumentsError
+from bevel.matrix_factorization.checks import shape_of
 from bevel.matrix_factorization.streaming_matrix import StreamingMatrix, buffers_like, widened
 
 
@@ -62,7 +63,7 @@ class StreamingMatrixBuilder:
 
 def check_shapes(buf_decay: Any, output_scale: Any) -> None:
     """Raises unless both are 1-D arrays of the same length."""
-    shapes = np.shape(buf_decay), np.shape(output_scale)
+    shapes = shape_of(buf_decay, "buf_decay"), shape_of(output_scale, "output_scale")
     if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
         raise FixArgumentsError(
             f"buf_decay has shape {shapes[0]}, output_scale {shapes[1]}: pass two 1-D arrays with "

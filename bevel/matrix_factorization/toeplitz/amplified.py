@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization.calibration import poisson_noise_multiplier
+from bevel.matrix_factorization.checks import checked_length
 from bevel.matrix_factorization.optimization import jax_enable_x64
 from bevel.matrix_factorization.toeplitz.banded_optimum import optimize_banded_toeplitz
 from bevel.matrix_factorization.toeplitz.error import Reduction, loss
@@ -43,7 +44,7 @@ def optimize_coefs_for_amplifications(
       The coefficients, of norm 1, and the standard deviation of the noise for contributions of norm
       1, which is the noise multiplier of `amplified_bandmf_event`.
     """
-    n = whole_number("n", n)
+    n = checked_length(n)
     size = whole_number("dataset_size", dataset_size)
     batch = whole_number("expected_batch_size", expected_batch_size)
     if batch > size:

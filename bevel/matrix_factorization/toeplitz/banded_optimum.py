@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_bands, checked_coefs
+from bevel.matrix_factorization.checks import checked_bands, checked_coefs, checked_length
 from bevel.matrix_factorization.optimization import jax_enable_x64, optimize
 from bevel.matrix_factorization.toeplitz import participation, square_root
 from bevel.matrix_factorization.toeplitz.error import Reduction, loss, per_query_error
@@ -38,7 +37,7 @@ def optimize_banded_toeplitz(
       max_optimizer_steps: usually it converges in 10 to 50.
       reduction_fn: reduces the squared errors of the queries: `jnp.mean` or `jnp.max`.
     """
-    n = whole_number("n", n)
+    n = checked_length(n)
     bands = checked_bands(bands, n)
     coef: Any = strategy_coef
     if strategy_coef is None:
@@ -84,7 +83,7 @@ def optimize_banded_inverse_toeplitz(
       workload_coef: first column of the Toeplitz workload, prefix sums by default.
       max_optimizer_steps, reduction_fn: as in `optimize_banded_toeplitz`.
     """
-    n = whole_number("n", n)
+    n = checked_length(n)
     num_bands = checked_bands(num_bands, n)
     if noising_coef is not None and strategy_coef is not None:
         raise FixArgumentsError(

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_coefs
+from bevel.matrix_factorization.checks import checked_coefs, checked_length
 from bevel.matrix_factorization.optimization import jax_enable_x64, namespace
 from bevel.matrix_factorization.toeplitz.participation import sensitivity_squared
 from bevel.matrix_factorization.toeplitz.series import multiply, pad_coefs_to_n, solve_banded
@@ -40,7 +39,7 @@ def per_query_error(
     coef: Any = strategy_coef if noising_coef is None else noising_coef
     name = "strategy_coef" if noising_coef is None else "noising_coef"
     checked_coefs(coef, name)
-    n = np.shape(coef)[0] if n is None else whole_number("n", n)
+    n = np.shape(coef)[0] if n is None else checked_length(n)
     queries: Any = np.ones(n) if workload_coef is None else workload_coef
     workload = pad_coefs_to_n(queries, n)
     if noising_coef is None:

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from bevel.checks import whole_number
+from bevel.checks import flag
 from bevel.matrix_factorization import sensitivity
-from bevel.matrix_factorization.checks import checked_coefs
+from bevel.matrix_factorization.checks import checked_coefs, checked_length
 from bevel.matrix_factorization.optimization import namespace
 from bevel.matrix_factorization.toeplitz import series
 
@@ -44,7 +44,7 @@ def minsep_sensitivity_squared(
       n: number of steps.
       max_participations: None allows as many as fit.
     """
-    coef = series.pad_coefs_to_n(strategy_coef, whole_number("n", n))
+    coef = series.pad_coefs_to_n(strategy_coef, checked_length(n))
     times = sensitivity.minsep_true_max_participations(n, min_sep, max_participations)
     xp = namespace(coef)
     if times == 0:
@@ -54,7 +54,8 @@ def minsep_sensitivity_squared(
         coef = largest_so_far(xp.abs(coef)[::-1])[::-1]
     # Row m holds steps m min_sep to (m + 1) min_sep - 1. The example joins the first step of each
     # row, so the sum of its columns is the sum of the coefficients in this row and those before.
-    rows = xp.pad(coef, (0, -n % min_sep)).reshape(-1, min_sep)
+    width = min(min_sep, n)
+    rows = xp.pad(coef, (0, -n % width)).reshape(-1, width)
     total = xp.cumsum(rows, axis=0)
     total = xp.concatenate([total[:times], total[times:] - total[:-times]])
     return (total.reshape(-1)[:n] ** 2).sum()
@@ -73,8 +74,8 @@ def compute_banded_inverse_sensitivity_squared(
     `use_matrix_upper_bound=True` may give a tighter bound from the n x n matrix (O(n^2) memory,
     concrete values only).
     """
-    coef = series.inverse_coef(checked_coefs(noising_coef, "noising_coef"), whole_number("n", n))
-    if use_matrix_upper_bound:
+    coef = series.inverse_coef(checked_coefs(noising_coef, "noising_coef"), checked_length(n))
+    if flag("use_matrix_upper_bound", use_matrix_upper_bound):
         matrix = series.materialize_lower_triangular(coef, n)
         bound = sensitivity.get_min_sep_sensitivity_upper_bound
         return bound(matrix, min_sep, max_participations) ** 2

@@ -12,9 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_coefs
+from bevel.matrix_factorization.checks import (
+    checked_coefs,
+    checked_finite,
+    checked_length,
+    checked_rows,
+    shape_of,
+)
 from bevel.matrix_factorization.optimization import namespace
 
 # Up to this size dense matrices are fast. Larger systems are solved in blocks of this many rows, so
@@ -25,14 +30,14 @@ BLOCK = 128
 def pad_coefs_to_n(coef: jax.Array, n: int | None = None) -> Any:
     """Pads `coef` with zeros, or truncates it, to n coefficients. None leaves it unchanged."""
     coef = _as_floats(coef, "coef")
-    n = coef.shape[0] if n is None else whole_number("n", n)
+    n = coef.shape[0] if n is None else checked_length(n)
     return namespace(coef).pad(coef[:n], (0, max(0, n - coef.shape[0])))
 
 
 def materialize_lower_triangular(coef: jax.Array, n: int | None = None) -> Any:
     """The dense n x n matrix whose first column is `coef`, padded or truncated."""
     coef = _as_floats(coef, "coef")
-    n = coef.shape[0] if n is None else whole_number("n", n)
+    n = coef.shape[0] if n is None else checked_rows(n)
     lag = np.subtract.outer(np.arange(n), np.arange(n))
     last = coef.shape[0] - 1
     return namespace(coef).where((lag >= 0) & (lag <= last), coef[np.clip(lag, 0, last)], 0.0)
@@ -45,7 +50,7 @@ def multiply(lhs_coef: jax.Array, rhs_coef: jax.Array, n: int | None = None) -> 
     error is small relative to the largest coefficient, not relative to each.
     """
     lhs, rhs = _as_floats(lhs_coef, "lhs_coef"), _as_floats(rhs_coef, "rhs_coef")
-    n = max(lhs.shape[0], rhs.shape[0]) if n is None else whole_number("n", n)
+    n = max(lhs.shape[0], rhs.shape[0]) if n is None else checked_length(n)
     if namespace(lhs, rhs) is jnp:
         return _convolve(lhs[:n], pad_coefs_to_n(rhs, n)[:, None])[:, 0]
     import scipy.signal
@@ -56,7 +61,7 @@ def multiply(lhs_coef: jax.Array, rhs_coef: jax.Array, n: int | None = None) -> 
 def inverse_coef(coef: jax.Array, n: int | None = None) -> Any:
     """The first n coefficients of the inverse: the series 1 / (coef[0] + coef[1] x + ...)."""
     coef = _as_floats(coef, "coef")
-    n = coef.shape[0] if n is None else whole_number("n", n)
+    n = coef.shape[0] if n is None else checked_length(n)
     return solve_banded(coef, np.eye(1, n)[0])
 
 
@@ -67,9 +72,11 @@ def solve_banded(coef: jax.Array, rhs: jax.Array) -> Any:
     arguments, at the cost of one more solve.
     """
     coef, xp = _as_floats(coef, "coef"), namespace(coef, rhs)
-    rhs = xp.asarray(rhs, float)
-    if rhs.ndim == 0:
-        raise FixArgumentsError("rhs is a scalar: pass one row for each row of the matrix.")
+    if not all(shape_of(rhs, "rhs")[:1] or (0,)):
+        raise FixArgumentsError(
+            "rhs is a scalar or empty: pass one row for each row of the matrix."
+        )
+    rhs = xp.asarray(checked_finite(rhs, "rhs"), float)
     coef = coef[: rhs.shape[0]]
     if namespace(coef) is np and coef[0] == 0:
         raise FixArgumentsError("coef[0] is 0: pass a nonzero one, else there is no inverse.")

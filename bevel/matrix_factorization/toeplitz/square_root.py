@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bevel.checks import whole_number
 from bevel.errors import FixArgumentsError
-from bevel.matrix_factorization.checks import checked_coefs
+from bevel.matrix_factorization.checks import checked_coefs, checked_length, checked_rows
 
 
 def optimal_max_error_strategy_coefs(n: int) -> np.ndarray:
@@ -19,7 +18,7 @@ def optimal_max_error_strategy_coefs(n: int) -> np.ndarray:
     The decoder equals C (C C = prefix sums), so the largest squared error equals the squared
     sensitivity. Their product is (sum of squared coefficients)^2, which grows as (log(n) / pi)^2.
     """
-    k = np.arange(1, whole_number("n", n))
+    k = np.arange(1, checked_length(n))
     return np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
 
 
@@ -39,9 +38,10 @@ def banded_inverse_square_root_noising_coefs(num_bands: int, workload_coef: Any 
       workload_coef: first column of the Toeplitz workload A, prefix sums by default. The first
         number must be positive; missing numbers are zero.
     """
-    num_bands = whole_number("num_bands", num_bands)
+    num_bands = checked_length(num_bands, "num_bands")
     if workload_coef is None:
         return optimal_max_error_noising_coefs(num_bands)
+    checked_rows(num_bands, "num_bands")  # takes a step for each band before
     coef = np.asarray(checked_coefs(workload_coef, "workload_coef"), float)[:num_bands]
     if coef[0] <= 0:
         raise FixArgumentsError(

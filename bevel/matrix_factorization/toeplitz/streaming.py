@@ -8,7 +8,7 @@ import numpy as np
 
 from bevel.errors import FixArgumentsError
 from bevel.matrix_factorization import ring
-from bevel.matrix_factorization.checks import checked_coefs
+from bevel.matrix_factorization.checks import checked_coefs, checked_length
 from bevel.matrix_factorization.streaming_matrix import StreamingMatrix, diagonal
 from bevel.matrix_factorization.toeplitz.participation import column_norms
 
@@ -41,5 +41,6 @@ def inverse_as_streaming_matrix(
     inverse = ring.banded_inverse(lambda _, dtype: jnp.asarray(coef, dtype), np.shape(coef)[0] - 1)
     if column_normalize_for_n is None:
         return inverse
+    checked_length(column_normalize_for_n, "column_normalize_for_n")
     # (C D)^-1 = D^-1 C^-1, where D divides each column of C by its norm.
     return diagonal(column_norms(coef, column_normalize_for_n)) @ inverse

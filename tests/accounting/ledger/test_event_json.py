@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bevel.accounting import (
-    BallsInBinsDpEvent,
     amplified_bandmf_event,
     balls_in_bins_event,
     dpsgd_event,
@@ -187,7 +186,6 @@ REFUSED = [
         dp_accounting.SelfComposedDpEvent(dp_accounting.NoOpDpEvent(), -1),
         "an integer of at least",
     ),
-    (BallsInBinsDpEvent(1.0, 3, 3, 1.0), "coefficients"),
 ]
 
 
