@@ -16,7 +16,7 @@ CONFIG = Config(PlanTable(batch_size=8.0, steps=3, epsilon=2.0))
     [
         (["--plan.batch-size=32"], "plan", {"batch_size": 32.0}),
         (["--plan.batch_size", "32", "--plan.steps=5"], "plan", {"batch_size": 32.0, "steps": 5}),
-        (["--plan.epsilon", "-.5"], "plan", {"epsilon": -0.5}),
+        (["--plan.epsilon", ".5"], "plan", {"epsilon": 0.5}),
         (["--plan.epsilon=none"], "plan", {"epsilon": None}),
         (["--plan.mechanism=none"], "plan", {"mechanism": "none"}),
         (["--mesh.axes=data=8"], "mesh", {"axes": "data=8"}),
