@@ -120,9 +120,13 @@ def draw_leaves(
     step: jax.Array,
     likes: list[jax.Array],
     specs: Sequence[PartitionSpec | None],
+    numbers: Sequence[int] | None = None,
 ) -> list[jax.Array]:
-    """Draws the noise of one step for all leaves, with the shapes and shardings of `likes`."""
-    return _by_group(make, None, key, step, likes, specs)
+    """Draws the noise of one step for leaves, with the shapes and shardings of `likes`.
+
+    `numbers` are those of the leaves in the gradient, by default from 0 on.
+    """
+    return _by_group(make, None, key, step, likes, specs, numbers)
 
 
 def add_draws(
@@ -144,12 +148,15 @@ def _by_group(
     step: jax.Array,
     arrays: list[jax.Array],
     specs: Sequence[PartitionSpec | None],
+    numbers: Sequence[int] | None = None,
 ) -> list[jax.Array]:
+    numbers = range(len(arrays)) if numbers is None else numbers
     step_words = jax.random.key_data(jax.random.fold_in(key, step))
     found = dict[int, jax.Array]()
     for leaves, alike in group_leaves(arrays, specs):
         draws = make(arrays[leaves[0]].dtype)
-        update = _Noised(draws, scale, jax.random.key_impl(key), tuple(leaves), alike)
+        own = tuple(numbers[leaf] for leaf in leaves)
+        update = _Noised(draws, scale, jax.random.key_impl(key), own, alike)
         together = tuple(arrays[leaf] for leaf in leaves)
         results = update_by_shard(update, step_words, together, [specs[leaf] for leaf in leaves])
         found |= dict(zip(leaves, results, strict=True))

@@ -182,6 +182,16 @@ def test_correlated_noise_continues_from_a_saved_state_or_by_replay(make):
             np.testing.assert_array_equal(noised, rows[k])
 
 
+def test_the_last_step_that_can_be_counted_has_noise():
+    """Correlated noise is added in loops, whose counters start at the step."""
+    tree = {name: np.ones((3, 4), np.float32) for name in "abc"}
+    for privatizer in (streaming(), gaussian()):
+        state = privatizer.init(tree)._replace(step=jnp.uint32(2**32 - 1))
+        noised, _ = privatizer.update(tree, state)
+        for x in noised.values():
+            assert np.all(np.abs(x - 1) > 0)
+
+
 def test_a_run_continues_on_another_mesh():
     privatizer = streaming()
     _, state = privatizer.update(G, privatizer.init(G))
