@@ -37,8 +37,8 @@ class FirstStepTakenError(Exception):
 
 
 def demo() -> Fit:
-    from bevel.cli.demo import DIGITS
-    from bevel.cli.job import Job, build, use_cpu_devices
+    from bevel.cli.demo import DIGITS, build
+    from bevel.cli.job import Job, use_cpu_devices
     from bevel.training.progress import Progress
 
     use_cpu_devices(DIGITS.mesh.cpu_devices or 1)

@@ -25,7 +25,7 @@ from bevel.sharding.shard_generation import Shard, constant
 MOST_LEAVES_TO_COMPARE = 32  # with more of them, the leaf of a row is found by binary search
 
 
-class Rows(NamedTuple):
+class _Rows(NamedTuple):
     """Some rows of a view: the leaf of each, and the 32-bit offset in it."""
 
     leaf: jax.Array
@@ -95,7 +95,7 @@ class FlatView:
     def num_rows(self) -> int:
         return self.first_rows[-1]
 
-    def locate(self, index: jax.Array) -> Rows:
+    def locate(self, index: jax.Array) -> _Rows:
         """Finds the rows with these numbers. Those past the last one are rows of the last leaf."""
         leaf = self._leaf_of(index)
         levels = max((len(runs.levels) for runs in self.runs), default=0)
@@ -116,7 +116,7 @@ class FlatView:
             run = run // size
         if self.aligned:
             offset = offset & np.uint32(2**32 - self.width)
-        return Rows(leaf, offset + row * np.uint32(self.width))
+        return _Rows(leaf, offset + row * np.uint32(self.width))
 
     def _leaf_of(self, index: jax.Array) -> jax.Array:
         firsts = np.array(self.first_rows[1:-1], np.uint32)  # of all leaves but the first

@@ -17,9 +17,8 @@ from bevel.sharding.shard_generation import Arrays, Shard, constant, leaf_specs,
 
 PyTree = Any
 MOST_OFFSETS = 2**32  # of a leaf whose offsets fit in 32 bits
-MOST_IN_PLACE = (
-    5  # groups that are noised in place, each with this fraction of the gradient or more
-)
+# Leaves that are noised in place have this fraction of the gradient or more.
+MOST_IN_PLACE = 8
 LARGE, LARGE_ON_MESHES, ELSEWHERE = 2**18, 2**16, 2**26  # elements of such a group
 
 
@@ -101,7 +100,7 @@ def leaf_key_data(step_key: jax.Array, leaves: Sequence[int]) -> jax.Array:
     return jax.random.key_data(fold(step_key, constant(np.array(leaves, np.uint32))))
 
 
-class Draws(Protocol):
+class _Draws(Protocol):
     """Makes the noise of leaves: a function of their key data and of global offsets."""
 
     in_pieces: ClassVar[bool]
@@ -115,14 +114,14 @@ class Draws(Protocol):
 
 
 def draw_leaves(
-    make: Callable[[np.dtype], Draws],
+    make: Callable[[np.dtype], _Draws],
     key: jax.Array,
     step: jax.Array,
     likes: list[jax.Array],
     specs: Sequence[PartitionSpec | None],
     numbers: Sequence[int] | None = None,
 ) -> list[jax.Array]:
-    """Draws the noise of one step for leaves, with the shapes and shardings of `likes`.
+    """_Draws the noise of one step for leaves, with the shapes and shardings of `likes`.
 
     `numbers` are those of the leaves in the gradient, by default from 0 on.
     """
@@ -130,7 +129,7 @@ def draw_leaves(
 
 
 def add_draws(
-    make: Callable[[np.dtype], Draws],
+    make: Callable[[np.dtype], _Draws],
     scale: float,
     key: jax.Array,
     step: jax.Array,
@@ -142,7 +141,7 @@ def add_draws(
 
 
 def _by_group(
-    make: Callable[[np.dtype], Draws],
+    make: Callable[[np.dtype], _Draws],
     scale: float | None,
     key: jax.Array,
     step: jax.Array,
@@ -167,7 +166,7 @@ def _by_group(
 class _Noised:
     """An `Updater` of the leaves of a group: adds `scale` times their noise, or returns it."""
 
-    draws: Draws
+    draws: _Draws
     scale: float | None
     generator: Any  # the implementation of the key
     leaves: tuple[int, ...]

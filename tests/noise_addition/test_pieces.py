@@ -167,7 +167,7 @@ def noise_memory(model, kind, privatizer):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("generator", KEY_DATA)
-def test_noise_needs_less_than_half_of_the_gradient_in_temporaries(generator, model, kind):
+def test_large_leaves_are_noised_in_place(generator, model, kind):
     key = keys.new_key(generator)
     temporary, copied = noise_memory(
         model, kind, lambda specs: gaussian_privatizer(stddev=1.0, prng_key=key, specs=specs)
