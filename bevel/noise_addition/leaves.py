@@ -19,7 +19,8 @@ PyTree = Any
 MOST_OFFSETS = 2**32  # of a leaf whose offsets fit in 32 bits
 # Leaves that are noised in place have this fraction of the gradient or more.
 MOST_IN_PLACE = 8
-LARGE, LARGE_ON_MESHES, ELSEWHERE = 2**18, 2**16, 2**26  # elements of such a group
+LARGE, LARGE_ON_MESHES, LARGE_ELSEWHERE = 2**18, 2**16, 2**20  # elements of such a group
+MOST_ELSEWHERE = 2**26  # elements that a GPU draws together: each group starts a few kernels
 
 
 class NoiseLeaf(NamedTuple):
@@ -243,7 +244,7 @@ def group_leaves(arrays: list[jax.Array], specs: Sequence[PartitionSpec | None])
 def _group_sizes(total: int) -> tuple[int, int]:
     """The number of elements from which leaves are noised in place, and the most in a group."""
     if jax.default_backend() != "cpu":
-        return ELSEWHERE, max(total // MOST_IN_PLACE, ELSEWHERE)
+        return LARGE_ELSEWHERE, max(total // MOST_IN_PLACE, MOST_ELSEWHERE)
     # On a CPU, groups would be drawn at the same time, so dividing them saves no memory.
     return (LARGE if jax.device_count() == 1 else LARGE_ON_MESHES), total
 

@@ -99,7 +99,7 @@ def test_shapes_with_much_of_the_gradient_are_noised_in_place(monkeypatch):
 
 def test_groups_are_bounded_where_they_are_drawn_one_after_the_other(monkeypatch):
     monkeypatch.setattr(leaves_module.jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(leaves_module, "ELSEWHERE", 100)
+    monkeypatch.setattr(leaves_module, "MOST_ELSEWHERE", 100)
     leaves = [jnp.zeros(40 + n) for n in range(20)]
     groups = group_leaves(leaves, [None] * 20)
     sizes = [sum(leaves[leaf].size for leaf in group.leaves) for group in groups]
