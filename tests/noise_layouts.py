@@ -9,6 +9,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bevel.sharding.shard_generation import update_by_shard
+
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 # Rows that fill blocks, rows that do not, one cut across them, a vector, a scalar.
@@ -77,6 +79,19 @@ WITHOUT_COMMUNICATION = [layout for layout in LAYOUTS if layout.name != "mixed-4
 def threefry_key(seed):
     """A typed key that tests may give to one privatizer after another."""
     return jax.random.key(seed)
+
+
+@dataclass(frozen=True)
+class _Generate:
+    make: Any
+
+    def __call__(self, words, shards, arrays):
+        return self.make(words, shards[0])
+
+
+def generate_by_shard(make, words, like, spec=None, results=1):
+    """The results of `make(words, shard)` for every shard of `like`."""
+    return update_by_shard(_Generate(make), words, (like,) * results, (spec,) * results)
 
 
 # In tests whose noise shows its bits, so that they share no program with those of real noise.

@@ -111,7 +111,10 @@ def _rotated(x: jax.Array, bits: int) -> jax.Array:
 def blocks(
     key: jax.Array, counter: WordPair, purpose: BlockPurpose, word: jax.Array | int = 0
 ) -> jax.Array:
-    """Returns the blocks numbered by `counter`, with the nonce (word, purpose): (16, ...)."""
+    """Returns the blocks numbered by `counter`, with the nonce (word, purpose): (16, ...).
+
+    `key` has 8 words, or 8 words for each block.
+    """
     high, low = counter
     scalars = [*CONSTANTS, *(key[i] for i in range(KEY_WORDS))]
     nonce = [jnp.asarray(word, np.uint32), np.uint32(purpose)]
@@ -120,9 +123,11 @@ def blocks(
     axes = frozenset().union(*map(types.varying_axes, words))
     if chacha20_kernel.available() and not jnp.ndim(word) and low.size:
         zero = jnp.zeros((), np.uint32)
-        start = jnp.stack([jnp.asarray(x) for x in (*scalars, zero, zero, *nonce)])
+        keys = types.as_varying(key, axes) if jnp.ndim(key) > 1 else None
+        shared = [zero] * KEY_WORDS if keys is not None else list(scalars[len(CONSTANTS) :])
+        start = jnp.stack([jnp.asarray(x) for x in (*CONSTANTS, *shared, zero, zero, *nonce)])
         start, high, low = (types.as_varying(x, axes) for x in (start, high, low))
-        return chacha20_kernel.blocks(start, high, low, _double_round, DOUBLE_ROUNDS)
+        return chacha20_kernel.blocks(start, high, low, _double_round, DOUBLE_ROUNDS, keys=keys)
     return block([types.as_varying(x, axes) for x in words])
 
 

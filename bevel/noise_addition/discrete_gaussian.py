@@ -25,13 +25,15 @@ multiple of n, the step is repeated with the next bits. Nothing is rounded, no l
 import dataclasses
 import enum
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bevel.noise_addition import chacha20
+from bevel.noise_addition.flat_view import FlatView
 from bevel.noise_addition.offsets import WordPair, flat_offsets
 from bevel.sharding import types
 from bevel.sharding.shard_generation import Shard
@@ -79,14 +81,37 @@ class DiscreteGaussians:
     """
 
     sigma: int
+    in_pieces: ClassVar[bool] = False
 
-    def __call__(self, key_data: jax.Array, shard: Shard) -> tuple[jax.Array]:
-        size = math.prod(shard.shape)
-        if not size:
-            return (jnp.zeros(shard.shape, np.int64),)
-        num_lanes = min(size, 2**12 if jax.default_backend() == "cpu" else 2**20)
+    def __call__(self, key_data: jax.Array, shard: Shard) -> tuple[jax.Array, ...]:
         offsets = [x.ravel() for x in flat_offsets(shard)]
-        axes = frozenset().union(*map(types.varying_axes, offsets))
+
+        def counters(element: jax.Array) -> tuple[jax.Array, WordPair]:
+            return key_data, (offsets[0][element], offsets[1][element])
+
+        return (self._drawn(math.prod(shard.shape), counters).reshape(shard.shape),)
+
+    def of_leaves(self, key_data: jax.Array, shards: Sequence[Shard]) -> tuple[jax.Array, ...]:
+        """Draws the samples of several leaves in one loop; row k is the key data of leaf k."""
+        view = FlatView(tuple(shards), width=1)
+
+        def counters(element: jax.Array) -> tuple[jax.Array, WordPair]:
+            leaf, offset = view.locate(element)
+            words = jnp.take(key_data.T, leaf, axis=1, mode="clip")
+            return words, (jnp.zeros_like(offset), offset)
+
+        flat = self._drawn(view.num_rows, counters)
+        return tuple(view.leaf(flat, number) for number in range(len(shards)))
+
+    def _drawn(
+        self, size: int, counters: Callable[[jax.Array], tuple[jax.Array, WordPair]]
+    ) -> jax.Array:
+        """Draws `size` samples. `counters` returns the key and the offset of some elements."""
+        if not size:
+            return jnp.zeros(0, np.int64)
+        num_lanes = min(size, _most_lanes(size))
+        _, one = jax.eval_shape(counters, jax.ShapeDtypeStruct((num_lanes,), np.uint32))
+        axes = frozenset().union(*map(types.varying_axes, one))
 
         def full(value: int) -> jax.Array:
             return types.as_varying(jnp.full(num_lanes, value, np.uint32), axes)
@@ -97,8 +122,8 @@ class DiscreteGaussians:
 
         def advance(lanes: _Lanes) -> _Lanes:
             element, block, sample, done = lanes
-            index = jnp.minimum(element, np.uint32(size - 1))
-            draws = _draws_of_block(key_data, (offsets[0][index], offsets[1][index]), block)
+            key, counter = counters(jnp.minimum(element, np.uint32(size - 1)))
+            draws = _draws_of_block(key, counter, block)
             sample, _ = jax.lax.scan(lambda s, bits: (self.next(s, bits), None), sample, draws)
             ready = sample.stage == _Stage.DONE
             target = jnp.where(ready, element, np.uint32(size))  # out of bounds: not written
@@ -114,7 +139,7 @@ class DiscreteGaussians:
             advance,
             _Lanes(first_elements, full(0), fresh, done),
         )
-        return (lanes.done.reshape(shard.shape),)
+        return lanes.done
 
     def value(self, sample: _Sample) -> jax.Array:
         sigma = jnp.asarray(self.sigma).astype(np.int64)
@@ -164,6 +189,13 @@ class DiscreteGaussians:
         k = jnp.where(restart, np.uint32(0), k)
         advanced = _Sample(stage, k, j, sign, coins, run)
         return jax.tree.map(lambda new, old: jnp.where(usable, new, old), advanced, sample)
+
+
+def _most_lanes(size: int) -> int:
+    """The number of samples in progress: few in a small leaf, because each takes 300 bytes."""
+    if jax.default_backend() != "cpu":
+        return 2**20
+    return min(max(size // 128, 2**6), 2**12)
 
 
 def _draws_of_block(key_data: jax.Array, counter: WordPair, t: jax.Array) -> jax.Array:

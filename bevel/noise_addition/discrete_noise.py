@@ -161,7 +161,7 @@ def _noised_step(
     step: jax.Array,
 ) -> list[jax.Array]:
     make = DiscreteGaussians(noise.sigma)
-    draws = draw_leaves(lambda _: make, key, step, sums, specs, one_by_one=True)
+    draws = draw_leaves(lambda _: make, key, step, sums, specs)
     noised = [x.astype(np.int64) + z for x, z in zip(sums, draws, strict=True)]
     if noise.grid_step is None:
         return noised

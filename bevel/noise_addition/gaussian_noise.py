@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from bevel.noise_addition.normal import RandomNumbers, normal_from_bits
 from bevel.noise_addition.state import NoiseState, checked_state, key_of_update
 
 PyTree = Any
+PARTS = 3  # of the leaves, whose correlated noise is in memory at once
 FLOATS_ONLY = (
     "Gaussian noise is added to real floating-point numbers. For sums on an integer grid use "
     "discrete_gaussian_privatizer; leave other leaves out of the gradient."
@@ -90,23 +92,73 @@ def noised_step(
     state: NoiseState,
 ) -> tuple[list[jax.Array], NoiseState]:
     """Adds the noise of one step. The `jit` compiles eager calls, and keeps the key an argument."""
-    likes = [noise.like(g) for g in grads]
-    noise_specs = [None] * len(specs) if noise.flat else specs
     make = functools.partial(RandomNumbers, noise.key.generator, normal_from_bits)
-
-    def draw(step: jax.Array) -> list[jax.Array]:
-        return draw_leaves(make, key, step, likes, noise_specs)
-
-    buffers = state.buffers
     if isinstance(noise.correlation, NoCorrelation) and not noise.flat:
-        noised = add_draws(make, noise.stddev, key, state.step, likes, noise_specs)
+        likes = [noise.like(g) for g in grads]
+        noised = add_draws(make, noise.stddev, key, state.step, likes, specs)
+        buffers = state.buffers
     else:
-        if noise.buffers_in == "host":
-            buffers = move_buffers(buffers, likes, "device")
-        noises, buffers = noise.correlation.next(draw, state.step, buffers)
-        if noise.buffers_in == "host":
-            buffers = move_buffers(buffers, likes, "host")
-        noised = [noise.add(*pair) for pair in zip(grads, noises, strict=True)]
+        noised, buffers = _correlated(noise, make, specs, key, grads, state)
     if noise.dtype is not None:
         noised = [x.astype(noise.dtype) for x in noised]
     return noised, NoiseState(state.step + np.uint32(1), buffers)
+
+
+def _correlated(
+    noise: GaussianNoise,
+    make: Any,
+    specs: tuple[PartitionSpec | None, ...],
+    key: jax.Array,
+    grads: list[jax.Array],
+    state: NoiseState,
+) -> tuple[list[jax.Array], tuple[Any, ...]]:
+    """Adds correlated noise to one part of the leaves after another.
+
+    Draws and noise are temporaries, so they are only needed for one part at a time. XLA for CPUs
+    would draw all parts at once: loops that the compiler cannot see to have a single step, each
+    with the counter of the one before, keep the order.
+    """
+    noised, buffers = list[jax.Array](), list[Any]()
+    counter = state.step
+    for leaves in _parts(grads) if noise.buffers_in == "device" else [range(len(grads))]:
+
+        def step(
+            carried: tuple[jax.Array, list[jax.Array], tuple[Any, ...]],
+            leaves: Sequence[int] = leaves,
+        ) -> tuple[jax.Array, list[jax.Array], tuple[Any, ...]]:
+            counter, sums, own = carried
+            likes = [noise.like(x) for x in sums]
+            own_specs = [None if noise.flat else specs[leaf] for leaf in leaves]
+
+            def draw(step: jax.Array) -> list[jax.Array]:
+                return draw_leaves(make, key, step, likes, own_specs, leaves)
+
+            if noise.buffers_in == "host":
+                own = move_buffers(own, likes, "device")
+            noises, own = noise.correlation.next(draw, state.step, own)
+            if noise.buffers_in == "host":
+                own = move_buffers(own, likes, "host")
+            added = [noise.add(*pair) for pair in zip(sums, noises, strict=True)]
+            return counter + np.uint32(1), added, own
+
+        wide = [grads[leaf].astype(noise.like(grads[leaf]).dtype) for leaf in leaves]
+        carried = counter, wide, tuple(state.buffers[leaf] for leaf in leaves if state.buffers)
+        end = counter + np.uint32(1)
+        if len(leaves) == len(grads):
+            counter, sums, own = step(carried)
+        else:
+            counter, sums, own = jax.lax.while_loop(lambda c, end=end: c[0] != end, step, carried)
+        noised += sums
+        buffers += own
+    return noised, tuple(buffers)
+
+
+def _parts(grads: list[jax.Array]) -> list[list[int]]:
+    """Divides the leaves into up to three parts of about the same size."""
+    total = sum(g.size for g in grads)
+    parts, before = dict[int, list[int]](), 0
+    for leaf, g in enumerate(grads):
+        middle = before + g.size / 2
+        parts.setdefault(int(PARTS * middle / max(total, 1)), []).append(leaf)
+        before += g.size
+    return list(parts.values())

@@ -1,8 +1,9 @@
 """The leaves of a gradient: checks, and the draws of a step for all of them."""
 
-import functools
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +11,16 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from bevel.errors import FixArgumentsError
-from bevel.noise_addition.pieces import AddedInPieces, DrawnInPieces, piece_size
+from bevel.noise_addition.pieces import added_in_pieces, drawn_in_pieces, fits_pieces
 from bevel.sharding import types
-from bevel.sharding.shard_generation import (
-    Maker,
-    generate_by_shard,
-    leaf_specs,
-    update_by_shard,
-)
+from bevel.sharding.shard_generation import Arrays, Shard, constant, leaf_specs, update_by_shard
 
 PyTree = Any
+MOST_OFFSETS = 2**32  # of a leaf whose offsets fit in 32 bits
+# Leaves that are noised in place have this fraction of the gradient or more.
+MOST_IN_PLACE = 8
+LARGE, LARGE_ON_MESHES, LARGE_ELSEWHERE = 2**18, 2**16, 2**20  # elements of such a group
+MOST_ELSEWHERE = 2**26  # elements that a GPU draws together: each group starts a few kernels
 
 
 class NoiseLeaf(NamedTuple):
@@ -94,80 +95,168 @@ def _raise_under_vmap(size: int, mapped: Any, grads: list[jax.Array]) -> Any:
     )
 
 
-def leaf_key_data(key: jax.Array, step: jax.Array, count: int) -> jax.Array:
-    """Returns the key data of all leaves at one step: fold_in(fold_in(key, step), leaf)."""
-    step_key = jax.random.fold_in(key, step)
+def leaf_key_data(step_key: jax.Array, leaves: Sequence[int]) -> jax.Array:
+    """Returns the key data of some leaves at one step: fold_in(fold_in(key, step), leaf)."""
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    return jax.random.key_data(fold(step_key, np.arange(count, dtype=np.uint32)))
+    return jax.random.key_data(fold(step_key, constant(np.array(leaves, np.uint32))))
+
+
+class _Draws(Protocol):
+    """Makes the noise of leaves: a function of their key data and of global offsets."""
+
+    in_pieces: ClassVar[bool]
+    """Whether large leaves are better drawn in pieces than at once."""
+
+    def __call__(self, key_data: jax.Array, shard: Shard) -> Arrays:
+        """Returns the noise of one shard, as the only array of a tuple."""
+
+    def of_leaves(self, key_data: jax.Array, shards: Sequence[Shard]) -> Arrays:
+        """Returns the noise of several shards, from one program whatever their shapes."""
 
 
 def draw_leaves(
-    make: Callable[[np.dtype], Maker],
+    make: Callable[[np.dtype], _Draws],
     key: jax.Array,
     step: jax.Array,
     likes: list[jax.Array],
     specs: Sequence[PartitionSpec | None],
-    one_by_one: bool = False,
+    numbers: Sequence[int] | None = None,
 ) -> list[jax.Array]:
-    """Draws the noise of one step for all leaves, with the shapes and shardings of `likes`.
+    """_Draws the noise of one step for leaves, with the shapes and shardings of `likes`.
 
-    Leaves of the same kind are drawn together where that needs no communication, because a program
-    for each would take a GPU longer to compile than the model. Their noise then occupies memory
-    until it is added. Use `one_by_one` for generators (`make`) that contain a loop.
+    `numbers` are those of the leaves in the gradient, by default from 0 on.
     """
-    key_data = leaf_key_data(key, step, len(likes))
-    noise = dict[int, jax.Array]()
-    for leaves in group_leaves(likes, specs, one_by_one):
-        like, spec = likes[leaves[0]], specs[leaves[0]]
-        maker = make(like.dtype)
-        if not one_by_one:
-            maker = DrawnInPieces(maker, len(leaves))
-        draw = functools.partial(generate_by_shard, maker, like=like, spec=spec)
-        if len(leaves) == 1:
-            (noise[leaves[0]],) = draw(key_data[leaves[0]])
-            continue
-        # Without the barrier XLA would again draw the noise of each leaf in a separate program.
-        (rows,) = jax.lax.optimization_barrier(jax.vmap(draw)(key_data[np.array(leaves)]))
-        noise |= {leaf: rows[row] for row, leaf in enumerate(leaves)}
-    return [noise[leaf] for leaf in range(len(likes))]
+    return _by_group(make, None, key, step, likes, specs, numbers)
 
 
 def add_draws(
-    make: Callable[[np.dtype], Maker],
+    make: Callable[[np.dtype], _Draws],
     scale: float,
     key: jax.Array,
     step: jax.Array,
     grads: list[jax.Array],
     specs: Sequence[PartitionSpec | None],
 ) -> list[jax.Array]:
-    """Adds `scale` times what `draw_leaves` returns, in place and in pieces."""
-    key_data = leaf_key_data(key, step, len(grads))
-    noised = dict[int, jax.Array]()
-    for leaves in group_leaves(grads, specs):
-        add = AddedInPieces(make(grads[leaves[0]].dtype), scale)
-        together = tuple(grads[leaf] for leaf in leaves)
-        sums = update_by_shard(add, key_data[np.array(leaves)], together, specs[leaves[0]])
-        noised |= dict(zip(leaves, sums, strict=True))
-    return [noised[leaf] for leaf in range(len(grads))]
+    """Adds `scale` times what `draw_leaves` returns, in place."""
+    return _by_group(make, scale, key, step, grads, specs)
 
 
-def group_leaves(
-    likes: list[jax.Array], specs: Sequence[PartitionSpec | None], one_by_one: bool = False
-) -> list[list[int]]:
-    """Groups the indices of leaves of one shape, dtype and sharding, if no mesh may split them.
+def _by_group(
+    make: Callable[[np.dtype], _Draws],
+    scale: float | None,
+    key: jax.Array,
+    step: jax.Array,
+    arrays: list[jax.Array],
+    specs: Sequence[PartitionSpec | None],
+    numbers: Sequence[int] | None = None,
+) -> list[jax.Array]:
+    numbers = range(len(arrays)) if numbers is None else numbers
+    step_words = jax.random.key_data(jax.random.fold_in(key, step))
+    found = dict[int, jax.Array]()
+    for leaves, alike in group_leaves(arrays, specs):
+        draws = make(arrays[leaves[0]].dtype)
+        own = tuple(numbers[leaf] for leaf in leaves)
+        update = _Noised(draws, scale, jax.random.key_impl(key), own, alike)
+        together = tuple(arrays[leaf] for leaf in leaves)
+        results = update_by_shard(update, step_words, together, [specs[leaf] for leaf in leaves])
+        found |= dict(zip(leaves, results, strict=True))
+    return [found[leaf] for leaf in range(len(arrays))]
 
-    A group is added to as a whole, so all its leaves have to be in memory at once. Groups of more
-    than a quarter of the gradient are therefore divided, which gives at most four more of them.
+
+@dataclasses.dataclass(frozen=True)
+class _Noised:
+    """An `Updater` of the leaves of a group: adds `scale` times their noise, or returns it."""
+
+    draws: _Draws
+    scale: float | None
+    generator: Any  # the implementation of the key
+    leaves: tuple[int, ...]
+    alike: bool  # all have the same shape and shards
+
+    def __call__(self, step_words: jax.Array, shards: tuple[Shard, ...], arrays: Arrays) -> Arrays:
+        step_key = jax.random.wrap_key_data(step_words, impl=self.generator)
+        key_data = leaf_key_data(step_key, self.leaves)
+        if self.alike and self._fits_pieces(shards[0]):
+            return self._in_pieces(key_data, shards[0], arrays)
+        if _fit_one_view(shards):
+            noises = self.draws.of_leaves(key_data, shards)
+        else:
+            pairs = zip(key_data, shards, strict=True)
+            noises = tuple(noise for one in pairs for noise in self.draws(*one))
+        if self.scale is None:
+            return noises
+        return tuple(x + z * z.dtype.type(self.scale) for x, z in zip(arrays, noises, strict=True))
+
+    def _fits_pieces(self, shard: Shard) -> bool:
+        return self.draws.in_pieces and shard.on_one_device and fits_pieces(shard, len(self.leaves))
+
+    def _in_pieces(self, key_data: jax.Array, shard: Shard, arrays: Arrays) -> Arrays:
+        if self.scale is None:
+            return drawn_in_pieces(self.draws, key_data, shard)
+        return added_in_pieces(self.draws, self.scale, key_data, shard, arrays)
+
+
+def _fit_one_view(shards: Sequence[Shard]) -> bool:
+    """Whether shards can be drawn in one loop.
+
+    If the compiler may split a shard further, slices of it would be communicated.
     """
-    separate = one_by_one or not types.on_one_device()
-    kinds = dict[Any, list[int]]()
-    for leaf, (like, spec) in enumerate(zip(likes, specs, strict=True)):
-        kind = like.shape, like.dtype, spec, types.explicit_sharding(like)
-        kinds.setdefault(leaf if separate else kind, []).append(leaf)
-    total = sum(like.size for like in likes)
-    largest = max(total // 4, piece_size(total))
-    groups = []
-    for leaves in kinds.values():
-        count = min(-(-len(leaves) * likes[leaves[0]].size // largest), len(leaves)) or 1
-        groups += [part.tolist() for part in np.array_split(leaves, count)]
+    return all(s.on_one_device and math.prod(s.full_shape) <= MOST_OFFSETS for s in shards)
+
+
+class Group(NamedTuple):
+    """Leaves that are drawn together. `alike`: they have the same shape, dtype and shards."""
+
+    leaves: list[int]
+    alike: bool
+
+
+def group_leaves(arrays: list[jax.Array], specs: Sequence[PartitionSpec | None]) -> list[Group]:
+    """Groups the indices of leaves that are drawn together, by one program.
+
+    The number of groups does not grow with the number of leaves or of their shapes, because each
+    takes up to half a second to compile. A shape with much of the gradient has a group of its own,
+    which is noised in place. The noise of the other groups occupies memory until it is added.
+    """
+    total = sum(x.size for x in arrays)
+    small, most = _group_sizes(total)
+    shapes = dict[Any, list[int]]()
+    for leaf, (x, spec) in enumerate(zip(arrays, specs, strict=True)):
+        # The compiler may shard leaves of one shape differently.
+        shape = (x.shape, spec) if types.on_one_device() else leaf
+        shapes.setdefault((shape, types.explicit_sharding(x), *_kind(x, spec)), []).append(leaf)
+    groups, open_groups = list[Group](), dict[Any, Group]()
+    for (*_, dtype, mesh, axes), leaves in shapes.items():
+        size = len(leaves) * arrays[leaves[0]].size
+        if len(shapes) == 1 or size >= max(total / MOST_IN_PLACE, small):
+            groups.append(Group(leaves, True))
+            continue
+        kind = dtype, mesh, axes
+        for leaf in leaves:
+            group = open_groups.get(kind)
+            if group is None or sum(arrays[i].size for i in (*group.leaves, leaf)) > most:
+                group = open_groups[kind] = Group([], False)
+                groups.append(group)
+            group.leaves.append(leaf)
     return groups
+
+
+def _group_sizes(total: int) -> tuple[int, int]:
+    """The number of elements from which leaves are noised in place, and the most in a group."""
+    if jax.default_backend() != "cpu":
+        return LARGE_ELSEWHERE, max(total // MOST_IN_PLACE, MOST_ELSEWHERE)
+    # On a CPU, groups would be drawn at the same time, so dividing them saves no memory.
+    return (LARGE if jax.device_count() == 1 else LARGE_ON_MESHES), total
+
+
+def _kind(x: jax.Array, spec: PartitionSpec | None) -> Any:
+    """What the leaves of a group have in common.
+
+    Noise is typed as varying over all axes over which a leaf of its group is split.
+    """
+    sharding = types.explicit_sharding(x)
+    entries = () if spec is None or not types.manual_axes() else spec.partitions
+    if sharding is not None:
+        entries = sharding.spec.partitions
+    axes = {axis for entry in entries for axis in types.spec_axes(entry)} | types.varying_axes(x)
+    return x.dtype, sharding and sharding.mesh, frozenset(axes)

@@ -8,7 +8,8 @@ reaches 9.2 standard deviations.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,13 @@ from jax.extend.random import threefry2x32_p
 from jax.scipy.special import ndtri
 
 from bevel.noise_addition import chacha20
+from bevel.noise_addition.flat_view import FlatView
 from bevel.noise_addition.offsets import flat_offsets
 from bevel.sharding import types
 from bevel.sharding.shard_generation import Arrays, Shard
+
+BLOCK = 8  # numbers of 64 bits in a block of ChaCha20
+MOST_PADDING = 0.05  # numbers of threefry that are drawn and not used
 
 
 def random_bits(
@@ -50,11 +55,69 @@ class RandomNumbers:
     generator: str
     from_bits: Callable[[Arrays, np.dtype], jax.Array]
     dtype: np.dtype
+    in_pieces: ClassVar[bool] = True
 
     def __call__(self, key_data: jax.Array, shard: Shard) -> Arrays:
         return random_bits(
             self.generator, key_data, shard, lambda bits: (self.from_bits(bits, self.dtype),)
         )
+
+    def of_leaves(self, key_data: jax.Array, shards: Sequence[Shard]) -> Arrays:
+        """Makes the numbers of several leaves in one loop, whatever their shapes.
+
+        Row k of `key_data` is the key data of leaf k. Leaves have at most 2**32 elements.
+        """
+        aligned = self.generator == "chacha20"
+        view = FlatView(tuple(shards), BLOCK if aligned else _row_width(shards), aligned)
+        flat = view.filled(lambda index: self._rows(key_data, view, index))
+        return tuple(view.leaf(flat, number) for number in range(len(shards)))
+
+    def _rows(self, key_data: jax.Array, view: FlatView, index: jax.Array) -> jax.Array:
+        leaf, offset = view.locate(index)
+        words = jnp.take(key_data.T, leaf, axis=1, mode="clip")
+        # Without the barrier XLA would look up the leaf again for every element of a row.
+        words, offset = jax.lax.optimization_barrier((words, offset))
+        axes = types.varying_axes(offset)
+        words = types.as_varying(words, axes)
+        if self.generator == "chacha20":
+            zero = jnp.zeros_like(offset)
+            counter = zero, offset // np.uint32(BLOCK)
+            block = chacha20.blocks(words, counter, chacha20.BlockPurpose.BITS)
+            numbers = self.from_bits((block[1::2], block[0::2]), self.dtype)
+            # Without the barrier XLA would compute a block again for each of its lanes.
+            return jnp.stack(list(jax.lax.optimization_barrier(numbers)), axis=-1).reshape(-1)
+        low = offset[:, None] + jax.lax.iota(np.uint32, view.width)[None]
+        bits = _threefry(words[:, :, None], jnp.zeros_like(low), low)
+        return self.from_bits(bits, self.dtype).reshape(-1)
+
+
+ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+
+
+def _threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> Arrays:
+    """`threefry2x32_p` with a key for each row, as one elementwise program.
+
+    JAX's own is a loop on a CPU, which would keep the keys of all elements in memory.
+    """
+    keys = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
+    high, low = high + keys[0], low + keys[1]
+    for group in range(5):
+        for rotation in ROTATIONS[group % 2]:
+            high = high + low
+            low = high ^ ((low << np.uint32(rotation)) | (low >> np.uint32(32 - rotation)))
+        high = high + keys[(group + 1) % 3]
+        low = low + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return high, low
+
+
+def _row_width(shards: Sequence[Shard]) -> int:
+    """The widest row of threefry for which few numbers of the shards are padding."""
+    total = sum(math.prod(shard.shape) for shard in shards)
+    for width in (128, 64, 32, 16):
+        padded = FlatView(tuple(shards), width)
+        if padded.num_rows * width <= (1 + MOST_PADDING) * total:
+            return width
+    return BLOCK
 
 
 def normal_from_bits(bits: Arrays, dtype: jax.typing.DTypeLike) -> jax.Array:
@@ -84,7 +147,7 @@ def normal_from_bits(bits: Arrays, dtype: jax.typing.DTypeLike) -> jax.Array:
 def _library_quantile(tail: jax.Array, within: jax.Array) -> jax.Array:
     """Returns z with probability `tail` above it, and `within` = 1 - 2 tail between -z and z.
 
-    The `jit` hides the array constants of `ndtri`, which `generate_by_shard` does not accept.
+    The `jit` hides the array constants of `ndtri`, which `update_by_shard` does not accept.
     """
     half = within.dtype.type(0.5)
     # The bounds keep each branch within its domain where the other one is used.

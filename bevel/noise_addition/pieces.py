@@ -5,7 +5,6 @@ leaf, so the pieces do not affect the noise. A loop over pieces is compiled once
 the array that it carries in place.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -13,7 +12,10 @@ import jax
 import numpy as np
 
 from bevel.sharding import types
-from bevel.sharding.shard_generation import Arrays, Maker, Shard
+from bevel.sharding.shard_generation import Arrays, Shard
+
+Maker = Callable[[jax.Array, Shard], Arrays]
+"""Returns the noise of a shard, from the key data of its leaf."""
 
 # A leaf, or several that are drawn together, is drawn in this many pieces, but in pieces of at
 # least and at most so many elements. Generators need 8 to 24 bytes of temporaries per element. On a
@@ -22,6 +24,7 @@ from bevel.sharding.shard_generation import Arrays, Maker, Shard
 PIECES = 16
 SMALLEST_PIECE = {"cpu": 2**12, "gpu": 2**26}
 LARGEST_PIECE = {"cpu": 2**16, "gpu": 2**26}
+CHUNKS, SMALLEST_CHUNK = 64, 2**9  # the same for a `FlatView` on a CPU
 SHORTEST_RUN = 128  # contiguous elements of a piece: fewer would waste blocks of ChaCha20
 
 
@@ -30,6 +33,16 @@ def piece_size(elements: int) -> int:
     backend = jax.default_backend()
     smallest, largest = (limits.get(backend, 2**22) for limits in (SMALLEST_PIECE, LARGEST_PIECE))
     return min(max(elements // PIECES, smallest), largest)
+
+
+def chunk_size(elements: int) -> int:
+    """Returns the number of elements of a `FlatView` to draw at once.
+
+    On a CPU, small views have small chunks, because a gradient may be small altogether.
+    """
+    if jax.default_backend() != "cpu":
+        return piece_size(elements)
+    return min(max(elements // CHUNKS, SMALLEST_CHUNK), LARGEST_PIECE["cpu"])
 
 
 def split_dimension(shape: tuple[int, ...], largest: int) -> tuple[int, int] | None:
@@ -53,84 +66,79 @@ def split_dimension(shape: tuple[int, ...], largest: int) -> tuple[int, int] | N
     return None
 
 
-def _loop(
-    shard: Shard, together: int, body: Callable[[Shard, int, jax.Array, Arrays], Arrays]
-) -> Callable[[Arrays], Arrays] | None:
-    """Returns a loop of `body(piece, dimension, start, arrays)` over pieces, or None for one."""
-    if not shard.on_one_device:
-        return None  # slices of an array that the compiler splits would be communicated
+def fits_pieces(shard: Shard, together: int) -> bool:
+    """Whether several leaves of one shape are large, and can be divided into pieces."""
+    return _split(shard, together) is not None
+
+
+def _split(shard: Shard, together: int) -> tuple[int, int] | None:
     largest = piece_size(together * math.prod(shard.shape)) // together
-    split = split_dimension(shard.shape, max(largest, 1))
-    if split is None:
-        return None
+    return split_dimension(shard.shape, max(largest, 1))
+
+
+def _loop(
+    shard: Shard,
+    together: int,
+    body: Callable[[Shard, int, jax.Array, Arrays], Arrays],
+    arrays: Arrays,
+) -> Arrays:
+    """Returns the arrays after `body(piece, dimension, start, arrays)` of every piece."""
+    split = _split(shard, together)
+    assert split is not None
     dimension, size = split
 
     def step(index: jax.Array, arrays: Arrays) -> Arrays:
         start = index.astype(np.uint32) * np.uint32(size)
-        return body(piece_at(start), dimension, start, arrays)
-
-    def piece_at(start: jax.Array) -> Shard:
         shape, starts = list(shard.shape), list(shard.starts)
         shape[dimension], starts[dimension] = size, starts[dimension] + start
-        return shard._replace(shape=tuple(shape), starts=tuple(starts))
+        piece = shard._replace(shape=tuple(shape), starts=tuple(starts))
+        return body(piece, dimension, start, arrays)
 
     count = shard.shape[dimension] // size
-    return lambda arrays: jax.lax.fori_loop(np.int32(0), np.int32(count), step, arrays)
+    return jax.lax.fori_loop(np.int32(0), np.int32(count), step, arrays)
 
 
-@dataclasses.dataclass(frozen=True)
-class DrawnInPieces:
-    """A `Maker` of what `make` returns, drawn in pieces. `together` is the size of its `vmap`."""
+def drawn_in_pieces(make: Maker, words: jax.Array, shard: Shard) -> Arrays:
+    """Draws `make(row, shard)` in pieces, for every row of `words`."""
+    count = len(words)
 
-    make: Maker
-    together: int = 1
+    def write(piece: Shard, dimension: int, start: jax.Array, arrays: Arrays) -> Arrays:
+        return tuple(
+            jax.lax.dynamic_update_slice_in_dim(x, drawn, start, dimension)
+            for x, drawn in zip(arrays, _rows(make, words, piece), strict=True)
+        )
 
-    def __call__(self, words: jax.Array, shard: Shard) -> Arrays:
-        def write(piece: Shard, dimension: int, start: jax.Array, arrays: Arrays) -> Arrays:
-            return tuple(
-                jax.lax.dynamic_update_slice_in_dim(x, drawn, start, dimension)
-                for x, drawn in zip(arrays, self.make(words, piece), strict=True)
-            )
-
-        loop = _loop(shard, self.together, write)
-        if loop is None:
-            return self.make(words, shard)
-        results = jax.eval_shape(lambda: self.make(words, shard))
-        return loop(tuple(types.zeros_of_type(x) for x in results))
+    (result,) = jax.eval_shape(lambda: make(words[0], shard))
+    return _loop(shard, count, write, tuple(types.zeros_of_type(result) for _ in range(count)))
 
 
-@dataclasses.dataclass(frozen=True)
-class AddedInPieces:
-    """An `Updater` that adds `scale` times the draws of `make`, in place and in pieces.
+def added_in_pieces(
+    make: Maker, scale: float, words: jax.Array, shard: Shard, leaves: Arrays
+) -> Arrays:
+    """Adds `scale` times what `make` returns to leaves of one shape, in place and in pieces.
 
-    It gets leaves of one shape, and a row of `words` for each of them.
+    `words` has a row for each leaf.
     """
 
-    make: Maker
-    scale: float
+    def add(piece: Shard, dimension: int, start: jax.Array, leaves: Arrays) -> Arrays:
+        size = piece.shape[dimension]
+        sums = []
+        for x, z in zip(leaves, _rows(make, words, piece), strict=True):
+            part = jax.lax.dynamic_slice_in_dim(x, start, size, dimension)
+            total = part + z * z.dtype.type(scale)
+            sums.append(jax.lax.dynamic_update_slice_in_dim(x, total, start, dimension))
+        return tuple(sums)
 
-    def __call__(self, words: jax.Array, shard: Shard, leaves: Arrays) -> Arrays:
-        def add(piece: Shard, dimension: int, start: jax.Array, leaves: Arrays) -> Arrays:
-            size = piece.shape[dimension]
-            parts = (jax.lax.dynamic_slice_in_dim(x, start, size, dimension) for x in leaves)
-            sums = self._sums(words, piece, tuple(parts))
-            return tuple(
-                jax.lax.dynamic_update_slice_in_dim(x, total, start, dimension)
-                for x, total in zip(leaves, sums, strict=True)
-            )
+    return _loop(shard, len(leaves), add, leaves)
 
-        loop = _loop(shard, len(leaves), add)
-        return self._sums(words, shard, leaves) if loop is None else loop(leaves)
 
-    def _sums(self, words: jax.Array, shard: Shard, leaves: Arrays) -> Arrays:
-        if len(leaves) == 1:
-            draws = self.make(words[0], shard)
-            if jax.default_backend() == "cpu":
-                # XLA does not vectorize a draw that is fused with the update of a slice.
-                draws = jax.lax.optimization_barrier(draws)
-        else:
-            (rows,) = jax.vmap(lambda key_data: self.make(key_data, shard))(words)
-            # Without the barrier XLA would draw the noise of each leaf in a separate program.
-            rows = jax.lax.optimization_barrier(rows)
-            draws = tuple(rows[leaf] for leaf in range(len(leaves)))
-        return tuple(x + z * z.dtype.type(self.scale) for x, z in zip(leaves, draws, strict=True))
+def _rows(make: Maker, words: jax.Array, shard: Shard) -> Arrays:
+    """Returns `make(row, shard)` for every row of `words`."""
+    if len(words) == 1:
+        draws = make(words[0], shard)
+        # XLA does not vectorize a draw that is fused with the update of a slice.
+        return jax.lax.optimization_barrier(draws) if jax.default_backend() == "cpu" else draws
+    (rows,) = jax.vmap(lambda row: make(row, shard))(words)
+    # Without the barrier XLA would draw the noise of each leaf in a separate program.
+    rows = jax.lax.optimization_barrier(rows)
+    return tuple(rows[leaf] for leaf in range(len(words)))

@@ -1,13 +1,12 @@
-"""Generate or update a sharded array shard by shard, on every kind of mesh.
+"""Update sharded arrays shard by shard, on every kind of mesh.
 
 Each element is a function of its position in the full array, so the result does not depend on the
 mesh. A shard needs only its own position, so there is no communication.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,93 +36,71 @@ class Shard(NamedTuple):
 
 
 Arrays = tuple[jax.Array, ...]
-Maker = Callable[[jax.Array, Shard], Arrays]
-Updater = Callable[[jax.Array, Shard, Arrays], Arrays]
-
-
-def generate_by_shard(
-    make: Maker, words: jax.Array, like: jax.Array, spec: PartitionSpec | None = None
-) -> Arrays:
-    """Calls `make(words, shard)` for every shard of `like`, and returns the sharded results.
-
-    Args:
-      make: returns one shard of each result, of shape `shard.shape`. It must be hashable, so that
-        programs are traced once, and must not close over arrays.
-      words: key data or another array that is the same on all devices.
-      like: an array with the shape and sharding of the results, or its shard inside
-        `jax.shard_map`.
-      spec: how the full array is split over the manual axes of an enclosing `jax.shard_map`, which
-        a shard does not know. Not needed if its type says that all shards are equal.
-
-    On Auto axes the compiler chooses the shards, even under `jit`. On Explicit axes they follow
-    from the type of `like`.
-    """
-    return update_by_shard(_Generate(make), words, (like,), spec)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Generate:
-    """An `Updater` that only reads the shapes of its arrays."""
-
-    make: Maker
-
-    def __call__(self, words: jax.Array, shard: Shard, arrays: Arrays) -> Arrays:
-        return self.make(words, shard)
+Updater = Callable[[jax.Array, tuple[Shard, ...], Arrays], Arrays]
 
 
 def update_by_shard(
-    update: Updater, words: jax.Array, arrays: Arrays, spec: PartitionSpec | None = None
+    update: Updater,
+    words: jax.Array,
+    arrays: Arrays,
+    specs: Sequence[PartitionSpec | None],
 ) -> Arrays:
-    """Calls `update(words, shard, arrays)` for every shard, and returns the sharded results.
+    """Calls `update(words, shards, arrays)` on every device, and returns the sharded results.
 
-    `arrays` are one or more arrays of one shape and sharding, and `update` gets their shards. On
-    Auto axes it must be a single array. Otherwise as `generate_by_shard`.
+    On Auto axes the compiler chooses the shards, even under `jit`. On Explicit axes they follow
+    from the types of the arrays.
+
+    Args:
+      update: gets the shards that a device has, and returns one result for each, of its shape. It
+        must be hashable, so that programs are traced once, and must not close over arrays.
+      words: key data or another vector that is the same on all devices.
+      arrays: arrays with the shapes and shardings of the results, on one mesh, or their shards
+        inside `jax.shard_map`.
+      specs: how each full array is split over the manual axes of an enclosing `jax.shard_map`,
+        which a shard does not know. Not needed if its type says that all shards are equal.
     """
     axes = types.manual_axes()
-    sharding = types.explicit_sharding(arrays[0])
-    if sharding is None:
-        return _update_without_explicit_axes(update, words, arrays, spec)
+    shardings = [types.explicit_sharding(x) for x in arrays]
+    mesh = next((s.mesh for s in shardings if s is not None), None)
+    if mesh is None:
+        return _update_without_explicit_axes(update, words, arrays, specs)
+    inner = tuple(PartitionSpec() if s is None else s.spec for s in shardings)
     if axes:
         raise FixArgumentsError(
-            f"an array is split over manual axes {axes} and over Explicit axes "
-            f"({sharding.spec}) at once: run the enclosing shard_map over all of its axes."
+            f"an array is split over manual axes {axes} and over Explicit axes ({inner[0]}) at "
+            "once: run the enclosing shard_map over all of its axes."
         )
     return jax.shard_map(
-        functools.partial(_update_without_explicit_axes, update, spec=sharding.spec),
-        mesh=sharding.mesh,
-        in_specs=(PartitionSpec(), sharding.spec),
-        out_specs=sharding.spec,
-        axis_names=set(types.explicit_axes(sharding.mesh)),
+        functools.partial(_update_without_explicit_axes, update, specs=inner),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), inner),
+        out_specs=inner,
+        axis_names=set(types.explicit_axes(mesh)),
     )(words, arrays)
 
 
 def _update_without_explicit_axes(
-    update: Updater, words: jax.Array, arrays: Arrays, spec: PartitionSpec | None
+    update: Updater, words: jax.Array, arrays: Arrays, specs: Sequence[PartitionSpec | None]
 ) -> Arrays:
     """`update_by_shard` where the arrays are not sharded over Explicit axes."""
-    like = arrays[0]
     if types.manual_axes():
         # The compiler partitions over the axes that are not manual as it likes: inside a
         # shard_map, JAX cannot always pass on a custom partitioning rule.
-        return update(words, _manual_shard(like, spec), arrays)
-    if not like.shape or len(jax.devices()) == 1:
-        return update(words, Shard.all_of(like.shape), arrays)
-    (like,) = arrays
+        shards = tuple(map(_manual_shard, arrays, specs))
+        return update(words, shards, arrays)
+    if len(jax.devices()) == 1 or not any(x.shape for x in arrays):
+        return update(words, tuple(Shard.all_of(x.shape) for x in arrays), arrays)
     # Scalars, because a vector could be sharded.
-    scalars = tuple(words[i] for i in np.ndindex(words.shape))
-    positions = [jax.lax.broadcasted_iota(np.uint32, like.shape, d) for d in range(like.ndim)]
-    return _update_partitioned(_Reshaped(update, words.shape), scalars, (like, *positions))
+    scalars = tuple(words[i] for i in range(len(words)))
+    positions = [
+        [jax.lax.broadcasted_iota(np.uint32, x.shape, d) for d in range(x.ndim)] for x in arrays
+    ]
+    return _update_partitioned(update, scalars, arrays, positions)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reshaped:
-    """An `Updater` of words that are passed as scalars."""
-
-    update: Updater
-    words_shape: tuple[int, ...]
-
-    def __call__(self, scalars: Arrays, shard: Shard, like: jax.Array) -> Arrays:
-        return self.update(jnp.stack(scalars).reshape(self.words_shape), shard, (like,))
+def constant(values: np.ndarray) -> jax.Array:
+    """An array of constants. The `jit` hides it: custom partitioning accepts scalars only."""
+    return jax.jit(lambda: jnp.asarray(values))()
 
 
 def _manual_shard(like: jax.Array, spec: PartitionSpec | None) -> Shard:
@@ -146,37 +123,46 @@ def _manual_shard(like: jax.Array, spec: PartitionSpec | None) -> Shard:
 # compiler removes positions that are not read.
 
 
+Positions = list[list[jax.Array]]  # of each array, along each dimension
+
+
 @functools.partial(custom_partitioning, static_argnums=(0,))
-def _update_partitioned(update: _Reshaped, words: Arrays, arrays: Arrays) -> Arrays:
-    return update(words, Shard.all_of(arrays[0].shape), arrays[0])
+def _update_partitioned(
+    update: Updater, words: Arrays, arrays: Arrays, positions: Positions
+) -> Arrays:
+    return update(jnp.stack(words), tuple(Shard.all_of(x.shape) for x in arrays), arrays)
 
 
-def _partition(update: _Reshaped, mesh: Any, operands: Any, results: Any) -> Any:
-    words, arrays = operands
-    full_shape, sharding = results[0].shape, results[0].sharding
+def _partition(update: Updater, mesh: Any, operands: Any, results: Any) -> Any:
+    words = operands[0]
+    shardings = tuple(result.sharding for result in results)
+    full_shapes = [result.shape for result in results]
     needs_x64 = any(result.dtype.itemsize == 8 for result in results)
 
-    def lower(words: Arrays, arrays: Arrays) -> Arrays:
-        like, *positions = arrays
+    def lower(words: Arrays, arrays: Arrays, positions: Positions) -> Arrays:
         # The compiler may call this in a thread of its own, where a `with jax.enable_x64(True)`
         # around the program has no effect (JAX 0.10.2).
         with jax.enable_x64(needs_x64 or jax.config.jax_enable_x64):
-            starts = tuple(p[(0,) * like.ndim] for p in positions)
-            return update(words, Shard(like.shape, full_shape, starts), like)
+            shards = tuple(
+                Shard(x.shape, full, tuple(p[(0,) * x.ndim] for p in along))
+                for x, full, along in zip(arrays, full_shapes, positions, strict=True)
+            )
+            return update(jnp.stack(words), shards, arrays)
 
-    operand_shardings = tuple(w.sharding for w in words), (sharding,) * len(arrays)
-    return mesh, lower, (sharding,) * len(results), operand_shardings
+    along = [[s] * len(p) for s, p in zip(shardings, operands[2], strict=True)]
+    return mesh, lower, shardings, (tuple(w.sharding for w in words), shardings, along)
 
 
-def _sharding_as_like(update: _Reshaped, mesh: Any, operands: Any, results: Any) -> Any:
-    return (operands[1][0].sharding,) * len(results)
+def _sharding_as_like(update: Updater, mesh: Any, operands: Any, results: Any) -> Any:
+    return tuple(x.sharding for x in operands[1])
 
 
-def _sharding_rule(update: _Reshaped, mesh: Any, operands: Any, results: Any) -> str:
-    rank = len(results[0].shape)
-    dims = " ".join(f"d{d}" for d in range(rank))
-    words = [""] * (len(operands) - 1 - rank)
-    return ", ".join([*words, *[dims] * (1 + rank)]) + " -> " + ", ".join([dims] * len(results))
+def _sharding_rule(update: Updater, mesh: Any, operands: Any, results: Any) -> str:
+    ranks = [len(result.shape) for result in results]
+    dims = [" ".join(f"d{i}_{d}" for d in range(rank)) for i, rank in enumerate(ranks)]
+    positions = [dim for dim, rank in zip(dims, ranks, strict=True) for _ in range(rank)]
+    words = [""] * (len(operands) - len(dims) - len(positions))
+    return ", ".join([*words, *dims, *positions]) + " -> " + ", ".join(dims)
 
 
 _update_partitioned.def_partition(

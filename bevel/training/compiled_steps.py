@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -46,25 +46,53 @@ class CompiledSteps:
         self._lowered: dict[int, Any] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "bevel-compile")
         self._in_background: dict[int, concurrent.futures.Future[Any]] = {}
+        self._goes_on = False
         self.seconds = 0.0
 
     @property
     def compiled(self) -> int:
         return len(self._compiled) + sum(x.done() for x in self._in_background.values())
 
-    def compile_ahead(self, sizes: Sequence[int]) -> None:
-        """Compiles the step for the first size, and for the others in a background thread.
+    @property
+    def ahead(self) -> bool:
+        """Whether the first size is compiled, or about to be."""
+        first = self._batches.sizes.sizes[0]
+        return first in self._compiled or first in self._in_background
 
-        The first size is the smallest, which nearly all batches fit. Several processes compile all
-        sizes at once, because their compilers may exchange what they find.
+    def begin(self) -> None:
+        """Compiles the step for the first size in a background thread.
+
+        The first size is the smallest, which nearly all batches fit.
         """
-        for size in sizes if jax.process_count() > 1 else sizes[:1]:
+        self._goes_on = True
+        first = self._batches.sizes.sizes[0]
+        if first not in self._compiled and first not in self._in_background:
+            self._submit(first)
+
+    def go_on(self) -> None:
+        """Compiles the next of the other sizes after `begin`, unless one is being compiled.
+
+        They are compiled while steps are taken, one at a time, because compilers take time from
+        each other and from the start of a run.
+        """
+        if self._goes_on and all(x.done() for x in self._in_background.values()):
+            for size in self._batches.sizes.sizes:
+                if size not in self._compiled and size not in self._in_background:
+                    return self._submit(size)
+
+    def compile_all(self) -> None:
+        """Compiles the step for all sizes.
+
+        For several processes: their compilers may exchange what they find, so all of them have to
+        compile the same programs at once.
+        """
+        for size in self._batches.sizes.sizes:
             self.of_size(size)
-        for size in sizes:
-            if size not in self._compiled and size not in self._in_background:
-                # Lower here: settings of JAX that are active in this thread are not in another.
-                program = self._lower(size)
-                self._in_background[size] = self._pool.submit(program.compile)
+
+    def _submit(self, size: int) -> None:
+        # Lower here: settings of JAX that are active in this thread are not in another.
+        program = self._lower(size)
+        self._in_background[size] = self._pool.submit(program.compile)
 
     def close(self) -> None:
         """Cancels compilations that have not begun, and waits for the one that has."""

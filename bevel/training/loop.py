@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -60,11 +60,18 @@ class Loop:
 
     def train(self, begin: TrainingState, precompile: bool) -> TrainingState:
         """Runs from the last checkpoint, or from `begin`, to the end of the plan."""
+        step, working = self.trainer.step.measured, self.progress.working
+        programs = CompiledSteps(step, begin, self.key_data(), self.batches, working)
+        with closing(programs):
+            return self.train_with(programs, begin, precompile)
+
+    def train_with(
+        self, programs: CompiledSteps, begin: TrainingState, precompile: bool
+    ) -> TrainingState:
+        """Looks for a checkpoint while the step is compiled, and takes the remaining steps."""
         run, plan = self.run, self.trainer.plan
         working = self.progress.working
-        programs = CompiledSteps(
-            self.trainer.step.measured, begin, self.key_data(), self.batches, working
-        )
+        in_background = precompile and jax.process_count() == 1
         environment, digests = {}, {}
         if run.keeps or jax.process_count() > 1:
             with working("tracing the step"):
@@ -72,6 +79,8 @@ class Loop:
                     "program": programs.fingerprint(),
                     "padded_sizes": list(self.batches.sizes.sizes),
                 }
+                if in_background and isinstance(run, FolderRun) and not run.checkpoints.steps():
+                    programs.begin()
                 digests = self.trainer.step.digests(begin)
             process_agreement.check_same(digests)
         changes: list[Change] = []
@@ -89,7 +98,7 @@ class Loop:
         if changes:
             self.progress.note(f"changed since the run began: {'; '.join(map(str, changes))}")
         if precompile and step < plan.iterations:
-            programs.compile_ahead(self.batches.sizes.sizes)
+            programs.begin() if in_background else programs.compile_all()
         if isinstance(run, FolderRun):
             described = (self.trainer, self.batches, state, programs, environment, run, changes)
             run.write_record(**public_record(*described))
@@ -100,8 +109,6 @@ class Loop:
             run.take_fresh_attempt(["running them again gave another result"])
             state = self.joined_state(run.restore_again(like), fixed)
             return self.run_attempt(state, int(state.step), programs)
-        finally:
-            programs.close()
 
     def run_attempt(
         self, state: TrainingState, step: int, programs: CompiledSteps
@@ -182,6 +189,8 @@ class Loop:
                 self._sampler_state = batch.sampler_state
                 seen.add(step - 1, run.attempt, measured, batch.digest)
                 self.progress.advance(step)
+                if step < end:
+                    programs.go_on()
                 self.finish_release(if_ready=True)
             if self.release(state, step, begun, seen, since):  # account
                 return state, "ended by the callback"

@@ -203,7 +203,7 @@ def _structure_of(tree: Any) -> str:
 def collectives(programs: CompiledSteps, sizes: tuple[int, ...]) -> list[dict[str, Any]] | None:
     """Lists the collectives of the first compiled step. None if they cannot be determined."""
     inspect_step = getattr(sharding, "inspect_step", None)
-    if inspect_step is None or not programs.compiled:
+    if inspect_step is None or not programs.ahead:
         return None
     try:
         report = inspect_step(programs.of_size(sizes[0]))

@@ -266,8 +266,9 @@ class Trainer:
             by user, `ExamplesByUser.from_offsets` takes less memory.
           options: see `RunOptions`.
           rng_or_seed: the seed of the batches, without a folder; by default the plan's secret seed.
-          precompile: compile the step for the smallest padded size before the first step, and for
-            the others in the background. False compiles each when a batch needs it.
+          precompile: compile the step for the smallest padded size while the run is prepared, and
+            for the others, one at a time, in the background of steps. False compiles each when a
+            batch needs it.
 
         Raises:
           RunInterrupted: after Ctrl-C or SIGTERM, once the state is saved; it carries the state.

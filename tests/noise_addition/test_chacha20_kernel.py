@@ -1,5 +1,7 @@
 """The kernel agrees with XLA's program for the same rounds."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +18,8 @@ def by_kernel(monkeypatch):
     """Makes `chacha20` use the kernel in interpret mode."""
     real = chacha20_kernel.blocks
     monkeypatch.setattr(chacha20_kernel, "available", lambda: True)
-    monkeypatch.setattr(
-        chacha20_kernel, "blocks", lambda *arguments: real(*arguments, interpret=True)
-    )
+    interpreted = functools.partial(real, interpret=True)
+    monkeypatch.setattr(chacha20_kernel, "blocks", interpreted)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (300,), (3, 256)])
@@ -33,6 +34,18 @@ def test_gives_the_words_of_the_compiled_program(shape, monkeypatch):
     for one, other in zip(words, plain, strict=True):
         np.testing.assert_array_equal(one, other)
         assert one.shape == shape
+
+
+def test_every_block_can_have_its_own_key(monkeypatch):
+    rng = np.random.default_rng(0)
+    key = jnp.asarray(rng.integers(0, 2**32, (8, 300), np.uint32))
+    low = jnp.arange(300, dtype=np.uint32)
+    plain = chacha20.blocks(key, (low, low), BlockPurpose.BITS)
+    one = chacha20.blocks(key[:, 7], (low, low), BlockPurpose.BITS)
+    np.testing.assert_array_equal(plain[:, 7], one[:, 7])
+    by_kernel(monkeypatch)
+    found = chacha20.blocks(key, (low, low), BlockPurpose.BITS)
+    np.testing.assert_array_equal(found, plain)
 
 
 @pytest.mark.full

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import scipy.stats
 from compare import FULL
-from noise_layouts import LAYOUTS
+from noise_layouts import LAYOUTS, generate_by_shard
 
 from bevel.noise_addition import chacha20
 from bevel.noise_addition.discrete_gaussian import LARGEST_SIGMA, DiscreteGaussians
-from bevel.sharding.shard_generation import Shard, generate_by_shard
+from bevel.sharding.shard_generation import Shard
 
 
 @pytest.fixture(autouse=True)

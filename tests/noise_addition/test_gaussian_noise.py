@@ -133,7 +133,8 @@ def test_normals_differ_by_rounding_only():
 def test_work_falls_with_the_mesh(make, kind):
     def flops(devices):
         mesh = jax.make_mesh((devices,), ("data",), axis_types=(kind,))
-        g = jax.device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, P("data")))
+        # Large, because the pieces of a small leaf are as large as those of its shards.
+        g = jax.device_put(np.ones((1024, 1024), np.float32), NamedSharding(mesh, P("data")))
         return cost(make().update, g, make().init(g))["flops"]
 
     assert flops(8) < flops(1) / 6
@@ -179,6 +180,16 @@ def test_correlated_noise_continues_from_a_saved_state_or_by_replay(make):
         for k in range(start, 3):
             noised, state = privatizer.update(G, state)
             np.testing.assert_array_equal(noised, rows[k])
+
+
+def test_the_last_step_that_can_be_counted_has_noise():
+    """Correlated noise is added in loops, whose counters start at the step."""
+    tree = {name: np.ones((3, 4), np.float32) for name in "abc"}
+    for privatizer in (streaming(), gaussian()):
+        state = privatizer.init(tree)._replace(step=jnp.uint32(2**32 - 1))
+        noised, _ = privatizer.update(tree, state)
+        for x in noised.values():
+            assert np.all(np.abs(x - 1) > 0)
 
 
 def test_a_run_continues_on_another_mesh():

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from noise_layouts import AUTO, EXPLICIT, Layout, bits_as_noise
+from noise_layouts import AUTO, Layout, bits_as_noise
 
 import bevel.noise_addition.leaves as leaves_module
 from bevel.errors import FixArgumentsError
 from bevel.noise_addition.discrete_gaussian import DiscreteGaussians
 from bevel.noise_addition.keys import CHACHA20
 from bevel.noise_addition.leaves import (
+    Group,
     checked_leaves,
     draw_leaves,
     forbid_vmap,
@@ -26,7 +27,7 @@ from bevel.noise_addition.normal import RandomNumbers
 @pytest.mark.parametrize("impl", [CHACHA20, "threefry2x32"])
 def test_the_key_of_a_leaf_is_folded_from_step_and_number(impl):
     key = jax.random.key(4, impl=impl)
-    words = leaf_key_data(key, np.uint32(7), 3)
+    words = leaf_key_data(jax.random.fold_in(key, 7), range(3))
     for leaf in range(3):
         expected = jax.random.fold_in(jax.random.fold_in(key, 7), leaf)
         np.testing.assert_array_equal(words[leaf], jax.random.key_data(expected))
@@ -65,8 +66,15 @@ def test_leaves_that_are_drawn_together_get_what_each_would_get(name):
         assert not np.array_equal(one_by_one["a"], one_by_one["c"])
 
 
-def test_leaves_are_drawn_together_where_no_mesh_can_split_them():
+def test_leaves_of_all_shapes_are_drawn_together():
+    leaves, none = [jnp.zeros((3, n)) for n in range(1, 200)], [None] * 199
+    assert group_leaves(leaves, none) == [Group(list(range(199)), False)]
+    assert group_leaves([leaves[0]], [None]) == [Group([0], True)]
+
+
+def test_leaves_that_vary_over_other_axes_or_have_another_dtype_are_drawn_separately():
     leaves, specs = [TREE[n] for n in sorted(TREE)], [SPECS[n] for n in sorted(TREE)]
+    leaves[2] = leaves[2].astype(np.float16)
     found = []
 
     def body(tree):
@@ -75,34 +83,27 @@ def test_leaves_are_drawn_together_where_no_mesh_can_split_them():
 
     mesh = Layout("", (4, 2), (AUTO,) * 2, SPECS).mesh
     jax.eval_shape(jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P()), TREE)
-    assert found == [[[0, 2, 3], [1], [4]]]
-    assert group_leaves(leaves, specs) == [[0], [1], [2], [3], [4]]
+    assert [group.leaves for group in found[0]] == [[0, 3], [1], [2], [4]]
 
 
-def test_leaves_can_be_drawn_one_by_one(monkeypatch):
+def test_shapes_with_much_of_the_gradient_are_noised_in_place(monkeypatch):
+    wide, tall, small = jnp.zeros((512, 512)), jnp.zeros((1024, 512)), jnp.zeros(8)
+    leaves, none = [wide, small, tall, wide, small], [None] * 5
+    # On meshes the compiler may shard leaves of one shape differently.
+    separate = [Group([0], True), Group([1, 4], False), Group([2], True), Group([3], True)]
+    assert group_leaves(leaves, none) == separate
     monkeypatch.setattr(leaves_module.types, "on_one_device", lambda: True)
-    assert group_leaves([TREE["a"]] * 2, [None] * 2) == [[0, 1]]
-    assert group_leaves([TREE["a"]] * 2, [None] * 2, one_by_one=True) == [[0], [1]]
+    together = [Group([0, 3], True), Group([1, 4], False), Group([2], True)]
+    assert group_leaves(leaves, none) == together
 
 
-def test_what_is_drawn_together_stays_together():
-    """A barrier keeps XLA from drawing each leaf in a separate program."""
-    mesh = Layout("", (4, 2), (AUTO,) * 2, SPECS).mesh
-
-    def barriers(names):
-        tree, specs = ({name: of[name] for name in names} for of in (TREE, SPECS))
-        shards = jax.shard_map(draw("threefry2x32"), mesh=mesh, in_specs=(specs,), out_specs=specs)
-        return str(jax.make_jaxpr(shards)(tree)).count("optimization_barrier")
-
-    assert barriers("acd") == 1 and barriers("ab") == 0
-
-
-def test_leaves_with_different_explicit_shardings_are_drawn_separately(monkeypatch):
-    monkeypatch.setattr(leaves_module.types, "on_one_device", lambda: True)
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(EXPLICIT,) * 2)
-    specs = (P("model"), P(None, "model"), P("model"))
-    placed = [jax.device_put(TREE["a"], jax.NamedSharding(mesh, spec)) for spec in specs]
-    assert group_leaves(placed, [None] * 3) == [[0, 2], [1]]
+def test_groups_are_bounded_where_they_are_drawn_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(leaves_module.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(leaves_module, "MOST_ELSEWHERE", 100)
+    leaves = [jnp.zeros(40 + n) for n in range(20)]
+    groups = group_leaves(leaves, [None] * 20)
+    sizes = [sum(leaves[leaf].size for leaf in group.leaves) for group in groups]
+    assert max(sizes) <= sum(sizes) / 5 and len(groups) <= 10
 
 
 def test_names_of_leaves():

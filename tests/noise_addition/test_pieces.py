@@ -16,7 +16,6 @@ from bevel.noise_addition import (
     matrix_factorization_privatizer,
     pieces,
 )
-from bevel.noise_addition.leaves import group_leaves
 from bevel.noise_addition.normal import RandomNumbers
 from bevel.sharding.shard_generation import Shard
 
@@ -72,11 +71,10 @@ def test_a_piece_gets_the_bits_that_it_has_in_the_whole(generator, shape, whole,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "piece_size", lambda elements: 512)
         assert pieces.split_dimension(shape, 512) is not None
-        (drawn,) = pieces.DrawnInPieces(make)(words, shard)
+        (drawn,) = pieces.drawn_in_pieces(make, words[None], shard)
         base = jnp.ones(shape)
-        one, two = pieces.AddedInPieces(make, 0.5)(
-            jnp.stack([words, words + np.uint32(1)]), shard, (base, base)
-        )
+        rows = jnp.stack([words, words + np.uint32(1)])
+        one, two = pieces.added_in_pieces(make, 0.5, rows, shard, (base, base))
     np.testing.assert_array_equal(drawn, expected)
     np.testing.assert_array_equal(one, 1 + expected * np.float32(0.5))
     assert np.mean(one == two) < 0.01
@@ -169,22 +167,10 @@ def noise_memory(model, kind, privatizer):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("generator", KEY_DATA)
-def test_noise_needs_less_than_half_of_the_gradient_in_temporaries(generator, model, kind):
+def test_large_leaves_are_noised_in_place(generator, model, kind):
     key = keys.new_key(generator)
     temporary, copied = noise_memory(
         model, kind, lambda specs: gaussian_privatizer(stddev=1.0, prng_key=key, specs=specs)
     )
     assert temporary < 0.5
     assert copied < 0.01  # the sum is written over the gradient
-
-
-def test_large_groups_are_divided_so_that_the_gradient_is_not_complete_at_once(monkeypatch):
-    monkeypatch.setattr("bevel.noise_addition.leaves.types.on_one_device", lambda: True)
-    leaf, small = jnp.zeros((512, 512)), jnp.zeros(8)
-    assert group_leaves([leaf] * 8 + [small] * 2, [None] * 10) == [
-        [0, 1],
-        [2, 3],
-        [4, 5],
-        [6, 7],
-        [8, 9],
-    ]

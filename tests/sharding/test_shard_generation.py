@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import noise_layouts
 import numpy as np
 import pytest
 from compare import cost
@@ -12,9 +13,10 @@ from jax.sharding import PartitionSpec as P
 from noise_layouts import AUTO, EXPLICIT, GRADIENT, LAYOUTS, WITHOUT_COMMUNICATION
 
 from bevel.errors import FixArgumentsError
-from bevel.sharding.shard_generation import Shard, generate_by_shard, leaf_specs
+from bevel.sharding.shard_generation import Shard, leaf_specs
 
 WORDS = np.array([3, 5], np.uint32)
+generate_by_shard = functools.partial(noise_layouts.generate_by_shard, results=2)
 
 
 def positions(words, shard):

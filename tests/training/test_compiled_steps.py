@@ -75,7 +75,9 @@ def test_larger_sizes_are_compiled_in_the_background_and_awaited():
         return types.SimpleNamespace(compile=compile)
 
     programs._lower = slowly
-    programs.compile_ahead((8, 16))
+    programs.begin()
+    state, _ = programs(state, batches.load(0, first_rows(8)), keys)
+    programs.go_on()
     assert programs.compiled == 1 and begun.wait(60)
     state, _ = programs(state, batches.load(0, first_rows(8)), keys)  # does not wait
     threading.Timer(0.1, goes_on.set).start()
@@ -92,8 +94,9 @@ def test_an_error_in_the_background_reaches_the_step_that_needs_the_program():
         return lower(size) if size == 8 else types.SimpleNamespace(compile=lambda: 1 / 0)
 
     programs._lower = failing
-    programs.compile_ahead((8, 16))
+    programs.begin()
     state, _ = programs(state, batches.load(0, first_rows(8)), keys)
+    programs.go_on()
     with pytest.raises(ZeroDivisionError):
         programs(state, batches.load(0, first_rows(16)), keys)
     programs.close()
@@ -104,10 +107,46 @@ def test_what_was_not_begun_is_not_compiled_at_the_end():
     began, goes_on = threading.Event(), threading.Event()
     programs._pool.submit(lambda: (began.set(), goes_on.wait(60)))
     assert began.wait(60)
-    programs.compile_ahead((8, 16))
+    programs.begin()
     goes_on.set()
     programs.close()
-    assert programs._in_background[16].done()
+    assert programs._in_background[8].done()
+
+
+def test_only_the_first_size_is_lowered_before_the_first_step():
+    programs, state, keys, batches = made()
+    lowered = []
+    lower = programs._lower
+    programs._lower = lambda size: (lowered.append(size), lower(size))[1]
+    programs.go_on()  # nothing, because `begin` was not called
+    programs.begin()
+    programs.begin()
+    assert set(lowered) == {8} and programs.ahead
+    state, _ = programs(state, batches.load(0, first_rows(8)), keys)
+    assert set(lowered) == {8} and programs.compiled == 1
+    programs.go_on()
+    assert set(lowered) == {8, 16}
+    programs.close()
+
+
+def test_other_sizes_are_compiled_one_at_a_time():
+    programs, *_ = made()
+    goes_on = threading.Event()
+    programs._lower = lambda size: types.SimpleNamespace(compile=lambda: goes_on.wait(60))
+    programs.begin()
+    programs.go_on()  # 8 is being compiled
+    assert list(programs._in_background) == [8]
+    goes_on.set()
+    programs._in_background[8].result(60)
+    programs.go_on()
+    assert list(programs._in_background) == [8, 16]
+    programs.close()
+
+
+def test_all_sizes_can_be_compiled_at_once():
+    programs, *_ = made()
+    programs.compile_all()
+    assert programs.compiled == 2
 
 
 def test_the_state_is_donated():
