@@ -182,4 +182,4 @@ def _numbers(first: jax.Array | np.uint32, count: int) -> jax.Array:
 
 
 def _padded(levels: tuple[tuple[int, int], ...], count: int) -> list[tuple[int, ...]]:
-    return [(1, 0)] * (count - len(levels)) + list(levels)
+    return [*[(1, 0)] * (count - len(levels)), *levels]

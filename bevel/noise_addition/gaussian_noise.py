@@ -147,10 +147,15 @@ def _correlated(
         if len(leaves) == len(grads):
             counter, sums, own = step(carried)
         else:
-            counter, sums, own = jax.lax.while_loop(lambda c, end=end: c[0] != end, step, carried)
+            goes_on = functools.partial(_differs, end)
+            counter, sums, own = jax.lax.while_loop(goes_on, step, carried)
         noised += sums
         buffers += own
     return noised, tuple(buffers)
+
+
+def _differs(end: jax.Array, carried: tuple[jax.Array, Any, Any]) -> jax.Array:
+    return carried[0] != end
 
 
 def _parts(grads: list[jax.Array]) -> list[list[int]]:
