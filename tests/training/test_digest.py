@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bevel.sharding import make_mesh
-from bevel.training.digest import digest
+from bevel.training.digest import _checksums, digest
 
 X = np.arange(16 * 8, dtype=np.float32).reshape(16, 8) / 7
 
@@ -53,3 +53,14 @@ def test_zeros_of_different_lengths_and_trees_differ():
 def test_keys_have_checksums_too():
     one, other = ({"k": jax.random.key(seed), "x": jnp.ones(2)} for seed in (1, 2))
     assert digest(one) == digest(one) and digest(one)[0] != digest(other)[0]
+
+
+@pytest.mark.parametrize("kinds", ["Auto", "Explicit"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
+def test_it_forms_no_array_of_the_size_of_a_leaf(dtype, kinds):
+    mesh = make_mesh("data=4,model=2", axis_types=getattr(AxisType, kinds))
+    specs = P(), P("data"), P("model", "data"), P(None, "model")
+    leaves = [jax.device_put(jnp.ones((256, 64), dtype), NamedSharding(mesh, s)) for s in specs]
+    compiled = _checksums.lower([*leaves, jnp.ones(1 << 14, dtype), jnp.ones((), dtype)]).compile()
+    memory = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes < 0.1 * memory.argument_size_in_bytes
