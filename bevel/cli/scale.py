@@ -163,16 +163,11 @@ def build_step(mesh: Any, batch_size: int, *, config: str) -> Any:
 def _placed_like(state: PyTree, params: PyTree, mesh: Any) -> PyTree:
     """The types of a state on the mesh, with copies of parameters sharded as the parameters."""
     import jax
-    from jax.sharding import NamedSharding, PartitionSpec
 
-    by_path = {path: x for path, x in jax.tree_util.tree_leaves_with_path(params)}
-    replicated = NamedSharding(mesh, PartitionSpec())
+    from bevel.training.initial_state import like_params
 
-    def placed(path: Any, x: Any) -> Any:
-        # A copy of a parameter has its shape, and its path at the end of a longer one.
-        matches = (by_path.get(path[i:]) for i in range(len(path)))
-        param = next((p for p in matches if p is not None and p.shape == x.shape), None)
-        sharding = replicated if param is None else param.sharding
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-    return jax.tree_util.tree_map_with_path(placed, state)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        state,
+        like_params(state, params, mesh),
+    )

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -77,14 +77,21 @@ def place(tree: PyTree, mesh: Meshes, rules: Rules = "replicated") -> PyTree:
     `reshard` on Explicit axes, and uses specs as they are, even if they are uneven. With several
     processes, each must pass the same values.
     """
+    return placed_by(_put, tree, mesh, rules)
+
+
+def placed_by(
+    put: Callable[[Any, NamedSharding], Any], tree: PyTree, mesh: Meshes, rules: Rules
+) -> PyTree:
+    """`place` with `put(leaf, sharding)` in place of `jax.device_put`."""
     placement = plan_placement(tree, mesh, rules)
     uneven = [f"{row.path} {row.shape}: {row.reason}" for row in placement.rows if row.fell_back]
     if uneven:
-        warnings.warn("place: " + "; ".join(uneven), stacklevel=2)
+        warnings.warn("place: " + "; ".join(uneven), stacklevel=3)
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_box)
     shardings = jax.tree.leaves(placement.shardings)
     placed = [
-        boxed_like(leaf, _put(unboxed(leaf), sharding))
+        boxed_like(leaf, put(unboxed(leaf), sharding))
         for leaf, sharding in zip(leaves, shardings, strict=True)
     ]
     return jax.tree.unflatten(structure, placed)

@@ -104,6 +104,10 @@ class Checkpoints:
         """Returns the steps of the released checkpoints, newest first."""
         return numbered_folders(self.folder)
 
+    def exist(self) -> bool:
+        """Returns whether the run has, or had, a checkpoint: then it never starts over."""
+        return bool(self.steps() or self.damaged_steps())
+
     def private_metas(self) -> Iterator[CheckpointMetadata]:
         """Yields the metadata of all published checkpoints, even if the released half is gone."""
         for step in numbered_folders(self._private):

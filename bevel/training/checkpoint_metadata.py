@@ -34,6 +34,14 @@ class CheckpointMetadata:
         """Returns the fields that the released half contains."""
         return {"step": self.step, "attempt": self.attempt, "plan": self.plan}
 
+    def check_plan(self, fingerprint: str, where: str) -> None:
+        """Raises unless the checkpoint belongs to a plan."""
+        if self.plan != fingerprint:
+            raise RestoreCheckpointError(
+                f"{where} belongs to another plan: use the plan that the run was started with, or "
+                "start a new run"
+            )
+
 
 def read_metadata(folder: Path) -> CheckpointMetadata:
     fields = read_json(folder / CHECKPOINT)

@@ -152,14 +152,15 @@ class FolderRun:
     def resume(
         self,
         like: StateHalves,
+        begin: StateHalves | None,
         environment: dict[str, Any],
         rows_between: Callable[[int, int], list[str]],
     ) -> StateHalves:
-        """Returns the state to resume from, with the shardings of `like`.
+        """Returns the state to resume from, with the types and shardings of `like`.
 
-        A new run starts from `like`, which is saved first. `environment` is what the bits of a
-        step depend on (`ReleaseRecord.exactly`), and `rows_between` computes the digests of
-        the rows that steps of the current attempt read.
+        A new run saves and returns `begin`; None if there is a checkpoint. `environment` is what
+        the bits of a step depend on (`ReleaseRecord.exactly`), and `rows_between` computes the
+        digests of the rows that steps of the current attempt read.
         """
         self.releaser.environment, ledger = to_json(environment), self.ledger
         ledger.join(self.run_secrets.commitment)
@@ -169,19 +170,19 @@ class FolderRun:
         self._publish_charged_checkpoint()
         restored = self.checkpoints.restore_newest(like, self.attempt, self._check)
         if restored is None:
-            if ledger.released:
+            if ledger.released or begin is None:
                 raise RestoreCheckpointError(
                     f"the ledger has charges of run {self.name!r} up to step {ledger.released}, "
                     f"but {self.checkpoints.folder} has no checkpoint. Restore the checkpoints. "
                     "The run does not start over, because what it released is spent."
                 )
-            meta = self.releaser.metadata(0, digest_of(like))
-            self.checkpoints.stage(like, meta)
+            meta = self.releaser.metadata(0, digest_of(begin))
+            self.checkpoints.stage(begin, meta)
             self.checkpoints.wait()
             self.checkpoints.publish(0)
             self.releaser.last_digest = meta.digest
-            return like
-        state, meta = restored
+            return begin
+        meta = restored[1]
         self.releaser.last_published = (meta.step, meta.attempt)
         self.releaser.last_digest = meta.digest
         ledger.check_contains(meta)
@@ -194,7 +195,8 @@ class FolderRun:
                 self.take_fresh_attempt(why)
             else:
                 self.releaser.replays = {release.stop: release.after for release in recorded}
-        return self._interrupted_state(like, meta) or state
+        kept, restored = [restored[0]], None
+        return self._interrupted_state(like, meta, kept)
 
     def take_fresh_attempt(self, why: list[str]) -> None:
         """Uses fresh noise and batches from the restored checkpoint on, and charges them again."""
@@ -224,8 +226,10 @@ class FolderRun:
         if step >= 0:
             self.checkpoints.publish(step)
 
-    def _interrupted_state(self, like: StateHalves, last: CheckpointMetadata) -> StateHalves | None:
-        """Returns the state that an interrupted run staged after its last release, or None.
+    def _interrupted_state(
+        self, like: StateHalves, last: CheckpointMetadata, kept: list[StateHalves]
+    ) -> StateHalves:
+        """Returns the state that an interrupted run staged after `last`, or else that in `kept`.
 
         Nobody has seen this state, so resuming from it costs nothing.
         """
@@ -239,11 +243,12 @@ class FolderRun:
         step = int(from_first_process(staged.meta.step if staged and follows else -1)[0])
         # Other runs may have spent the budget meanwhile. Then these steps cannot be released.
         if step >= 0 and self.ledger.affordable(last.step, step) == step:
+            kept.clear()  # memory may not hold two states
             with contextlib.suppress(RestoreCheckpointError):
                 state, _ = self.checkpoints.restore(step, like, staged=True)
-        if any_process(state is None):
+        if any_process(state is None) or state is None:
             self.checkpoints.discard_staged()
-            return None
+            return kept[0] if kept else self.restore_again(like)
         self.releaser.earlier_rows = staged.release["rows"] if staged and staged.release else []
         return state
 
@@ -254,13 +259,8 @@ class FolderRun:
         return staged if staged and (staged.meta.key, staged.meta.attempt) == current else None
 
     def _check(self, meta: CheckpointMetadata) -> None:
-        """Raises unless a checkpoint belongs to this run."""
         where = f"checkpoint {self.checkpoints.folder / str(meta.step)}"
-        if meta.plan != self.plan.fingerprint():
-            raise RestoreCheckpointError(
-                f"{where} belongs to another plan: use the plan that the run was started with, or "
-                "start a new run"
-            )
+        meta.check_plan(self.plan.fingerprint(), where)
         check_commitment(self.run_secrets, meta.key, where)
 
     # Releasing.

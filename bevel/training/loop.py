@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -55,21 +55,27 @@ class Loop:
     evaluate: Evaluate | None
     callback: Callback | None
     progress: Progress
+    begin: TrainingState | None  # taken by `train`, so that nothing else keeps it in memory
     raw_warnings: RawWarnings = dataclasses.field(default_factory=RawWarnings)
     _sampler_state: MinSepState | None = None  # after the last step that was taken
+    _fixed: tuple[PyTree, PyTree] = (None, None)  # what `fixed` returns for the last state
 
-    def train(self, begin: TrainingState, precompile: bool) -> TrainingState:
-        """Runs from the last checkpoint, or from `begin`, to the end of the plan."""
+    def train(self, precompile: bool) -> TrainingState:
+        """Runs from the last checkpoint, or from `begin`, to the end of the plan.
+
+        If there is a checkpoint, only the types of `begin`, its digests and what no step changes
+        are used. The arrays are freed before the checkpoint is read.
+        """
         step, working = self.trainer.step.measured, self.progress.working
-        programs = CompiledSteps(step, begin, self.key_data(), self.batches, working)
+        programs = CompiledSteps(step, self.begin, self.key_data(), self.batches, working)
         with closing(programs):
-            return self.train_with(programs, begin, precompile)
+            return self.train_with(programs, precompile)
 
-    def train_with(
-        self, programs: CompiledSteps, begin: TrainingState, precompile: bool
-    ) -> TrainingState:
+    def train_with(self, programs: CompiledSteps, precompile: bool) -> TrainingState:
         """Looks for a checkpoint while the step is compiled, and takes the remaining steps."""
         run, plan = self.run, self.trainer.plan
+        begin, self.begin = self.begin, None
+        assert begin is not None
         working = self.progress.working
         in_background = precompile and jax.process_count() == 1
         environment, digests = {}, {}
@@ -84,13 +90,16 @@ class Loop:
                 digests = self.trainer.step.digests(begin)
             process_agreement.check_same(digests)
         changes: list[Change] = []
-        like, fixed = self.halves(begin), self.fixed(begin)
+        new: StateHalves | None = self.halves(begin)
+        like, self._fixed = jax.tree.map(shaped, new), self.fixed(begin)
         with working("looking for a checkpoint") if run.keeps else nullcontext():
             if isinstance(run, FolderRun):
                 found = identity_of(self.trainer, begin, self.batches, run, environment, digests)
                 changes = run.identify(found)
-            state = self.joined_state(run.resume(like, environment, self.rows_between), fixed)
-        like = jax.tree.map(shaped, like)
+                new = None if run.checkpoints.exist() else new
+            del begin
+            state = self.joined_state(run.resume(like, new, environment, self.rows_between))
+            del new
         step = int(state.step)
         if step:
             attempt = f", attempt {run.attempt}" if run.attempt else ""
@@ -103,12 +112,12 @@ class Loop:
             described = (self.trainer, self.batches, state, programs, environment, run, changes)
             run.write_record(**public_record(*described))
             run.write_private_record(**private_record(run, environment))
-        try:
+            del described
+        with suppress(ReplayDiffersError):  # its traceback, which holds a state, is freed
             return self.run_attempt(state, step, programs)
-        except ReplayDiffersError:
-            run.take_fresh_attempt(["running them again gave another result"])
-            state = self.joined_state(run.restore_again(like), fixed)
-            return self.run_attempt(state, int(state.step), programs)
+        run.take_fresh_attempt(["running them again gave another result"])
+        state = self.joined_state(run.restore_again(like))
+        return self.run_attempt(state, int(state.step), programs)
 
     def run_attempt(
         self, state: TrainingState, step: int, programs: CompiledSteps
@@ -227,6 +236,7 @@ class Loop:
                 self.progress.warn(warning)
 
         self.save_sampler_state()
+        self._fixed = self.fixed(state)
         with self.run.stopwatch.part("checkpoints"):
             self.run.release(step, begun, self.halves(state), raw, rows, metrics, show)
         if self.evaluate is None and self.callback is None:
@@ -274,8 +284,8 @@ class Loop:
         """What no step changes: the frozen parameters and the model state."""
         return split(state.params, self.trainer.trainable)[1], state.model_state
 
-    def joined_state(self, halves: StateHalves, fixed: tuple[PyTree, PyTree]) -> TrainingState:
-        released, (frozen, model_state) = halves.released, fixed
+    def joined_state(self, halves: StateHalves) -> TrainingState:
+        released, (frozen, model_state) = halves.released, self._fixed
         return TrainingState(
             step=released.step,
             params=joined(released.params, frozen),

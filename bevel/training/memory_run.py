@@ -49,8 +49,10 @@ class MemoryRun:
     def sampling_seed(self) -> int:
         return self.secrets.sampling_seed if self._seed is None else self._seed
 
-    def resume(self, like: PyTree, environment: dict[str, Any], rows_between: Any) -> PyTree:
-        return like
+    def resume(
+        self, like: PyTree, begin: PyTree, environment: dict[str, Any], rows_between: Any
+    ) -> PyTree:
+        return begin
 
     def last_release(self, step: int) -> int:
         return step

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from bevel import precision
 from bevel.checks import shown
@@ -171,13 +171,15 @@ def copied(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
 
 
+def sharding_on(mesh: Mesh | None, x: jax.Array) -> Sharding:
+    """The sharding of an array on the mesh: its own if it is there, otherwise replicated."""
+    if mesh is None or (isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh):
+        return x.sharding
+    return NamedSharding(mesh, PartitionSpec())
+
+
 def on_mesh(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Replicates arrays over the mesh. Arrays that are already on the mesh are unchanged."""
-    if mesh is None:
-        return tree
-
-    def replicate(x: jax.Array) -> jax.Array:
-        placed = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
-        return x if placed else jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
-
-    return jax.tree.map(replicate, tree)
+    return jax.tree.map(
+        lambda x: x if x.sharding == (to := sharding_on(mesh, x)) else jax.device_put(x, to), tree
+    )

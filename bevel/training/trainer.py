@@ -19,8 +19,9 @@ from bevel.checks import flag, function, instance, is_real, shown
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, ExecutionPlanConfig, PerformanceFlags
 from bevel.execution_plan.performance import checked_flags
+from bevel.noise_addition import SupportedStrategies
 from bevel.optimizers import AugmentedGradientTransformation, as_augmented_optimizer
-from bevel.sharding.placement import place
+from bevel.sharding.placement import placed_by
 from bevel.sharding.rules import Rules
 from bevel.training.batches import Batches, BatchLayout, batch_layout
 from bevel.training.compilation import PadToMultiple, memory_option, padded_sizes_of
@@ -28,6 +29,7 @@ from bevel.training.contribution import Augmentation, LossFn, LossFnWithState
 from bevel.training.data import DataSource, check_length, source_of
 from bevel.training.folder_run import FolderRun
 from bevel.training.framework_objects import check_params, check_trained
+from bevel.training.initial_state import distinct, like_params, made_from, own
 from bevel.training.loop import Callback, Evaluate, Loop
 from bevel.training.loss_signature import check_signature
 from bevel.training.memory_run import MemoryRun
@@ -44,6 +46,7 @@ from bevel.training.state import (
     TrainingState,
     copied,
     on_mesh,
+    sharding_on,
     split,
     widened,
 )
@@ -150,25 +153,39 @@ class Trainer:
     def init(self, params: PyTree, *, model_state: PyTree = None) -> TrainingState:
         """The state before step 0, on the mesh. Your arrays are copied, not changed.
 
-        A model state is replicated, except for arrays that are already on the mesh.
+        Each array of the state is made once, where it stays: besides the state, there are only
+        your own arrays. A model state is replicated, except for arrays that are already on the
+        mesh.
         """
         check_signature(self.loss_fn, has_model_state=model_state is not None)
         check_params(params)
-        params = jax.tree.map(jnp.asarray, params)
-        if self.mesh is not None:
-            params = place(params, self.mesh, self.rules)
+        params = (
+            jax.tree.map(own, params)
+            if self.mesh is None
+            else placed_by(own, params, self.mesh, self.rules)
+        )
         trained, _ = split(params, self.trainable)
         check_trained(trained)
+        optimizer, noise = self._optimizer, self.plan.noise_addition_transform
+        flags, default = self.plan.flags, SupportedStrategies.DEFAULT
+        # Other layouts are chosen from arrays that are on the mesh.
+        in_program = (flags.buffers_in, flags.intermediate_strategy) == ("device", default)
         state = TrainingState(
             step=jnp.zeros((), jnp.int32),
             params=params,
-            opt_state=self._optimizer.init(widened(trained)),
-            noise_state=self.plan.noise_addition_transform.init(trained),
+            opt_state=made_from(
+                lambda x: optimizer.init(widened(x)), trained, self.mesh, like_params
+            ),
+            noise_state=made_from(noise.init, trained, self.mesh)
+            if in_program
+            else noise.init(trained),
             average=None if self.ema_decay is None else widened(trained),
-            model_state=as_arrays(model_state),
+            model_state=jax.tree.map(
+                lambda x: own(x, sharding_on(self.mesh, x)), as_arrays(model_state)
+            ),
         )
-        # Copy: an aliased buffer cannot be donated twice.
-        return on_mesh(copied(state), self.mesh)
+        # An array in two places cannot be donated twice.
+        return distinct(on_mesh(state, self.mesh))
 
     def released(self, state: TrainingState) -> ReleasedState:
         """The part of a state that may be released, once its steps are charged."""
@@ -314,20 +331,21 @@ class Trainer:
                     "state is a TrainingState, which has a model_state of its own. Leave out "
                     "model_state=, or replace it with dataclasses.replace(state, model_state=...)."
                 )
-            begin = copied(state)
+            begin = [copied(state)]
         else:
-            begin = self.init(state, model_state=model_state)
+            begin = [self.init(state, model_state=model_state)]
+        del state, model_state  # so that arrays that only `fit` was given can be freed
         progress = progress_of(options.progress) if is_first() else Progress()
         with explain_out_of_memory():
             if folder is None:
                 run: FolderRun | MemoryRun = MemoryRun(
-                    self.plan, options, seed, self._reached, int(begin.step)
+                    self.plan, options, seed, self._reached, int(begin[0].step)
                 )
             else:
                 run = FolderRun(Path(folder), self.plan, options)
             with run:
-                loop = Loop(self, run, batches, options, evaluate, callback, progress)
-                return loop.train(begin, precompile)
+                loop = Loop(self, run, batches, options, evaluate, callback, progress, begin.pop())
+                return loop.train(precompile)
 
     def _batches(
         self, source: DataSource, user_ids: np.ndarray | ExamplesByUser | None, compilations: int
