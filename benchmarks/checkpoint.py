@@ -31,12 +31,11 @@ import orbax.checkpoint as ocp
 import bevel
 from bevel.execution_plan import BandMFConfig, DPSGDConfig
 from bevel.training import Progress, RunOptions, Trainer
+from bevel.training.array_files import writing_handler
 from bevel.training.checkpoint import (
     Checkpoints,
     StateHalves,
-    array_handler,
     by_name,
-    detached,
     digest_of,
 )
 from bevel.training.checkpoint_metadata import CheckpointMetadata
@@ -69,7 +68,7 @@ def measure(config, width, layers, repeats):
         folder = RunFolder(Path(root) / "run")
         folder.create()
         checkpoints = Checkpoints(folder, keep=1)
-        plain = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(released=array_handler()))
+        plain = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(released=writing_handler()))
 
         def in_two(step):
             checkpoints.stage(
@@ -81,7 +80,7 @@ def measure(config, width, layers, repeats):
         def in_one(step):
             arrays = by_name(both)
             digest(arrays)
-            saved = ocp.args.Composite(released=ocp.args.PyTreeSave(detached(arrays)))
+            saved = ocp.args.Composite(released=ocp.args.PyTreeSave(arrays))
             plain.save(Path(root) / "plain", args=saved, force=True)
             plain.wait_until_finished()
 

@@ -6,7 +6,7 @@
 Orbax first writes both halves to a staging folder in `private/`. Once the steps are charged, the
 checkpoint is published by renaming the private half and then the released half, so a released half
 always has its private half. A staged checkpoint that is never charged shows nothing to anyone, and
-an interrupted run resumes from it. Arrays are written as zarr with one file per shard, because
+an interrupted run resumes from it. Arrays are written as zarr (`training.array_files`), because
 Orbax's OCDBT format contains the time of day and random names. Neither half contains keys, seeds or
 frozen parameters.
 """
@@ -28,6 +28,7 @@ import orbax.checkpoint as ocp
 
 from bevel.errors import BevelError, FixStorageError, RestoreCheckpointError
 from bevel.file_errors import explain_file_errors, is_storage_fault
+from bevel.training.array_files import read_arrays, writing_handler
 from bevel.training.checkpoint_metadata import (
     CheckpointMetadata,
     numbered_folders,
@@ -95,7 +96,7 @@ class Checkpoints:
             for path in (self._private, self._staging):
                 make_private_folder(path)
         barrier("bevel: folders of checkpoints")
-        halves = {RELEASED: array_handler(), PRIVATE: array_handler()}
+        halves = {RELEASED: writing_handler(), PRIVATE: writing_handler()}
         self._writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(**halves))
         logging.getLogger("absl").addFilter(_keep_log_record)
         self._staged: Staged | None = None
@@ -128,10 +129,11 @@ class Checkpoints:
     ) -> None:
         """Starts writing a checkpoint. The arrays may be donated once this returns.
 
-        The checkpoint is complete, and not yet released, when `wait` returns. `meta` has the
-        checksums of the arrays; `release` is the `ReleaseRecord` of the steps, as a dict.
+        Until they are written, there is one copy of them on the host. The checkpoint is complete,
+        and not yet released, when `wait` returns. `meta` has the checksums of the arrays; `release`
+        is the `ReleaseRecord` of the steps, as a dict.
         """
-        saved = [ocp.args.PyTreeSave(detached(by_name(half)) or NO_ARRAYS) for half in halves]
+        saved = [ocp.args.PyTreeSave(by_name(half) or NO_ARRAYS) for half in halves]
         args = ocp.args.Composite(**dict(zip((RELEASED, PRIVATE), saved, strict=True)))
         with _explain_write_errors(self._staging):
             self._writer.save(self._staging / str(meta.step), args=args, force=True)
@@ -294,22 +296,12 @@ def _keep_log_record(record: logging.LogRecord) -> bool:
     return "Skipping merge of OCDBT" not in text and "background save thread" not in text
 
 
-def array_handler() -> ocp.PyTreeCheckpointHandler:
-    return ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False)
-
-
 def _read_arrays(folder: Path, like: PyTree) -> PyTree:
     """Reads the arrays of one half, sharded like those of `like`."""
     named = by_name(like)
     if not named:
         return like
-    shapes = {name: shaped(x) for name, x in named.items()}
-    args = ocp.args.PyTreeRestore(
-        item=shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes)
-    )
-    with warnings.catch_warnings(), ocp.Checkpointer(array_handler()) as reader:
-        warnings.simplefilter("ignore")  # Orbax warns if the checkpoint is from another mesh
-        arrays = reader.restore(folder, args=args)
+    arrays = read_arrays(folder, {name: shaped(x) for name, x in named.items()})
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in named])
 
 
@@ -373,14 +365,3 @@ def by_name(tree: PyTree) -> dict[str, jax.Array]:
         f"{number:05d}.{path_text(path).replace('/', '.')}": leaf
         for number, (path, leaf) in enumerate(leaves)
     }
-
-
-def detached(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns arrays that stay valid while they are written, even if the originals are donated.
-
-    On CPU, Orbax may write directly from the array's buffer, which the next step would overwrite,
-    so the arrays are copied. On other backends Orbax writes from a copy on the host.
-    """
-    if jax.default_backend() != "cpu":
-        return named
-    return jax.tree.map(lambda x: x.copy(), named)

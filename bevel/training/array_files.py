@@ -1,0 +1,201 @@
+"""Writes and reads the arrays of a checkpoint with bounded memory, as zarr that Orbax can read.
+
+Saving copies each array to the host once, so that the next step may donate it. These copies are
+written a few pieces at a time and freed. A piece is a part of one shard and becomes one file.
+Restoring reads a few arrays at a time, each into the sharding that it is used with.
+"""
+
+import asyncio
+import base64
+import itertools
+import json
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore
+from jax.sharding import NamedSharding
+
+# A piece of a shard is about this large, if the shape of the shard allows it.
+PIECE = 2**24
+# This part of all bytes may be compressed, or read, at the same time.
+UNDER_WAY = 1 / 8
+# Where Orbax looks for the shardings of arrays.
+SHARDINGS = "_sharding"
+_Index = tuple[slice, ...]
+
+
+def reading_handler() -> ocp.PyTreeCheckpointHandler:
+    return ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False)
+
+
+def writing_handler() -> ocp.PyTreeCheckpointHandler:
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (jax.Array, _PieceWriter()), (np.ndarray, ocp.type_handlers.NumpyHandler())
+    )
+    return ocp.PyTreeCheckpointHandler(
+        use_ocdbt=False, use_zarr3=False, type_handler_registry=registry
+    )
+
+
+class _PieceWriter(ocp.type_handlers.ArrayHandler):
+    """Writes arrays piece by piece, from copies on the host."""
+
+    async def serialize(
+        self, values: Sequence[jax.Array], infos: Sequence[Any], args: Any = None
+    ) -> list[Any]:
+        del args
+        for x in values:
+            x.copy_to_host_async()  # all transfers begin before the first one is waited for
+        shardings = {info.name: _sharding_text(x) for x, info in zip(values, infos, strict=True)}
+        taken = [_Taken(x, info) for x, info in zip(values, infos, strict=True)]
+        writing = self._write(taken, shardings)
+        return [ocp.future.CommitFutureAwaitingContractedSignals(writing, name="bevel_pieces")]
+
+    async def _write(self, taken: list["_Taken"], shardings: dict[str, str | None]) -> None:
+        if not taken:
+            return
+        limit = max(PIECE, int(UNDER_WAY * sum(array.bytes for array in taken)))
+        for array in taken:
+            await array.info.await_path_creation()
+        if jax.process_index() == 0:
+            known = {name: text for name, text in shardings.items() if text is not None}
+            encoded = {base64.urlsafe_b64encode(k.encode()).decode(): v for k, v in known.items()}
+            (Path(taken[0].info.parent_dir) / SHARDINGS).write_text(json.dumps(encoded))
+        waiting: list[Any] = []
+        size = 0
+        while taken:
+            array = taken.pop(0)
+            target = await array.opened()
+            for index, piece in array.pieces():
+                if size + piece.nbytes > limit:
+                    await asyncio.gather(*waiting)
+                    waiting, size = [], 0
+                size += piece.nbytes
+                write = target[index].write(piece, can_reference_source_data_indefinitely=True)
+                waiting.append(write)
+                del piece, write
+        await asyncio.gather(*waiting)
+
+
+class _Taken:
+    """Copies on the host of the shards of an array that this process writes."""
+
+    def __init__(self, x: jax.Array, info: Any) -> None:
+        self.info, self.dtype = info, jnp.dtype(x.dtype).name
+        self.shape, self.chunks = x.shape, piece_shape(x)
+        # Always a copy: on a CPU, NumPy would see the memory of the array, which is donated.
+        self._shards = [
+            (shard.index, np.array(shard.data, copy=True))
+            for shard in x.addressable_shards
+            if shard.replica_id == 0
+        ]
+        self.bytes = sum(data.nbytes for _, data in self._shards)
+
+    async def opened(self) -> Any:
+        spec = {
+            "driver": "zarr",
+            "dtype": self.dtype,
+            "kvstore": {"driver": "file", "path": f"{self.info.parent_dir / self.info.name}/"},
+            "metadata": {
+                "shape": list(self.shape),
+                "chunks": list(self.chunks),
+                "compressor": {"id": "zstd", "level": 1},
+            },
+        }
+        context = self.info.ts_context
+        if jax.process_index() == 0:
+            await tensorstore.open(spec, create=True, open=True, context=context)
+        return await tensorstore.open(spec, open=True, assume_metadata=True, context=context)
+
+    def pieces(self) -> Iterator[tuple[_Index, np.ndarray]]:
+        """Yields the place and values of each piece. The copies of a shard are freed after it."""
+        while self._shards:
+            index, data = self._shards.pop()
+            starts = [part.start or 0 for part in index]
+            steps = [range(0, n, chunk) for n, chunk in zip(data.shape, self.chunks, strict=True)]
+            for corner in itertools.product(*steps):
+                inside = tuple(
+                    slice(a, a + chunk) for a, chunk in zip(corner, self.chunks, strict=True)
+                )
+                piece = data[inside]
+                place = tuple(
+                    slice(start + a, start + a + n)
+                    for start, a, n in zip(starts, corner, piece.shape, strict=True)
+                )
+                yield place, piece
+
+
+def piece_shape(x: jax.Array) -> tuple[int, ...]:
+    """The shape of the pieces of an array: its shard, split along one dimension if it is large.
+
+    A dimension that is split over devices is only split further if the parts are equal, because
+    several processes must not write to one file.
+    """
+    shard = x.sharding.shard_shape(x.shape)
+    size = math.prod(shard) * x.dtype.itemsize
+    wanted = -(-size // PIECE)
+    if wanted <= 1:
+        return tuple(max(1, n) for n in shard)
+    axis = int(np.argmax(shard))
+    length, parts = shard[axis], min(wanted, shard[axis])
+    if shard[axis] == x.shape[axis]:
+        length = -(-length // parts)
+    else:
+        length //= next(p for p in range(parts, length + 1) if length % p == 0)
+    return (*shard[:axis], length, *shard[axis + 1 :])
+
+
+def _sharding_text(x: jax.Array) -> str | None:
+    """The sharding of an array as Orbax records it."""
+    kinds = ocp.metadata.NamedShardingMetadata, ocp.metadata.SingleDeviceShardingMetadata
+    kind = kinds[0] if isinstance(x.sharding, NamedSharding) else kinds[1]
+    try:
+        return str(kind.from_jax_sharding(x.sharding).to_serialized_string())
+    except (AttributeError, TypeError, ValueError):
+        return None  # Orbax then asks for one when it restores the array
+
+
+def read_arrays(folder: Path, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """Reads arrays by name, into the shardings of `shapes`, a few at a time."""
+    arrays: dict[str, jax.Array] = {}
+    with warnings.catch_warnings(), ocp.Checkpointer(reading_handler()) as reader:
+        warnings.simplefilter("ignore")  # Orbax warns if the checkpoint is from another mesh
+        for some in _groups(shapes):
+            restore_args = ocp.checkpoint_utils.construct_restore_args(some)
+            partial = len(some) < len(shapes)
+            args = ocp.args.PyTreeRestore(
+                item=some, restore_args=restore_args, partial_restore=partial
+            )
+            arrays |= reader.restore(folder, args=args)
+            jax.block_until_ready(arrays)  # the copies on the host are freed
+    return arrays
+
+
+def _groups(shapes: dict[str, jax.ShapeDtypeStruct]) -> list[dict[str, jax.ShapeDtypeStruct]]:
+    """Splits arrays into groups that are read at the same time."""
+    sizes = {name: _bytes_here(x) for name, x in shapes.items()}
+    limit = max(PIECE, int(UNDER_WAY * sum(sizes.values())))
+    groups: list[dict[str, jax.ShapeDtypeStruct]] = []
+    size = limit
+    for name, x in shapes.items():
+        if size + sizes[name] > limit:
+            groups.append({})
+            size = 0
+        groups[-1][name] = x
+        size += sizes[name]
+    return groups
+
+
+def _bytes_here(x: jax.ShapeDtypeStruct) -> int:
+    """The bytes of an array that this process reads. Replicas are read once."""
+    sharding: Any = x.sharding
+    indices = sharding.addressable_devices_indices_map(x.shape).values()
+    shards = len({str(index) for index in indices})
+    return shards * math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
