@@ -26,8 +26,8 @@ from jax.sharding import NamedSharding
 PIECE = 2**24
 # This part of all bytes may be compressed, or read, at the same time.
 UNDER_WAY = 1 / 8
-# Where Orbax looks for the shardings of arrays.
-SHARDINGS = "_sharding"
+# Where Orbax looks for the shardings of arrays, and for what else it knows about them.
+SHARDINGS, DESCRIPTIONS = "_sharding", "array_metadatas"
 _Index = tuple[slice, ...]
 
 
@@ -51,10 +51,15 @@ class _PieceWriter(ocp.type_handlers.ArrayHandler):
         self, values: Sequence[jax.Array], infos: Sequence[Any], args: Any = None
     ) -> list[Any]:
         del args
-        for x in values:
+        if not all(x.size for x in values):
+            raise ValueError("arrays without elements cannot be saved")
+        plain = [jax.random.key_data(x) if _is_key(x) else x for x in values]
+        for x in plain:
             x.copy_to_host_async()  # all transfers begin before the first one is waited for
-        shardings = {info.name: _sharding_text(x) for x, info in zip(values, infos, strict=True)}
-        taken = [_Taken(x, info) for x, info in zip(values, infos, strict=True)]
+        shardings = {info.name: _sharding_text(x) for x, info in zip(plain, infos, strict=True)}
+        impls = [str(jax.random.key_impl(x)) if _is_key(x) else None for x in values]
+        zipped = zip(plain, infos, impls, strict=True)
+        taken = [_Taken(x, info, impl, turn) for turn, (x, info, impl) in enumerate(zipped)]
         writing = self._write(taken, shardings)
         return [ocp.future.CommitFutureAwaitingContractedSignals(writing, name="bevel_pieces")]
 
@@ -64,10 +69,14 @@ class _PieceWriter(ocp.type_handlers.ArrayHandler):
         limit = max(PIECE, int(UNDER_WAY * sum(array.bytes for array in taken)))
         for array in taken:
             await array.info.await_path_creation()
+        folder = Path(taken[0].info.parent_dir)
         if jax.process_index() == 0:
             known = {name: text for name, text in shardings.items() if text is not None}
             encoded = {base64.urlsafe_b64encode(k.encode()).decode(): v for k, v in known.items()}
-            (Path(taken[0].info.parent_dir) / SHARDINGS).write_text(json.dumps(encoded))
+            (folder / SHARDINGS).write_text(json.dumps(encoded))
+        (folder / DESCRIPTIONS).mkdir(exist_ok=True)
+        described = {"array_metadatas": [array.description() for array in taken]}
+        (folder / DESCRIPTIONS / f"process_{jax.process_index()}").write_text(json.dumps(described))
         waiting: list[Any] = []
         size = 0
         while taken:
@@ -85,16 +94,19 @@ class _PieceWriter(ocp.type_handlers.ArrayHandler):
 
 
 class _Taken:
-    """Copies on the host of the shards of an array that this process writes."""
+    """Copies on the host of the shards of an array that this process writes.
 
-    def __init__(self, x: jax.Array, info: Any) -> None:
-        self.info, self.dtype = info, jnp.dtype(x.dtype).name
+    Replicas take turns: those with the number `turn`, modulo their number, write this array.
+    """
+
+    def __init__(self, x: jax.Array, info: Any, key_impl: str | None = None, turn: int = 0) -> None:
+        writes = turn % _replicas(x)
+        self.info, self.dtype, self._key_impl = info, jnp.dtype(x.dtype).name, key_impl
         self.shape, self.chunks = x.shape, piece_shape(x)
-        # Always a copy: on a CPU, NumPy would see the memory of the array, which is donated.
         self._shards = [
-            (shard.index, np.array(shard.data, copy=True))
+            (shard.index, _on_host(shard.data))
             for shard in x.addressable_shards
-            if shard.replica_id == 0
+            if shard.replica_id == writes
         ]
         self.bytes = sum(data.nbytes for _, data in self._shards)
 
@@ -113,6 +125,13 @@ class _Taken:
         if jax.process_index() == 0:
             await tensorstore.open(spec, create=True, open=True, context=context)
         return await tensorstore.open(spec, open=True, assume_metadata=True, context=context)
+
+    def description(self) -> dict[str, Any]:
+        """What Orbax reads about the array, such as that it is the data of a random key."""
+        extra = self._key_impl and {"random_key_impl": self._key_impl}
+        fields = {"param_name": self.info.name, "write_shape": self.chunks}
+        fields |= {"chunk_shape": self.chunks, "ext_metadata": extra}
+        return {"array_metadata": fields}
 
     def pieces(self) -> Iterator[tuple[_Index, np.ndarray]]:
         """Yields the place and values of each piece. The copies of a shard are freed after it."""
@@ -150,6 +169,23 @@ def piece_shape(x: jax.Array) -> tuple[int, ...]:
     else:
         length //= next(p for p in range(parts, length + 1) if length % p == 0)
     return (*shard[:axis], length, *shard[axis + 1 :])
+
+
+def _replicas(x: jax.Array) -> int:
+    """The number of devices that hold each shard."""
+    shard = x.sharding.shard_shape(x.shape)
+    shards = math.prod(-(-n // part) for n, part in zip(x.shape, shard, strict=True) if part)
+    return max(1, len(x.sharding.device_set) // shards)
+
+
+def _on_host(x: jax.Array) -> np.ndarray:
+    """A copy on the host. On a CPU, NumPy would see the memory of the array, which is donated."""
+    on_cpu = next(iter(x.devices())).platform == "cpu"
+    return np.array(x, copy=True) if on_cpu else np.asarray(x)
+
+
+def _is_key(x: jax.Array) -> bool:
+    return bool(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 def _sharding_text(x: jax.Array) -> str | None:
@@ -198,4 +234,5 @@ def _bytes_here(x: jax.ShapeDtypeStruct) -> int:
     sharding: Any = x.sharding
     indices = sharding.addressable_devices_indices_map(x.shape).values()
     shards = len({str(index) for index in indices})
-    return shards * math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    width = getattr(x.dtype, "itemsize", 8)
+    return shards * math.prod(sharding.shard_shape(x.shape)) * width

@@ -265,7 +265,8 @@ class Trainer:
 
         Args:
           dataset: arrays with one row per record, or any random-access source (`training.data`).
-          state: the initial parameters; without a folder also a state to continue from.
+          state: the initial parameters; without a folder also a state to continue from. Both are
+            copied once: as long as you hold a state that you passed, there are two.
           model_state: what the loss reads and nobody trains, as a tree of arrays: frozen batch
             statistics, tables, typed keys. The loss then takes it as its second argument, the same
             at every step. It is treated like frozen parameters, and a loss that returns a changed

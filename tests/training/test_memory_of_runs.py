@@ -17,8 +17,6 @@ import numpy as np
 import optax
 import pytest
 import training_runs as runs
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from bevel.sharding import make_mesh
 from bevel.training import array_files
@@ -214,53 +212,6 @@ def test_a_checkpoint_makes_no_array_on_the_devices_and_one_copy_on_the_host(tmp
     checkpoints.close()
     assert live and max(live) - before < 0.01 * one
     assert host < 1.2 * one
-
-
-def test_copies_of_a_checkpoint_are_freed_as_they_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_files, "PIECE", 1 << 16)
-    x = jnp.arange(1 << 18, dtype=jnp.float32).reshape(1 << 9, 1 << 9)
-    taken = array_files._Taken(x, None)
-    whole = sum(piece.nbytes for _, piece in taken.pieces())
-    assert whole == x.nbytes and taken._shards == []
-
-
-@pytest.mark.parametrize("axes", [None, "data=8", "data=2,fsdp=4"])
-@pytest.mark.parametrize("piece", [64, 1 << 10, 1 << 24])
-def test_pieces_put_together_are_the_array_and_no_two_shards_share_one(axes, piece, monkeypatch):
-    monkeypatch.setattr(array_files, "PIECE", piece)
-    for shape, spec in [
-        ((24, 40), P("data")),
-        ((8, 37), P(None)),
-        ((16, 8, 3), P(None, "data")),
-        ((), P()),
-    ]:
-        x = jnp.arange(math.prod(shape), dtype=jnp.float32).reshape(shape)
-        if axes:
-            x = jax.device_put(x, NamedSharding(make_mesh(axes), spec))
-        taken, found = array_files._Taken(x, None), np.full(shape, -1.0)
-        files = set()
-        for place, values in taken.pieces():
-            assert (found[place] == -1).all()
-            found[place] = values
-            corner = tuple(s.start // c for s, c in zip(place, taken.chunks, strict=True))
-            assert all(s.start % c == 0 for s, c in zip(place, taken.chunks, strict=True))
-            assert corner not in files
-            files.add(corner)
-        assert np.array_equal(found, x)
-
-
-def test_arrays_are_read_a_few_at_a_time(monkeypatch):
-    monkeypatch.setattr(array_files, "PIECE", 1000)
-    where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = {
-        f"x{k}": jax.ShapeDtypeStruct((100 * k,), np.float32, sharding=where) for k in range(1, 9)
-    }
-    groups = array_files._groups(shapes)
-    assert [name for group in groups for name in group] == list(shapes)
-    total = sum(4 * 100 * k for k in range(1, 9))
-    for group in groups:
-        size = sum(4 * x.size for x in group.values())
-        assert len(group) == 1 or size <= max(1000, total / 8)
 
 
 @pytest.mark.full
