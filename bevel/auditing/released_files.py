@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from bevel.training.checkpoint import array_handler
+from bevel.training.array_files import array_handler
 from bevel.training.folder import CHECKPOINTS, PRIVATE, RAW, RELEASED
 
 

@@ -91,7 +91,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 def _write_orbax(params: Mapping[str, np.ndarray], path: Path) -> None:
     import orbax.checkpoint as ocp
 
-    from bevel.training.checkpoint import array_handler
+    from bevel.training.array_files import array_handler
 
     tree = arranged(params, None)  # raises if an array would be inside another
     dotted = [name.replace("/", ".") for name in params]
@@ -111,7 +111,7 @@ def _read_orbax(path: Path) -> dict[str, np.ndarray]:
     import jax
     import orbax.checkpoint as ocp
 
-    from bevel.training.checkpoint import array_handler
+    from bevel.training.array_files import array_handler
     from bevel.training.state import path_text
 
     with _quiet(), ocp.Checkpointer(array_handler()) as reader:

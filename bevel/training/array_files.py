@@ -31,20 +31,22 @@ SHARDINGS, DESCRIPTIONS = "_sharding", "array_metadatas"
 _Index = tuple[slice, ...]
 
 
-def reading_handler() -> ocp.PyTreeCheckpointHandler:
+def array_handler() -> ocp.PyTreeCheckpointHandler:
+    """Orbax's own handler of arrays, which reads what `writing_handler` writes."""
     return ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False)
 
 
 def writing_handler() -> ocp.PyTreeCheckpointHandler:
+    """A handler that writes arrays with bounded memory."""
     registry = ocp.type_handlers.create_type_handler_registry(
-        (jax.Array, _PieceWriter()), (np.ndarray, ocp.type_handlers.NumpyHandler())
+        (jax.Array, PieceWriter()), (np.ndarray, ocp.type_handlers.NumpyHandler())
     )
     return ocp.PyTreeCheckpointHandler(
         use_ocdbt=False, use_zarr3=False, type_handler_registry=registry
     )
 
 
-class _PieceWriter(ocp.type_handlers.ArrayHandler):
+class PieceWriter(ocp.type_handlers.ArrayHandler):
     """Writes arrays piece by piece, from copies on the host."""
 
     async def serialize(
@@ -59,11 +61,11 @@ class _PieceWriter(ocp.type_handlers.ArrayHandler):
         shardings = {info.name: _sharding_text(x) for x, info in zip(plain, infos, strict=True)}
         impls = [str(jax.random.key_impl(x)) if _is_key(x) else None for x in values]
         zipped = zip(plain, infos, impls, strict=True)
-        taken = [_Taken(x, info, impl, turn) for turn, (x, info, impl) in enumerate(zipped)]
+        taken = [HostCopies(x, info, impl, turn) for turn, (x, info, impl) in enumerate(zipped)]
         writing = self._write(taken, shardings)
         return [ocp.future.CommitFutureAwaitingContractedSignals(writing, name="bevel_pieces")]
 
-    async def _write(self, taken: list["_Taken"], shardings: dict[str, str | None]) -> None:
+    async def _write(self, taken: list["HostCopies"], shardings: dict[str, str | None]) -> None:
         if not taken:
             return
         limit = max(PIECE, int(UNDER_WAY * sum(array.bytes for array in taken)))
@@ -93,16 +95,16 @@ class _PieceWriter(ocp.type_handlers.ArrayHandler):
         await asyncio.gather(*waiting)
 
 
-class _Taken:
+class HostCopies:
     """Copies on the host of the shards of an array that this process writes.
 
     Replicas take turns: those with the number `turn`, modulo their number, write this array.
     """
 
     def __init__(self, x: jax.Array, info: Any, key_impl: str | None = None, turn: int = 0) -> None:
-        writes = turn % _replicas(x)
+        writes = turn % replicas_of(x)
         self.info, self.dtype, self._key_impl = info, jnp.dtype(x.dtype).name, key_impl
-        self.shape, self.chunks = x.shape, piece_shape(x)
+        self.shape, self.chunks = x.shape, _piece_shape(x)
         self._shards = [
             (shard.index, _on_host(shard.data))
             for shard in x.addressable_shards
@@ -151,7 +153,7 @@ class _Taken:
                 yield place, piece
 
 
-def piece_shape(x: jax.Array) -> tuple[int, ...]:
+def _piece_shape(x: jax.Array) -> tuple[int, ...]:
     """The shape of the pieces of an array: its shard, split along one dimension if it is large.
 
     A dimension that is split over devices is only split further if the parts are equal, because
@@ -171,7 +173,7 @@ def piece_shape(x: jax.Array) -> tuple[int, ...]:
     return (*shard[:axis], length, *shard[axis + 1 :])
 
 
-def _replicas(x: jax.Array) -> int:
+def replicas_of(x: jax.Array) -> int:
     """The number of devices that hold each shard."""
     shard = x.sharding.shard_shape(x.shape)
     shards = math.prod(-(-n // part) for n, part in zip(x.shape, shard, strict=True) if part)
@@ -201,9 +203,9 @@ def _sharding_text(x: jax.Array) -> str | None:
 def read_arrays(folder: Path, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Reads arrays by name, into the shardings of `shapes`, a few at a time."""
     arrays: dict[str, jax.Array] = {}
-    with warnings.catch_warnings(), ocp.Checkpointer(reading_handler()) as reader:
+    with warnings.catch_warnings(), ocp.Checkpointer(array_handler()) as reader:
         warnings.simplefilter("ignore")  # Orbax warns if the checkpoint is from another mesh
-        for some in _groups(shapes):
+        for some in groups_to_read(shapes):
             restore_args = ocp.checkpoint_utils.construct_restore_args(some)
             partial = len(some) < len(shapes)
             args = ocp.args.PyTreeRestore(
@@ -214,7 +216,9 @@ def read_arrays(folder: Path, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[s
     return arrays
 
 
-def _groups(shapes: dict[str, jax.ShapeDtypeStruct]) -> list[dict[str, jax.ShapeDtypeStruct]]:
+def groups_to_read(
+    shapes: dict[str, jax.ShapeDtypeStruct],
+) -> list[dict[str, jax.ShapeDtypeStruct]]:
     """Splits arrays into groups that are read at the same time."""
     sizes = {name: _bytes_here(x) for name, x in shapes.items()}
     limit = max(PIECE, int(UNDER_WAY * sum(sizes.values())))

@@ -23,12 +23,12 @@ SEEDS = (0x243F6A88, 0xB7E15162)
 
 def digest(tree: PyTree) -> list[str]:
     """Returns the checksum of each leaf, as 16 hexadecimal digits."""
-    sums = np.asarray(_checksums(jax.tree.leaves(tree)))
+    sums = np.asarray(checksums_of(jax.tree.leaves(tree)))
     return [f"{int(a):08x}{int(b):08x}" for a, b in sums]
 
 
 @jax.jit
-def _checksums(leaves: list[jax.Array]) -> jax.Array:
+def checksums_of(leaves: list[jax.Array]) -> jax.Array:
     if not leaves:
         return jnp.zeros((0, len(SEEDS)), jnp.uint32)
     return jnp.stack([checksum(leaf) for leaf in leaves])

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bevel.errors import FixArgumentsError, RestoreCheckpointError
-from bevel.training.array_files import reading_handler
+from bevel.training.array_files import array_handler
 from bevel.training.checkpoint_metadata import numbered_folders, read_json
 from bevel.training.folder import CHECKPOINT, CHECKPOINTS, METRICS, RELEASED, RUN, SECRETS
 from bevel.training.metrics_files import read_lines
@@ -135,7 +135,7 @@ def _arrays(checkpoint: Path, record: dict[str, Any]) -> dict[str, np.ndarray]:
         partial_restore=True,
     )
     try:
-        with warnings.catch_warnings(), ocp.Checkpointer(reading_handler()) as reader:
+        with warnings.catch_warnings(), ocp.Checkpointer(array_handler()) as reader:
             warnings.simplefilter("ignore")
             found = reader.restore(checkpoint.absolute(), args=args)
     except Exception as error:

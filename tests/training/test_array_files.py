@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from bevel.sharding import make_mesh
 from bevel.training import array_files
-from bevel.training.array_files import read_arrays, reading_handler, writing_handler
+from bevel.training.array_files import array_handler, read_arrays, writing_handler
 from bevel.training.state import shaped
 
 
@@ -54,7 +54,7 @@ def content(folder):
 def test_the_files_are_those_of_orbax(tmp_path, axes):
     tree = arrays(axes)
     ours = content(written(tmp_path / "ours", writing_handler(), tree))
-    theirs = content(written(tmp_path / "theirs", reading_handler(), tree))
+    theirs = content(written(tmp_path / "theirs", array_handler(), tree))
     described = [tree.pop("array_metadatas/process_0") for tree in (ours, theirs)]
     if axes == "data=4,model=2":  # Orbax splits the shards among their replicas
         assert {name.split("/")[0] for name in ours} == {name.split("/")[0] for name in theirs}
@@ -64,7 +64,7 @@ def test_the_files_are_those_of_orbax(tmp_path, axes):
         assert one == other
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with ocp.Checkpointer(reading_handler()) as reader:
+        with ocp.Checkpointer(array_handler()) as reader:
             found = reader.restore(tmp_path / "ours")
     for name, x in tree.items():
         same(found[name], x)
@@ -90,13 +90,13 @@ def same(a, b):
 
 def test_arrays_without_elements_are_refused(tmp_path):
     with pytest.raises(ValueError, match="without elements"):
-        asyncio.run(array_files._PieceWriter().serialize([jnp.zeros((0, 3))], [None]))
+        asyncio.run(array_files.PieceWriter().serialize([jnp.zeros((0, 3))], [None]))
 
 
 def test_copies_of_a_checkpoint_are_freed_as_they_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(array_files, "PIECE", 1 << 16)
     x = jnp.arange(1 << 18, dtype=jnp.float32).reshape(1 << 9, 1 << 9)
-    taken = array_files._Taken(x, None)
+    taken = array_files.HostCopies(x, None)
     whole = sum(piece.nbytes for _, piece in taken.pieces())
     assert whole == x.nbytes and taken._shards == []
 
@@ -114,7 +114,7 @@ def test_pieces_put_together_are_the_array_and_no_two_shards_share_one(axes, pie
         x = jnp.arange(math.prod(shape), dtype=jnp.float32).reshape(shape)
         if axes:
             x = jax.device_put(x, NamedSharding(make_mesh(axes), spec))
-        taken, found = array_files._Taken(x, None), np.full(shape, -1.0)
+        taken, found = array_files.HostCopies(x, None), np.full(shape, -1.0)
         files = set()
         for place, values in taken.pieces():
             assert (found[place] == -1).all()
@@ -132,7 +132,7 @@ def test_arrays_are_read_a_few_at_a_time(monkeypatch):
     shapes = {
         f"x{k}": jax.ShapeDtypeStruct((100 * k,), np.float32, sharding=where) for k in range(1, 9)
     }
-    groups = array_files._groups(shapes)
+    groups = array_files.groups_to_read(shapes)
     assert [name for group in groups for name in group] == list(shapes)
     total = sum(4 * 100 * k for k in range(1, 9))
     for group in groups:
@@ -144,8 +144,8 @@ def test_replicas_take_turns_and_write_each_shard_once():
     mesh = make_mesh("data=2,model=4")
     for spec, shape in ((P(), (8,)), (P("data"), (8, 8)), (P("data", "model"), (8, 8)), (P(), ())):
         x = jax.device_put(jnp.ones(shape), NamedSharding(mesh, spec))
-        replicas = array_files._replicas(x)
+        replicas = array_files.replicas_of(x)
         assert replicas == 1 + max(shard.replica_id for shard in x.addressable_shards)
         for turn in range(5):
-            pieces = list(array_files._Taken(x, None, None, turn).pieces())
+            pieces = list(array_files.HostCopies(x, None, None, turn).pieces())
             assert sum(values.size for _, values in pieces) == x.size

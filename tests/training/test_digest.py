@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bevel.sharding import make_mesh
-from bevel.training.digest import _checksums, digest
+from bevel.training.digest import checksums_of, digest
 
 X = np.arange(16 * 8, dtype=np.float32).reshape(16, 8) / 7
 
@@ -61,6 +61,8 @@ def test_it_forms_no_array_of_the_size_of_a_leaf(dtype, kinds):
     mesh = make_mesh("data=4,model=2", axis_types=getattr(AxisType, kinds))
     specs = P(), P("data"), P("model", "data"), P(None, "model")
     leaves = [jax.device_put(jnp.ones((256, 64), dtype), NamedSharding(mesh, s)) for s in specs]
-    compiled = _checksums.lower([*leaves, jnp.ones(1 << 14, dtype), jnp.ones((), dtype)]).compile()
+    compiled = checksums_of.lower(
+        [*leaves, jnp.ones(1 << 14, dtype), jnp.ones((), dtype)]
+    ).compile()
     memory = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 0.1 * memory.argument_size_in_bytes

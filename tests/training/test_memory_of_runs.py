@@ -191,14 +191,14 @@ def test_a_checkpoint_makes_no_array_on_the_devices_and_one_copy_on_the_host(tmp
     folder.create()
     checkpoints = Checkpoints(folder)
     one = sum(x.nbytes for x in jax.tree.leaves(halves))
-    real = array_files._Taken.pieces
+    real = array_files.HostCopies.pieces
 
     def pieces(self):
         for piece in real(self):
             live.append(live_bytes())
             yield piece
 
-    monkeypatch.setattr(array_files._Taken, "pieces", pieces)
+    monkeypatch.setattr(array_files.HostCopies, "pieces", pieces)
     checkpoints.stage(halves, CheckpointMetadata(0, 0, "p", "k", "l", digest_of(halves)))
     checkpoints.wait()
     checkpoints.publish(0)
