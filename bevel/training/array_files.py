@@ -7,6 +7,9 @@ Restoring reads a few arrays at a time, each into the sharding that it is used w
 
 import asyncio
 import base64
+import contextlib
+import ctypes
+import gc
 import itertools
 import json
 import math
@@ -93,6 +96,7 @@ class PieceWriter(ocp.type_handlers.ArrayHandler):
                 waiting.append(write)
                 del piece, write
         await asyncio.gather(*waiting)
+        _return_freed_memory()
 
 
 class HostCopies:
@@ -212,7 +216,9 @@ def read_arrays(folder: Path, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[s
                 item=some, restore_args=restore_args, partial_restore=partial
             )
             arrays |= reader.restore(folder, args=args)
-            jax.block_until_ready(arrays)  # the copies on the host are freed
+            jax.block_until_ready(arrays)
+            gc.collect()  # cycles of Orbax hold the copies on the host
+            _return_freed_memory()
     return arrays
 
 
@@ -240,3 +246,9 @@ def _bytes_here(x: jax.ShapeDtypeStruct) -> int:
     shards = len({str(index) for index in indices})
     width = getattr(x.dtype, "itemsize", 8)
     return shards * math.prod(sharding.shard_shape(x.shape)) * width
+
+
+def _return_freed_memory() -> None:
+    """Returns freed memory to the system: glibc keeps that of each thread, which only it reuses."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
