@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bevel.sharding.same_values import put_same
 from bevel.training.state import copied
 
 PyTree = Any
@@ -22,7 +23,7 @@ WORTH_A_PROGRAM = 2**24
 
 def own(x: Any, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
     """A copy of an array of the caller, or a number, by default on the device where it is."""
-    placed = jnp.asarray(x) if sharding is None else jax.device_put(x, sharding)
+    placed = jnp.asarray(x) if sharding is None else put_same(x, sharding)
     on_cpu = next(iter(placed.devices())).platform == "cpu"
     if isinstance(x, np.ndarray) and not on_cpu:  # on a CPU, the memory of NumPy may be used
         return placed
