@@ -220,7 +220,7 @@ def test_a_job_that_fits_can_be_resumed(tmp_path):
     _measured("run", tmp_path / "run", 4, "DP-SGD", 120)
     resumed = _measured("run", tmp_path / "run", 8, "DP-SGD", 120)
     assert max(fresh["live"], resumed["live"]) <= 1.02
-    assert resumed["peak"] <= 1.1 * fresh["peak"]
+    assert resumed["peak"] <= 1.2 * fresh["peak"]
 
 
 @pytest.mark.full
