@@ -30,7 +30,8 @@ import orbax.checkpoint as ocp
 import bevel
 from bevel.execution_plan import BandMFConfig, DPSGDConfig
 from bevel.training import RunOptions, Trainer
-from bevel.training.checkpoint import CheckpointMetadata, Checkpoints, StateHalves, digest_of
+from bevel.training.checkpoint import Checkpoints, StateHalves, digest_of
+from bevel.training.checkpoint_metadata import CheckpointMetadata
 from bevel.training.folder import RunFolder
 
 STEPS, LAYERS, EXAMPLES = 8, 4, 64

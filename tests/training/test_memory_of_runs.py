@@ -20,7 +20,8 @@ import training_runs as runs
 
 from bevel.sharding import make_mesh
 from bevel.training import array_files
-from bevel.training.checkpoint import CheckpointMetadata, Checkpoints, StateHalves, digest_of
+from bevel.training.checkpoint import Checkpoints, StateHalves, digest_of
+from bevel.training.checkpoint_metadata import CheckpointMetadata
 from bevel.training.compiled_steps import CompiledSteps
 from bevel.training.folder import RunFolder
 from bevel.training.folder_run import FolderRun
