@@ -26,6 +26,7 @@ from bevel.training.compiled_steps import CompiledSteps
 from bevel.training.folder import RunFolder
 from bevel.training.folder_run import FolderRun
 from bevel.training.interrupts import RunInterrupted
+from bevel.training.releaser import Releaser
 from bevel.training.resume import ReplayDiffersError
 
 WIDE = 512
@@ -155,17 +156,17 @@ def test_steps_that_are_run_again_and_differ_leave_one_state(tmp_path, monkeypat
     runs.fit(tmp_path, of=trainer(), begin=params(), options=OPTIONS)
     _lose(tmp_path, 8)
     one, found = sum(x.nbytes for x in jax.tree.leaves(trainer().init(params()))), []
-    real_stage, real_again = FolderRun._stage, FolderRun.restore_again
+    real_stage, real_again = Releaser._stage, FolderRun.restore_again
 
     def differs_once(self, *args):
-        monkeypatch.setattr(FolderRun, "_stage", real_stage)
+        monkeypatch.setattr(Releaser, "_stage", real_stage)
         raise ReplayDiffersError
 
     def again(self, like):
         found.append(live_bytes())
         return real_again(self, like)
 
-    monkeypatch.setattr(FolderRun, "_stage", differs_once)
+    monkeypatch.setattr(Releaser, "_stage", differs_once)
     monkeypatch.setattr(FolderRun, "restore_again", again)
     before = live_bytes()
     with pytest.warns(UserWarning, match="attempt 1"):
