@@ -51,6 +51,9 @@ class Allowance:
                 f"epsilon {self._cost(total):.4g} at delta {self.budget.delta:g}, but the budget "
                 f"is {self.budget}. Nothing was charged: do not release these steps, and stop."
             )
+        if any(more < 0 for _, more in changed):  # until it is charged, what it replaces is spent
+            self._known_to_fit = collections.Counter()
+            return
         self._known_to_fit = total
         if not look_ahead:
             return

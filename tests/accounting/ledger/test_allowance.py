@@ -47,6 +47,24 @@ def test_a_run_takes_all_the_steps_that_fit_and_no_more(tmp_path, evaluations):
         assert ledger.spent().epsilon <= budget
 
 
+def test_asking_about_a_charge_that_replaces_another_allows_nothing_else(tmp_path):
+    fewer, more = gaussian_event(2.5), gaussian_event(2.0)
+    with opened(tmp_path / "l", 1.01 * cost(more)) as ledger:
+        one = ledger.run("one", plan="plan", key="a" * 64)
+        two = ledger.run("two", plan="plan", key="b" * 64)
+        one.charge(0, 5, fewer)
+        assert one.affords(0, 10, more)  # in place of `fewer`, but it is not charged
+        assert not two.affords(0, 10, more)
+        for run, attempt in ((two, 0), (one, 1)):
+            with pytest.raises(StopRunError):
+                run.charge(0, 10, more, attempt=attempt)
+            assert one.affords(0, 10, more)
+        one.charge(0, 10, more)
+        with pytest.raises(StopRunError):
+            two.charge(0, 5, fewer)
+        assert ledger.spent().epsilon <= ledger.terms.budget.epsilon
+
+
 def test_the_budget_covers_all_runs(tmp_path):
     budget = cost(gaussian_event(4.0, 3))
     with opened(tmp_path / "l", budget) as ledger:
