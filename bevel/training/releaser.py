@@ -222,7 +222,11 @@ class Releaser:
         A release that is under way is completed, and one that has not begun is not released.
         """
         pending, self._pending = self._pending, None
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        try:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        except BaseException:  # Ctrl-C: the ledger and the lock are closed next, so wait once more
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            raise
         if pending is None or pending.line is None or pending.line.cancelled():
             return None
         return pending.line.exception()

@@ -130,6 +130,23 @@ def test_closing_completes_what_is_under_way_and_ends_the_thread(run, parts):
     assert not [t for t in threading.enumerate() if t.name.startswith(THREAD)]
 
 
+def test_ctrl_c_while_closing_does_not_leave_the_thread_behind(run, parts, monkeypatch):
+    complete, join, interrupted = hold(parts), threading.Thread.join, []
+
+    def interrupt_once(thread, timeout=None):
+        if thread.name.startswith(THREAD) and not interrupted:
+            interrupted.append(thread)
+            threading.Timer(0.1, complete.set).start()
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupt_once)
+    run.release(4, 2, STATE, [], ["row"], None, lambda line: None)
+    with pytest.raises(KeyboardInterrupt):
+        run.close()
+    assert parts.checkpoints.publish.called and not interrupted[0].is_alive()
+
+
 def closed_run(parts, failure=None):
     """A run in a folder that ends, whose last release failed in this way unseen."""
     made = object.__new__(FolderRun)
