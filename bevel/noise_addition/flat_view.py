@@ -119,7 +119,8 @@ class FlatView:
         return _Rows(leaf, offset + row * np.uint32(self.width))
 
     def _leaf_of(self, index: jax.Array) -> jax.Array:
-        firsts = np.array(self.first_rows[1:-1], np.uint32)  # of all leaves but the first
+        # Of all leaves but the first. NumPy raises if the rows cannot be numbered with 32 bits.
+        firsts = np.array(self.first_rows[1:], np.uint32)[:-1]
         if not firsts.size:
             return jnp.zeros_like(index)
         if firsts.size < MOST_LEAVES_TO_COMPARE:
@@ -142,7 +143,8 @@ class FlatView:
     def filled(self, draw: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """Fills the view in a loop over chunks: `draw(index)` returns the rows of these numbers.
 
-        It returns their elements one after the other. The loop is compiled once.
+        Both return their elements one after the other. The loop is compiled once. It writes whole
+        rows, because a view may have more elements than 32 bits can number.
         """
         count = chunk_size(self.num_rows * self.width) // self.width or 1
         chunks = -(-self.num_rows // count)
@@ -150,17 +152,16 @@ class FlatView:
             # The barrier keeps XLA from drawing the noise of each leaf in a separate program.
             return jax.lax.optimization_barrier(draw(_numbers(np.uint32(0), self.num_rows)))
 
-        def step(chunk: jax.Array, flat: jax.Array) -> jax.Array:
+        def step(chunk: jax.Array, rows: jax.Array) -> jax.Array:
             first = chunk.astype(np.uint32) * np.uint32(count)
             drawn = jax.lax.optimization_barrier(draw(_numbers(first, count)))
-            return jax.lax.dynamic_update_slice_in_dim(
-                flat, drawn, first * np.uint32(self.width), 0
-            )
+            drawn = drawn.reshape(count, self.width)
+            return jax.lax.dynamic_update_slice_in_dim(rows, drawn, first, 0)
 
         like = jax.eval_shape(draw, jax.ShapeDtypeStruct((count,), np.uint32))
-        empty = jnp.zeros(chunks * count * self.width, like.dtype)
+        empty = jnp.zeros((chunks * count, self.width), like.dtype)
         empty = types.as_varying(empty, types.varying_axes(self._starts()))
-        return jax.lax.fori_loop(np.int32(0), np.int32(chunks), step, empty)
+        return jax.lax.fori_loop(np.int32(0), np.int32(chunks), step, empty).reshape(-1)
 
     def leaf(self, flat: jax.Array, number: int) -> jax.Array:
         """Takes a shard out of the filled view."""

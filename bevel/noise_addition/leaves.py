@@ -152,7 +152,7 @@ def _by_group(
 ) -> list[jax.Array]:
     numbers = range(len(arrays)) if numbers is None else numbers
     step_words = jax.random.key_data(jax.random.fold_in(key, step))
-    found = dict[int, jax.Array]()
+    found = {leaf: x for leaf, x in enumerate(arrays) if not x.size}
     for leaves, alike in group_leaves(arrays, specs):
         draws = make(arrays[leaves[0]].dtype)
         own = tuple(numbers[leaf] for leaf in leaves)
@@ -217,11 +217,14 @@ def group_leaves(arrays: list[jax.Array], specs: Sequence[PartitionSpec | None])
     The number of groups does not grow with the number of leaves or of their shapes, because each
     takes up to half a second to compile. A shape with much of the gradient has a group of its own,
     which is noised in place. The noise of the other groups occupies memory until it is added.
+    Leaves without elements are in no group.
     """
     total = sum(x.size for x in arrays)
     small, most = _group_sizes(total)
     shapes = dict[Any, list[int]]()
     for leaf, (x, spec) in enumerate(zip(arrays, specs, strict=True)):
+        if not x.size:
+            continue
         # The compiler may shard leaves of one shape differently.
         shape = (x.shape, spec) if types.on_one_device() else leaf
         shapes.setdefault((shape, types.explicit_sharding(x), *_kind(x, spec)), []).append(leaf)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bevel.sharding.same_values import put_same
@@ -19,6 +20,10 @@ from bevel.training.state import copied
 PyTree = Any
 # A smaller tree is not worth a program: what its arrays are made from may exist for a moment.
 WORTH_A_PROGRAM = 2**24
+# What optimizers begin with, which has the same bits in a program and in Python. A compiler rounds
+# arithmetic differently, so the state would depend on the mesh.
+FILLS = {"broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape", "select_n"}
+EXACT = FILLS | {"jit", "optimization_barrier", "reshard", "sharding_constraint"}
 
 
 def own(x: Any, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
@@ -66,7 +71,8 @@ def made_from(
 
     Without a program, JAX first makes zeros on one device and then splits them, and what
     `function` only reads the type of, such as parameters in float32, exists for a moment.
-    `shardings` is called with the types of the result, `params` and the mesh.
+    `shardings` is called with the types of the result, `params` and the mesh. A function with
+    arithmetic, such as random weights, is not compiled.
     """
     leaves = jax.tree.leaves(params)
     narrow = any(jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4 for x in leaves)
@@ -74,12 +80,20 @@ def made_from(
     if not (narrow or many) or sum(x.nbytes for x in leaves) < WORTH_A_PROGRAM:
         return function(params)
     try:
+        if not _is_exact(jax.make_jaxpr(function)(params).jaxpr):
+            return function(params)
         chosen = None
         if shardings and mesh is not None:
             chosen = shardings(jax.eval_shape(function, params), params, mesh)
         return jax.jit(lambda x: copied(function(x)), out_shardings=chosen)(params)
     except Exception:  # it may need values, or another mesh than it sees while it is traced
         return function(params)
+
+
+def _is_exact(program: Jaxpr) -> bool:
+    """Whether a program only fills, copies and converts arrays."""
+    inner = [x.jaxpr for e in program.eqns for x in e.params.values() if hasattr(x, "jaxpr")]
+    return all(e.primitive.name in EXACT for e in program.eqns) and all(map(_is_exact, inner))
 
 
 def like_params(state: PyTree, params: PyTree, mesh: Any) -> PyTree:

@@ -56,6 +56,16 @@ def test_every_element_gets_its_leaf_and_its_offset(name, width, aligned, chunk,
         np.testing.assert_array_equal(view.leaf(flat, number), expected)
 
 
+def test_views_have_more_elements_than_32_bits_can_number():
+    view = FlatView((shard((2**31, 1)), shard((2**32,)), shard((3,))), 128)
+    program = jax.make_jaxpr(lambda: view.filled(lambda i: jnp.zeros(len(i) * 128, np.int8)))()
+    (loop,) = (e for e in program.eqns if e.primitive.name == "scan")
+    updates = [e for e in loop.params["jaxpr"].eqns if "dynamic_update" in e.primitive.name]
+    assert updates and all(max(e.outvars[0].aval.shape) < 2**32 for e in updates)
+    with pytest.raises(OverflowError):
+        jax.eval_shape(FlatView((shard((2**32,)),) * 2, 1).locate, np.zeros(1, np.uint32))
+
+
 def test_little_is_padding():
     view = FlatView((shard((64, 512), (256, 1024), (64, 512)), shard((100, 72))), 8, True)
     elements = sum(math.prod(one.shape) for one in view.shards)

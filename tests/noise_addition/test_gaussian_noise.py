@@ -307,6 +307,19 @@ def test_empty_trees_and_leaves():
     assert noised.shape == (0, 3)
 
 
+@pytest.mark.parametrize("kind, manual", [(AUTO, False), (EXPLICIT, False), (AUTO, True)])
+@pytest.mark.parametrize("make", [gaussian, streaming])
+def test_empty_leaves_on_meshes(make, kind, manual):
+    specs = {"b": P("data"), "empty": P(None, "model")}
+    layout = Layout("", (4, 2), (kind,) * 2, specs, manual)
+    tree = {"b": np.ones(24, np.float32), "empty": np.zeros((0, 8), np.float32)}
+    run = steps(make(specs=specs), 2)
+    on_mesh = layout.place(tree)
+    noised = layout.compiled(run, on_mesh)(on_mesh)
+    assert noised["empty"].shape == (0, 8)
+    np.testing.assert_allclose(noised["b"], run(tree)["b"], rtol=1e-5)
+
+
 def test_integer_gradients_are_refused():
     g = {"w": np.zeros(3, np.int32)}
     with pytest.raises(FixArgumentsError, match=r"\['w'\] has dtype int32.*discrete_gaussian"):

@@ -81,6 +81,16 @@ def test_a_program_makes_what_python_makes(optimizer, dtype, config, axes, kinds
     same_in_a_program(trainer, params(dtype), monkeypatch)
 
 
+def test_arithmetic_of_an_optimizer_is_rounded_as_in_python(monkeypatch):
+    def weights(p):
+        return jax.tree.map(lambda x: x * 0.37 + 0.1 * jnp.sin(x), p)
+
+    optimizer = optax.GradientTransformation(weights, lambda g, s, p=None: (g, s))
+    mesh = make_mesh("data=2,fsdp=4")
+    trainer = runs.trainer(optimizer=optimizer, mesh=mesh, rules=RULES)
+    same_in_a_program(trainer, params(), monkeypatch)
+
+
 @pytest.mark.parametrize(
     "flags", [{"buffers_in": "host"}, {"intermediate_strategy": SupportedStrategies.ZERO}]
 )
