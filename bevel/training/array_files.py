@@ -185,9 +185,10 @@ def replicas_of(x: jax.Array) -> int:
 
 
 def _on_host(x: jax.Array) -> np.ndarray:
-    """A copy on the host. On a CPU, NumPy would see the memory of the array, which is donated."""
+    """A copy on the host. Of an array that is there, NumPy may see the memory, which is donated."""
     on_cpu = next(iter(x.devices())).platform == "cpu"
-    return np.array(x, copy=True) if on_cpu else np.asarray(x)
+    on_device = x.sharding.memory_kind in (None, "device")
+    return np.asarray(x) if on_device and not on_cpu else np.array(x, copy=True)
 
 
 def _is_key(x: jax.Array) -> bool:
