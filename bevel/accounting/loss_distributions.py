@@ -78,8 +78,22 @@ def _add(event: DpEvent, count: int, counts: Counts) -> None:
                 _add(inner, count, counts)
         case NoOpDpEvent():
             pass
+        case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
+            counts[RepeatAndSelectDpEvent(_hashable(inner), mean, shape)] += count
         case _:
             counts[event] += count
+
+
+def _hashable(event: DpEvent) -> DpEvent:
+    """The event with its lists as tuples."""
+    match event:
+        case ComposedDpEvent(events=inners):
+            return ComposedDpEvent(tuple(map(_hashable, inners)))
+        case SelfComposedDpEvent(event=inner, count=count):
+            return SelfComposedDpEvent(_hashable(inner), count)
+        case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
+            return RepeatAndSelectDpEvent(_hashable(inner), mean, shape)
+    return event
 
 
 def rounding_of_many(event: DpEvent) -> float:
@@ -97,7 +111,9 @@ def of_single_event(
     accountant = CachedPLDAccountant(relation, interval).compose(event.event)
     if not accountant._contains_non_dp_event:
         one: Any = vars(accountant)["_pld"]
-        accountant._pld = selected(one, event.mean, event.shape, interval)
+        best: Any = selected(one, event.mean, event.shape, interval)
+        accountant._contains_non_dp_event = best is None
+        accountant._pld = one if best is None else best
     return accountant
 
 

@@ -40,6 +40,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 LINES = 20_000  # values of x at which Psi is bounded
 POINTS = 16_000  # epsilons at which delta is bounded
 LARGEST_LOSS = 300.0  # larger losses count as infinite; exp(loss) must not overflow
+# Beyond these, no run is so private that the best of so many is.
+MOST_EXPECTED, LARGEST_SHIFT = 1e9, 600.0
 
 
 @functools.lru_cache(maxsize=256)
@@ -63,8 +65,10 @@ def _mean_of(gamma: float, shape: float) -> float:
 
 def selected(
     one: PrivacyLossDistribution, mean: float, shape: float, interval: float
-) -> PrivacyLossDistribution:
+) -> PrivacyLossDistribution | None:
     """The privacy losses of the best of K runs, from those of `one` run, never understated.
+
+    None if there are so many runs that nothing is claimed.
 
     Args:
       mean, shape: the distribution of K, as in dp-accounting's `RepeatAndSelectDpEvent`.
@@ -75,14 +79,19 @@ def selected(
     remove, add = one._pmf_remove, one._pmf_add
     symmetric = add is remove
     largest = max(_largest_loss(remove), _largest_loss(add))
-    weights, xs = _weights(mean, shape)
+    weights, xs = _weights(min(mean, MOST_EXPECTED), shape)
+    if mean > MOST_EXPECTED or not weights[-1] > weights[0] * math.exp(-LARGEST_SHIFT):
+        return None
     lines = [_lines(weights, xs, pmf, largest) for pmf in ((add,) if symmetric else (add, remove))]
     top = largest + max(math.log(float(np.max(alphas / betas))) for alphas, betas in lines)
     top = min(top, LARGEST_LOSS)
     step = interval * max(1, math.ceil(2 * top / POINTS / interval))
     count = math.ceil(top / step)
     deltas = [
-        _delta(pmf, *_combination(*found, step), step, count)
+        np.maximum(  # a Poisson number may be 0, but the price of a run is never left out
+            _delta(pmf, *_combination(*found, step), step, count),
+            _delta_at(pmf, np.arange(-count, count + 1) * step),
+        )
         for pmf, found in zip((remove, add), lines, strict=False)
     ]
     return PrivacyLossDistribution(
