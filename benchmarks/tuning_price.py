@@ -12,19 +12,22 @@ import datetime
 import os
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from dp_accounting import SelfComposedDpEvent
+from dp_accounting import DpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 import bevel
-from bevel.accounting import calibrate_noise_multiplier, dpsgd_event, epsilon
-from bevel.report.line_chart import HEIGHT, WIDTH, Series, axis_of, line_chart
-from bevel.tuning import TrialCount, epsilon_of_search, selection_event
+from bevel.accounting import AccountantFn, calibrate_noise_multiplier, dpsgd_event, epsilon
+from bevel.report.axis import axis_of
+from bevel.report.line_chart import HEIGHT, WIDTH, Series, line_chart
+from bevel.tuning import TrialCount, selection_event
 
-SETTINGS = {"delta": 1e-5, "neighboring_relation": "ADD_OR_REMOVE_ONE"}
+DELTA, RELATION = 1e-5, "ADD_OR_REMOVE_ONE"
 STEPS, PROBABILITY = 1000, 0.01
 TRIALS = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+HIGHEST = 20.0  # in the picture
 TABLE = (1.0, 3.0, 8.0)
 EXPECTED = (3.0, 10.0, 30.0, 100.0)
 DISTRIBUTIONS = ("logarithmic", "geometric", "poisson")
@@ -37,35 +40,38 @@ STYLE = (
 )
 
 
-def event_at(cost: float):
-    """One trial with this epsilon."""
-    noise = calibrate_noise_multiplier(
-        lambda noise: dpsgd_event(noise, STEPS, sampling_prob=PROBABILITY),
-        epsilon=cost,
-        **SETTINGS,
-    )
+def trial(noise: float) -> DpEvent:
     return dpsgd_event(noise, STEPS, sampling_prob=PROBABILITY)
 
 
-def panel(events: dict, distribution: str) -> str:
+def event_at(cost: float) -> DpEvent:
+    """One trial with this epsilon."""
+    return trial(
+        calibrate_noise_multiplier(trial, epsilon=cost, delta=DELTA, neighboring_relation=RELATION)
+    )
+
+
+def cost_of(event: DpEvent, accountant_fn: AccountantFn | None = None) -> float:
+    return epsilon(event, delta=DELTA, neighboring_relation=RELATION, accountant_fn=accountant_fn)
+
+
+def panel(events: Mapping[float, DpEvent], distribution: str) -> str:
     costs = list(events)
     lines = [Series("one trial", costs, costs, 5, 1)]
     for colour, expected in enumerate(EXPECTED, 1):
         count = TrialCount(expected, distribution)
-        found = [epsilon_of_search(event, count, **SETTINGS) for event in events.values()]
+        every = [cost_of(selection_event(event, count)) for event in events.values()]
+        found = [cost if cost <= HIGHEST else None for cost in every]
         lines.append(Series(f"{expected:g} trials", costs, found, colour))
     across = axis_of("epsilon of one trial", costs, include=(0.0,))
-    up = axis_of("epsilon of the search", (0.0, 20.0))
-    shown = [
-        Series(
-            s.label, s.x, [y if y is not None and y <= 20 else None for y in s.y], s.colour, s.dash
-        )
-        for s in lines
-    ]
-    return line_chart(f"{distribution} number of trials", across, up, shown)
+    up = axis_of("epsilon of the search", (0.0, HIGHEST))
+    title = f"{distribution} number of trials"
+    return line_chart(
+        distribution, title, "epsilon of the search by that of a trial", across, up, lines
+    )
 
 
-def table(events: dict) -> str:
+def table(events: Mapping[float, DpEvent]) -> str:
     rows = [
         "| epsilon of one trial | mean number of trials | logarithmic | geometric | poisson | "
         "geometric, by Rényi | as many, all charged |",
@@ -73,27 +79,25 @@ def table(events: dict) -> str:
     ]
     for cost in TABLE:
         for expected in EXPECTED:
-            found = [
-                epsilon_of_search(events[cost], TrialCount(expected, name), **SETTINGS)
-                for name in DISTRIBUTIONS
-            ]
-            search = selection_event(events[cost], TrialCount(expected))
-            found.append(epsilon(search, accountant_fn=RdpAccountant, **SETTINGS))
-            found.append(epsilon(SelfComposedDpEvent(events[cost], round(expected)), **SETTINGS))
-            cells = " | ".join(f"{x:.2f}" for x in found)
-            rows.append(f"| {cost:g} | {expected:g} | {cells} |")
+            one = events[cost]
+            searches = [selection_event(one, TrialCount(expected, name)) for name in DISTRIBUTIONS]
+            found = [cost_of(search) for search in searches]
+            found.append(cost_of(searches[1], RdpAccountant))
+            found.append(cost_of(SelfComposedDpEvent(one, round(expected))))
+            rows.append(f"| {cost:g} | {expected:g} | {' | '.join(f'{x:.2f}' for x in found)} |")
     return "\n".join(rows)
 
 
 def picture(panels: list[str], about: str) -> str:
     """Charts in a row under a key, as one SVG file."""
     width, height, top = len(panels) * WIDTH, HEIGHT + 64, 34
+    size = f'width="{WIDTH}" height="{HEIGHT}"'
     parts = [
-        re.sub(
-            "^<svg ", f'<svg x="{i * WIDTH}" y="{top}" width="{WIDTH}" height="{HEIGHT}" ', chart
-        )
+        re.sub("^<svg ", f'<svg x="{i * WIDTH}" y="{top}" {size} ', chart)
         for i, chart in enumerate(panels)
     ]
+    for i, name in enumerate(DISTRIBUTIONS):
+        parts.append(f'<text class="name" x="{i * WIDTH + 78}" y="{top + 22}">{name}</text>')
     names = ["one trial alone", *(f"{expected:g} trials on average" for expected in EXPECTED)]
     for i, name in enumerate(names):
         x, style = 78 + 190 * i, f"s{i or 5}{'' if i else ' d1'}"

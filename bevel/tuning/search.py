@@ -120,6 +120,11 @@ def tune(
         raise FixArgumentsError("a search runs in one process: start it without bevel launch.")
     plan = costliest_plan(trials.plan, checked)
     price = price_of_search(plan, count, options, trials.score_event)
+    if not math.isfinite(price.epsilon):
+        raise FixArgumentsError(
+            f"the best of {count} is not private: a trial has too little noise for it. Use more "
+            "noise, fewer trials, or distribution='logarithmic'."
+        )
     event = selection_event(plan.dp_event, count, score_event=trials.score_event)
     budget = Budget(price.epsilon, price.delta)
     root = Path(folder)

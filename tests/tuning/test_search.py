@@ -282,6 +282,11 @@ def test_a_delta_is_needed(tmp_path):
         search(tmp_path / "search", options=training_runs.options())
 
 
+def test_a_search_without_noise_is_refused(tmp_path):
+    with pytest.raises(FixArgumentsError, match="has too little noise for it"):
+        search(tmp_path / "search", make=lambda _: searches.make_trainer({"noise_multiplier": 0.0}))
+
+
 def test_make_trainer_returns_a_trainer(tmp_path):
     with pytest.raises(FixArgumentsError, match="make_trainer returned a dict"):
         search(tmp_path / "search", make=lambda settings: settings)
