@@ -21,6 +21,7 @@ def grid(folder, **changed):
     return charged_grid(searches.make_trainer, space, data, params, **chosen)
 
 
+@pytest.mark.full
 def test_all_trials_are_released_and_charged(tmp_path):
     trials, price = grid(tmp_path / "grid")
     assert [trial.score for trial in trials] == sorted((t.score for t in trials), reverse=True)

@@ -1,5 +1,6 @@
 """A result is read from the released half of a search."""
 
+import pytest
 import training_runs
 from searches import of_trials, search
 
@@ -7,6 +8,7 @@ from bevel.tuning import Price
 from bevel.tuning.result import read_result
 
 
+@pytest.mark.full
 def test_a_result_needs_nothing_private(tmp_path, monkeypatch):
     of_trials(monkeypatch, 2)
     result = search(tmp_path / "search")

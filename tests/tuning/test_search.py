@@ -282,9 +282,9 @@ def test_a_delta_is_needed(tmp_path):
         search(tmp_path / "search", options=training_runs.options())
 
 
-def test_a_search_without_noise_is_refused(tmp_path):
+def test_a_search_with_an_infinite_price_is_refused(tmp_path):
     with pytest.raises(FixArgumentsError, match="has too little noise for it"):
-        search(tmp_path / "search", make=lambda _: searches.make_trainer({"noise_multiplier": 0.0}))
+        search(tmp_path / "search", expected_trials=10_000, distribution="poisson")
 
 
 def test_make_trainer_returns_a_trainer(tmp_path):
