@@ -47,7 +47,8 @@ def make_trainer(settings):
         noise_multiplier=config.noise_multiplier,
         l2_clip_norm=settings["clip_norm"],
     )
-    return Trainer(trial, loss, optax.sgd(settings["learning_rate"]))
+    optimizer = optax.sgd(settings["learning_rate"])
+    return Trainer(config=trial, loss_fn=loss, optimizer=optimizer)
 
 
 calls = []

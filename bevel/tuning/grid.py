@@ -44,8 +44,9 @@ def charged_grid(
     """Trains every combination of choices as an ordinary run, and charges all to one ledger.
 
     All trials and scores may be shown, and you may choose as you like. The price is that of all
-    trials together, which is above that of a search of as many trials on average. The trials are in folder/0, folder/1, ...; those that are complete are not run
-    again. The score must come from data that is not protected.
+    trials together, which is above that of a search of as many trials on average. The trials are in
+    folder/0, folder/1, ...; those that are complete are not run again. The score must come from
+    data that is not protected.
 
     Returns the trials, the best first, and the price. Arguments are those of `tune`. The budget of
     a new ledger is by default what all trials cost together.
