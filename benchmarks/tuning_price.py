@@ -97,7 +97,8 @@ def picture(panels: list[str], about: str) -> str:
         for i, chart in enumerate(panels)
     ]
     for i, name in enumerate(DISTRIBUTIONS):
-        parts.append(f'<text class="name" x="{i * WIDTH + 78}" y="{top + 22}">{name}</text>')
+        place = f'x="{(i + 1) * WIDTH - 18}" y="{top + 18}" text-anchor="end"'
+        parts.append(f'<text class="name" {place}>{name}</text>')
     names = ["one trial alone", *(f"{expected:g} trials on average" for expected in EXPECTED)]
     for i, name in enumerate(names):
         x, style = 78 + 190 * i, f"s{i or 5}{'' if i else ' d1'}"

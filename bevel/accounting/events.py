@@ -18,7 +18,16 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from bevel.accounting.arguments import checked_noise
 from bevel.accounting.mixture_events import BallsInBinsDpEvent, RandomAllocationDpEvent
-from bevel.checks import flag, is_real, probability, reals, whole_number
+from bevel.checks import (
+    as_float,
+    flag,
+    instance,
+    is_real,
+    probability,
+    reals,
+    shown,
+    whole_number,
+)
 from bevel.errors import FixArgumentsError
 
 
@@ -231,16 +240,17 @@ def private_selection_event(event: DpEvent, expected_runs: float, *, shape: floa
     geometric distribution, and infinity the Poisson distribution, which is not truncated. Which of
     the released runs is the best may depend on the data through the outputs of the runs only.
     """
-    if not (is_real(expected_runs) and 1 < expected_runs < math.inf):
+    if not (is_real(expected_runs) and 1 < as_float(expected_runs) < math.inf):
         raise FixArgumentsError(
-            f"expected_runs={expected_runs!r}: pass a number above 1. With one run nothing is "
+            f"expected_runs={shown(expected_runs)}: pass a number above 1. With one run nothing is "
             "selected, and its event is that of the run."
         )
-    if not (is_real(shape) and shape >= 0):
+    if not (is_real(shape) and as_float(shape) >= 0):
         raise FixArgumentsError(
-            f"shape={shape!r}: pass 0 (logarithmic), 1 (geometric), infinity (Poisson), or another "
-            "number of at least 0."
+            f"shape={shown(shape)}: pass 0 (logarithmic), 1 (geometric), infinity (Poisson), or "
+            "another number of at least 0."
         )
+    instance("event", event, DpEvent, "a dp-accounting event, that of one run")
     if isinstance(event, BallsInBinsDpEvent | RandomAllocationDpEvent):
         raise FixArgumentsError(
             f"private selection among runs of {type(event).__name__}: no bound is proven here for "

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from bevel.checks import shown
 from bevel.errors import FixArgumentsError
 
 UNKNOWN, PUBLIC, GRID = "unknown", "public", "grid"
@@ -27,17 +28,17 @@ class Tuning:
     trials: str | None = None
 
     def __post_init__(self) -> None:
-        if self.way not in WAYS:
-            raise FixArgumentsError(f"tuning={self.way!r}: pass {UNKNOWN!r} or {PUBLIC!r}.")
+        if not isinstance(self.way, str) or self.way not in WAYS:
+            raise FixArgumentsError(f"tuning={shown(self.way)}: pass {UNKNOWN!r} or {PUBLIC!r}.")
 
     @classmethod
     def of(cls, given: "Tuning | str") -> "Tuning":
         """A record from the word that an owner may say about a run: 'unknown' or 'public'."""
         if isinstance(given, cls):
             return given
-        if given not in (UNKNOWN, PUBLIC):
+        if not isinstance(given, str) or given not in (UNKNOWN, PUBLIC):
             raise FixArgumentsError(
-                f"tuning={given!r}: pass 'public' if the settings were chosen by theory or on data "
-                "that is not protected, or 'unknown'. bevel.tuning records the other ways."
+                f"tuning={shown(given)}: pass 'public' if the settings were chosen by theory or on "
+                "data that is not protected, or 'unknown'. bevel.tuning records the other ways."
             )
-        return cls(str(given))
+        return cls(given)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from bevel.checks import is_real, positive_number
+from bevel.checks import as_float, is_real, positive_number, shown
 from bevel.errors import FixArgumentsError
 from bevel.tuning.draws import uniform
 
@@ -84,8 +84,11 @@ class OneOf:
 
 
 def _check_range(low: Any, high: Any) -> None:
-    if not (is_real(low) and is_real(high) and -math.inf < low < high < math.inf):
-        raise FixArgumentsError(f"low={low!r}, high={high!r}: pass two finite numbers, low < high.")
+    known = is_real(low) and is_real(high)
+    if not (known and -math.inf < as_float(low) < as_float(high) < math.inf):
+        raise FixArgumentsError(
+            f"low={shown(low)}, high={shown(high)}: pass two finite numbers, low < high."
+        )
 
 
 def checked_space(space: Mapping[str, Distribution]) -> dict[str, Distribution]:

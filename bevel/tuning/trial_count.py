@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from bevel.accounting.private_selection import halting_probability
-from bevel.checks import is_real, nearest
+from bevel.checks import as_float, is_real, nearest, shown
 from bevel.errors import FixArgumentsError
 from bevel.tuning.draws import uniform
 
@@ -39,9 +39,9 @@ class TrialCount:
     distribution: str | float = "geometric"
 
     def __post_init__(self) -> None:
-        if not (is_real(self.expected) and 1 < self.expected <= MOST_EXPECTED):
+        if not (is_real(self.expected) and 1 < as_float(self.expected) <= MOST_EXPECTED):
             raise FixArgumentsError(
-                f"expected_trials={self.expected!r}: pass a number above 1, and at most "
+                f"expected_trials={shown(self.expected)}: pass a number above 1, and at most "
                 f"{MOST_EXPECTED}. A single trial is an ordinary run, and needs no search."
             )
         object.__setattr__(self, "expected", float(self.expected))
@@ -54,11 +54,11 @@ class TrialCount:
                 "all of them, because the limit reveals how many could have won. Use 'logarithmic',"
                 " 'geometric' or 'poisson', or charge every trial with bevel.tuning.charged_grid."
             )
-        if not (is_real(given) and 0 <= float(given) < math.inf):
-            near = nearest(str(given), SHAPES)
+        if not (is_real(given) and 0 <= as_float(given) < math.inf):
+            near = nearest(given, SHAPES) if isinstance(given, str) else "."
             raise FixArgumentsError(
-                f"distribution={given!r}{near} Pass one of {', '.join(map(repr, SHAPES))}, or the "
-                "shape of a truncated negative binomial distribution, a number of at least 0."
+                f"distribution={shown(given)}{near} Pass one of {', '.join(map(repr, SHAPES))}, or "
+                "the shape of a truncated negative binomial distribution, a number of at least 0."
             )
         object.__setattr__(self, "distribution", float(given))
 
