@@ -164,6 +164,7 @@ def test_the_number_of_trials_and_the_settings_come_from_the_saved_secret(tmp_pa
     assert numbers[0] == numbers[1] != numbers[2] == numbers[3]
 
 
+@pytest.mark.full
 def test_another_search_of_the_same_name_is_refused_and_another_name_is_charged(
     tmp_path, monkeypatch
 ):
