@@ -24,6 +24,9 @@ Integrating,
 
     delta_AB(epsilon) <= sum_j c_j delta_PQ(epsilon - log u_j),      sum_j c_j = E[K].
 
+If K can be 0, as a Poisson number can, "no run" is one more outcome, with probability f(0) for all
+data. It adds f(0) max(0, 1 - e^epsilon), which is 0 unless epsilon is negative.
+
 Putting all of E[K] on the largest u_j gives the bound of Koskela, Redberg and Wang 2024
 (arXiv:2402.06701, for truncated negative binomial K); this sum is never above it. The steps below
 only ever round up.
@@ -87,10 +90,12 @@ def selected(
     top = min(top, LARGEST_LOSS)
     step = interval * max(1, math.ceil(2 * top / POINTS / interval))
     count = math.ceil(top / step)
+    epsilons = np.arange(-count, count + 1) * step
+    no_run = (math.exp(-mean) if shape == math.inf else 0.0) * np.maximum(0, -np.expm1(epsilons))
     deltas = [
         np.maximum(  # a Poisson number may be 0, but the price of a run is never left out
-            _delta(pmf, *_combination(*found, step), step, count),
-            _delta_at(pmf, np.arange(-count, count + 1) * step),
+            _delta(pmf, *_combination(*found, step), step, count) + no_run,
+            _delta_at(pmf, epsilons),
         )
         for pmf, found in zip((remove, add), lines, strict=False)
     ]

@@ -64,6 +64,17 @@ def test_no_ranking_of_the_outcomes_costs_more_than_the_bound(mean, shape):
         assert (np.array([delta(e, b, a).max() for e in epsilons]) <= limit_back + 1e-9).all()
 
 
+def test_no_run_at_all_is_an_outcome_that_is_charged():
+    """It adds to delta below epsilon = 0 only, on which compositions depend."""
+    p, q = np.array([0.3672, 0.6328]), np.array([0.9998, 0.0002])
+    pld, runs = selected(losses_of(p, q), 0.85, POISSON, INTERVAL), law(0.85, POISSON)
+    epsilons = np.array([-2.0, -1.0, -0.5])
+    for order in ([0, 1], [1, 0]):
+        a, b = (released(x[order], runs) for x in (p, q))
+        truth = np.array([delta(e, a, b) for e in epsilons])
+        assert (truth <= bound(pld, epsilons) + 1e-9).all()
+
+
 @pytest.mark.parametrize("noise", [1.0, 4.0])
 @pytest.mark.parametrize("mean, shape", RUNS)
 def test_the_worst_ranking_of_a_gaussian_almost_reaches_the_bound(mean, shape, noise):
