@@ -5,12 +5,13 @@ A search that is started again draws the same numbers.
 
 import hashlib
 
-BITS = 53
+BITS = 512  # so many that even the least likely numbers of trials, which the price needs, occur
 
 
 def uniform(seed: int, purpose: str) -> float:
-    """A number strictly between 0 and 1."""
+    """A number above 0 and at most 1. Near 0 it is as fine as floating point."""
     key = seed.to_bytes(16, "little")
-    hashed = hashlib.blake2b(purpose.encode(), key=key, person=b"bevel tuning", digest_size=8)
-    number = int.from_bytes(hashed.digest(), "little") >> (64 - BITS)
-    return (number + 0.5) / 2**BITS
+    size = BITS // 8
+    hashed = hashlib.blake2b(purpose.encode(), key=key, person=b"bevel tuning", digest_size=size)
+    number = int.from_bytes(hashed.digest(), "little")
+    return (2 * number + 1) / 2 ** (BITS + 1)

@@ -22,6 +22,8 @@ from bevel.training.data import fingerprint, source_of
 from bevel.training.digest import digest
 from bevel.training.folder import LEDGER, RELEASED, RUN
 from bevel.training.metrics_files import to_json
+from bevel.training.resume import surroundings
+from bevel.training.run_description import PACKAGES, commit_of_caller, version_of
 from bevel.training.tuning_record import PRIVATE_SELECTION, TRIAL, Tuning
 from bevel.tuning.costliest import check_plan, costliest_plan
 from bevel.tuning.price import Price, price_of, selection_event
@@ -120,7 +122,7 @@ def tune(
         raise FixArgumentsError("a search runs in one process: start it without bevel launch.")
     plan = costliest_plan(trials.plan, checked)
     price = price_of_search(plan, count, options, trials.score_event)
-    if not math.isfinite(price.epsilon):
+    if count.is_too_even or not math.isfinite(price.epsilon):
         raise FixArgumentsError(
             f"the best of {count} is not private: a trial has too little noise for it. Use more "
             "noise, fewer trials, or distribution='logarithmic'."
@@ -129,8 +131,7 @@ def tune(
     budget = Budget(price.epsilon, price.delta)
     root = Path(folder)
     with SearchFolder(root, plan, event, budget, options) as search:
-        if not search.is_complete:
-            _Search(search, trials, checked, count, plan, price, options).run()
+        _Search(search, trials, checked, count, plan, price, options).run()
     return read_result(root, params, price)
 
 
@@ -173,7 +174,11 @@ class _Search:
 
     def run(self) -> None:
         """Charges the search, runs all trials that are left, and releases the best."""
-        secrets = self.folder.begin(self._identity())
+        identity = self._identity()
+        if self.folder.is_complete:
+            self.folder.check_result(identity)
+            return
+        secrets = self.folder.begin(identity)
         seed = secrets.sampling_seed
         numbers = range(self.count.draw(seed))
         drawn = [drawn_settings(self.space, seed, number) for number in numbers]
@@ -266,12 +271,22 @@ class _Search:
         best = max(range(len(drawn)), key=lambda number: scores[number])
         folder = self.folder.trial(best)
         record = json.loads((folder / RELEASED / RUN).read_text())
+        record |= self._surroundings(drawn[best])
         score = scores[best] if math.isfinite(scores[best]) else None
         selected = {"settings": to_json(drawn[best]), "score": score}
         metrics = {"step": record["steps"], "epsilon": epsilon, "delta": delta, "attempt": 0}
         if score is not None:
             metrics[self.trials.score_name] = score
         self.folder.publish(folder, record | searched | {"selected": selected}, metrics)
+
+    def _surroundings(self, settings: Settings) -> dict[str, Any]:
+        """What the search ended with: that of the best trial may show when it ran."""
+        return {
+            "versions": {name: version_of(name) for name in PACKAGES},
+            "commit": commit_of_caller(),
+            "surroundings": surroundings(self.trials.make_trainer(settings).mesh),
+            "changes": [],
+        }
 
 
 def attempt_of(folder: Path) -> int:

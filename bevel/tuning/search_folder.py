@@ -52,6 +52,10 @@ from bevel.training.secrets import read_secrets, write_secrets
 SEARCH, SCORES, TRIALS, BEST, DATA = "search.json", "scores.json", "trials", "best", "data"
 
 
+def _fingerprint(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(dict(identity))).hexdigest()
+
+
 class SearchFolder:
     """The folder of a search, locked. Use it as a context manager.
 
@@ -103,8 +107,18 @@ class SearchFolder:
                 "is changed is another one. Start it again as it was, or start a new one in "
                 "another folder, which is charged too."
             )
-        self._charge(hashlib.sha256(canonical(dict(identity))).hexdigest(), secrets.commitment)
+        self._charge(_fingerprint(identity), secrets.commitment)
         return secrets
+
+    def check_result(self, identity: Mapping[str, Any]) -> None:
+        """Raises unless the result is that of this search: another one has another price."""
+        record = json.loads((self.released / RUN).read_text())
+        if record.get("plan", {}).get("fingerprint") != _fingerprint(identity):
+            raise RestoreCheckpointError(
+                f"{self.folder.root} has the result of another search, with other values of the "
+                "space, the trials, the event or the parameters. Ask for it as it was, or start a "
+                "new search in another folder, which is charged too."
+            )
 
     def _secrets(self) -> PlanSecrets:
         """The secrets of the search. They are on disk before anything is drawn from them."""

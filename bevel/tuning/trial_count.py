@@ -10,6 +10,7 @@ from bevel.tuning.draws import uniform
 
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 MOST_EXPECTED = 10_000
+MOST_UNLIKELY = 700.0  # exp(-700) is still a number
 # What people ask for first, and why it has no price.
 REFUSED = {
     "fixed": "the best of a fixed number of trials",
@@ -66,6 +67,15 @@ class TrialCount:
     def shape(self) -> float:
         given = self.distribution
         return SHAPES[given] if isinstance(given, str) else given
+
+    @property
+    def is_too_even(self) -> bool:
+        """Whether its least number is so unlikely that floating point cannot draw it."""
+        if math.isinf(self.shape):
+            return self.expected > MOST_UNLIKELY
+        return (
+            -self.shape * math.log(halting_probability(self.expected, self.shape)) > MOST_UNLIKELY
+        )
 
     def draw(self, seed: int) -> int:
         """The number of trials of the search with this secret seed."""

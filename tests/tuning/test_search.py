@@ -16,7 +16,7 @@ from bevel.report import write_report
 from bevel.report.rounding import shown_epsilon
 from bevel.shipping import export
 from bevel.training import Trainer, load
-from bevel.tuning import OneOf, TrialCount, selection_event
+from bevel.tuning import OneOf, Price, TrialCount, selection_event
 from bevel.tuning.spaces import drawn_settings
 
 
@@ -223,9 +223,24 @@ def test_no_trial_at_all_is_a_result_of_a_poisson_number(tmp_path, monkeypatch):
 def test_a_search_that_is_changed_is_refused(tmp_path, monkeypatch, change, name):
     of_trials(monkeypatch, 1)
     search(tmp_path / "search")
+    with pytest.raises(RestoreCheckpointError, match="has the result of another search"):
+        search(tmp_path / "search", **change)  # whose price is another
     (tmp_path / "search/released/run.json").unlink()
     with pytest.raises(RestoreCheckpointError, match=f"other values of .*{name}"):
         search(tmp_path / "search", **change)
+
+
+def test_what_is_released_does_not_show_when_the_best_trial_ran(tmp_path, monkeypatch):
+    of_trials(monkeypatch, 1)
+    folder = tmp_path / "search"
+    search(folder)
+    before = (folder / "released/run.json").read_bytes()
+    path = folder / "private/trials/0/released/run.json"
+    other = {"commit": "older", "versions": {}, "surroundings": {}, "changes": [{"step": 1}]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | other))
+    (folder / "released/run.json").unlink()
+    search(folder)
+    assert (folder / "released/run.json").read_bytes() == before
 
 
 def test_other_data_and_missing_records_are_refused(tmp_path, monkeypatch):
@@ -286,6 +301,14 @@ def test_a_delta_is_needed(tmp_path):
 def test_a_search_with_an_infinite_price_is_refused(tmp_path):
     with pytest.raises(FixArgumentsError, match="has too little noise for it"):
         search(tmp_path / "search", expected_trials=10_000, distribution="poisson")
+
+
+@pytest.mark.parametrize("distribution", ["poisson", 1e3])
+def test_a_number_that_cannot_be_drawn_is_refused(tmp_path, monkeypatch, distribution):
+    """By Rényi divergences it may have a price, but floating point would always draw the same."""
+    monkeypatch.setattr("bevel.tuning.search.price_of_search", lambda *_: Price(1.0, 0.5, 1e-3))
+    with pytest.raises(FixArgumentsError, match="fewer trials"):
+        search(tmp_path / "search", expected_trials=10_000, distribution=distribution)
 
 
 def test_make_trainer_returns_a_trainer(tmp_path):
