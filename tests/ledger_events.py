@@ -59,6 +59,10 @@ def allocation(noise, iterations, uses=1):
     }
 
 
+def search(event, mean=10.0, shape=1.0):
+    return {"kind": "RepeatAndSelectDpEvent", "event": event, "mean": mean, "shape": shape}
+
+
 def often(event, count):
     return {"kind": "SelfComposedDpEvent", "event": event, "count": count}
 

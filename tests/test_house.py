@@ -25,7 +25,7 @@ LAYERS = [
     {"execution_plan", "experimental", "sharding_utils"},
     {"inspection", "choosing"},
     {"training"},
-    {"report", "frameworks", "auditing", "datasets", "shipping"},
+    {"report", "frameworks", "auditing", "datasets", "shipping", "tuning"},
     {"keras_api"},
     {"models"},
     {"__init__"},

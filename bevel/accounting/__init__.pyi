@@ -10,6 +10,7 @@ from bevel.accounting.events import balls_in_bins_event as balls_in_bins_event
 from bevel.accounting.events import random_allocation_event as random_allocation_event
 from bevel.accounting.events import gaussian_event as gaussian_event
 from bevel.accounting.events import zcdp_event as zcdp_event
+from bevel.accounting.events import private_selection_event as private_selection_event
 from bevel.accounting.mixture_events import BallsInBinsDpEvent as BallsInBinsDpEvent
 from bevel.accounting.mixture_events import RandomAllocationDpEvent as RandomAllocationDpEvent
 from bevel.accounting.sampler_event import event_of as event_of

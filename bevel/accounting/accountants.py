@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation, PrivacyAccountant
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
@@ -102,6 +103,8 @@ def _without_idle_sampling(event: DpEvent, relation: NeighboringRelation) -> DpE
             return dp_accounting.ComposedDpEvent(
                 [_without_idle_sampling(e, relation) for e in inners]
             )
+        case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
+            return RepeatAndSelectDpEvent(_without_idle_sampling(inner, relation), mean, shape)
         case dp_accounting.PoissonSampledDpEvent(event=inner, sampling_probability=prob):
             idle = isinstance(inner, dp_accounting.ZCDpEvent | dp_accounting.NonPrivateDpEvent)
             if idle:
@@ -128,6 +131,8 @@ def with_half_the_noise(event: DpEvent) -> DpEvent:
             return dp_accounting.SelfComposedDpEvent(with_half_the_noise(inner), count)
         case dp_accounting.ComposedDpEvent(events=inners):
             return dp_accounting.ComposedDpEvent([with_half_the_noise(e) for e in inners])
+        case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
+            return RepeatAndSelectDpEvent(with_half_the_noise(inner), mean, shape)
         case dp_accounting.PoissonSampledDpEvent(sampling_probability=prob, event=inner):
             return dp_accounting.PoissonSampledDpEvent(prob, with_half_the_noise(inner))
         case dp_accounting.SampledWithoutReplacementDpEvent(
@@ -181,7 +186,7 @@ def _least_noise(event: DpEvent, count: int = 1) -> float:
             return noise / count**0.5  # PLD composes Gaussians into one
         case dp_accounting.SelfComposedDpEvent(event=inner, count=more):
             return _least_noise(inner, count * more)
-        case dp_accounting.PoissonSampledDpEvent(event=inner):
+        case dp_accounting.PoissonSampledDpEvent(event=inner) | RepeatAndSelectDpEvent(event=inner):
             return _least_noise(inner)
         case dp_accounting.ComposedDpEvent(events=inners):
             return min((_least_noise(inner, count) for inner in inners), default=1.0)
@@ -199,6 +204,8 @@ def rdp_approximation(event: DpEvent, relation: NeighboringRelation) -> DpEvent:
             return dp_accounting.SelfComposedDpEvent(rdp_approximation(inner, relation), count)
         case dp_accounting.ComposedDpEvent(events=inners):
             return dp_accounting.ComposedDpEvent([rdp_approximation(e, relation) for e in inners])
+        case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
+            return RepeatAndSelectDpEvent(rdp_approximation(inner, relation), mean, shape)
         case dp_accounting.TruncatedSubsampledGaussianDpEvent(
             sampling_probability=prob, noise_multiplier=noise
         ):

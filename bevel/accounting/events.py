@@ -14,10 +14,20 @@ from collections.abc import Sequence
 import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from bevel.accounting.arguments import checked_noise
 from bevel.accounting.mixture_events import BallsInBinsDpEvent, RandomAllocationDpEvent
-from bevel.checks import flag, probability, reals, whole_number
+from bevel.checks import (
+    as_float,
+    flag,
+    instance,
+    is_real,
+    probability,
+    reals,
+    shown,
+    whole_number,
+)
 from bevel.errors import FixArgumentsError
 
 
@@ -220,3 +230,31 @@ def random_allocation_event(
             f"most once, so pass at most {count}."
         )
     return RandomAllocationDpEvent(checked_noise(noise_multiplier), count, uses)
+
+
+def private_selection_event(event: DpEvent, expected_runs: float, *, shape: float) -> DpEvent:
+    """The best of a random number of runs, of which nothing else is released.
+
+    Each run is independent of the others and satisfies `event`. The number of runs is secret and
+    has a truncated negative binomial distribution with this shape: 0 is the logarithmic and 1 the
+    geometric distribution, and infinity the Poisson distribution, which is not truncated. Which of
+    the released runs is the best may depend on the data through the outputs of the runs only.
+    """
+    if not (is_real(expected_runs) and 1 < as_float(expected_runs) < math.inf):
+        raise FixArgumentsError(
+            f"expected_runs={shown(expected_runs)}: pass a number above 1. With one run nothing is "
+            "selected, and its event is that of the run."
+        )
+    if not (is_real(shape) and as_float(shape) >= 0):
+        raise FixArgumentsError(
+            f"shape={shown(shape)}: pass 0 (logarithmic), 1 (geometric), infinity (Poisson), or "
+            "another number of at least 0."
+        )
+    instance("event", event, DpEvent, "a dp-accounting event, that of one run")
+    if isinstance(event, BallsInBinsDpEvent | RandomAllocationDpEvent):
+        raise FixArgumentsError(
+            f"private selection among runs of {type(event).__name__}: no bound is proven here for "
+            "events that are bounded by Monte Carlo sampling. Use a sampler with a closed form, "
+            "such as Poisson sampling."
+        )
+    return RepeatAndSelectDpEvent(event, float(expected_runs), float(shape))

@@ -3,7 +3,8 @@
 Almost all the time of `PLDAccountant` goes into the privacy loss distribution of one event. A run
 asks again and again for the epsilon of the same events, composed more often, so these distributions
 are cached. The result is that of `PLDAccountant`, up to the 1e-15 of probability that dp-accounting
-rounds up when it composes.
+rounds up when it composes. Private selections, which `PLDAccountant` does not support, are bounded
+by `bevel.accounting.private_selection`.
 """
 
 import collections
@@ -18,7 +19,10 @@ from dp_accounting import (
     NoOpDpEvent,
     SelfComposedDpEvent,
 )
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld import PLDAccountant
+
+from bevel.accounting.private_selection import selected
 
 Counts = collections.Counter[DpEvent]
 # Above this many different events, losses are rounded more coarsely, in proportion to the number
@@ -35,7 +39,7 @@ class CachedPLDAccountant(PLDAccountant):
 
     def _maybe_compose(self, event: DpEvent, count: int, do_compose: bool) -> Any:
         if not do_compose:
-            return super()._maybe_compose(event, count, do_compose)
+            return super()._maybe_compose(_without_selection(event), count, do_compose)
         parts: list[Any] = [vars(self)["_pld"]]
         for single, times in event_counts(event, count).items():
             found = of_single_event(single, self.neighboring_relation, self.interval)
@@ -74,8 +78,22 @@ def _add(event: DpEvent, count: int, counts: Counts) -> None:
                 _add(inner, count, counts)
         case NoOpDpEvent():
             pass
+        case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
+            counts[RepeatAndSelectDpEvent(_hashable(inner), mean, shape)] += count
         case _:
             counts[event] += count
+
+
+def _hashable(event: DpEvent) -> DpEvent:
+    """The event with its lists as tuples."""
+    match event:
+        case ComposedDpEvent(events=inners):
+            return ComposedDpEvent(tuple(map(_hashable, inners)))
+        case SelfComposedDpEvent(event=inner, count=count):
+            return SelfComposedDpEvent(_hashable(inner), count)
+        case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
+            return RepeatAndSelectDpEvent(_hashable(inner), mean, shape)
+    return event
 
 
 def rounding_of_many(event: DpEvent) -> float:
@@ -88,4 +106,24 @@ def of_single_event(
     event: DpEvent, relation: NeighboringRelation, interval: float
 ) -> PLDAccountant:
     """An accountant of one event."""
-    return PLDAccountant(relation, interval).compose(event)
+    if not isinstance(event, RepeatAndSelectDpEvent):
+        return PLDAccountant(relation, interval).compose(event)
+    accountant = CachedPLDAccountant(relation, interval).compose(event.event)
+    if not accountant._contains_non_dp_event:
+        one: Any = vars(accountant)["_pld"]
+        best: Any = selected(one, event.mean, event.shape, interval)
+        accountant._contains_non_dp_event = best is None
+        accountant._pld = one if best is None else best
+    return accountant
+
+
+def _without_selection(event: DpEvent) -> DpEvent:
+    """The event with one run in place of each private selection: both are supported, or neither."""
+    match event:
+        case SelfComposedDpEvent(event=inner, count=count):
+            return SelfComposedDpEvent(_without_selection(inner), count)
+        case ComposedDpEvent(events=inners):
+            return ComposedDpEvent([_without_selection(inner) for inner in inners])
+        case RepeatAndSelectDpEvent(event=inner):
+            return _without_selection(inner)
+    return event

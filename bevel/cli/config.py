@@ -111,6 +111,8 @@ class RunTable:
     """What all runs of the ledger may spend together. By default epsilon of [plan]."""
     anchor: str | None = None
     """A file on other storage that reveals whether the ledger was rolled back."""
+    tuning: Literal["unknown", "public"] = "unknown"
+    """How the settings were chosen: 'public' means by theory or on data that is not protected."""
     accept: tuple[str, ...] = ()
     """What may differ from the run as it began: 'optimizer.learning_rate', 'loss', ..."""
     compilations: int = 1

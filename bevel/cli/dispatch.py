@@ -36,6 +36,7 @@ COMMANDS = {
     "train": "train from a config file, or resume a run",
     "data": "show what is in a data set, and propose its part of a config",
     "plan": "propose batch size, steps and learning rate for a privacy budget",
+    "tune": "search settings, and charge the search for what it reveals",
     "spent": "show the privacy that a ledger says was spent",
     "audit": "attack a run, and compare what it loses with what it promises",
     "explain": "show how each parameter's gradients are clipped, and the cost",

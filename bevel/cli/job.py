@@ -96,6 +96,7 @@ class Job:
             ledger=run.ledger,
             anchor=run.anchor,
             accept=run.accept,
+            tuning=run.tuning,
             settings=self.settings(),
             compilations=run.compilations,
             budget=self._ledger_budget(),

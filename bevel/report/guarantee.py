@@ -8,6 +8,7 @@ from bevel.report.meaning import ARITHMETIC, definitions, meaning
 from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import RunFiles
 from bevel.report.status import CALLBACK, ended_by_callback
+from bevel.report.tuning import NOT_FOR_RELEASE, assumption, is_trial, tuning_rows
 
 if TYPE_CHECKING:
     from bevel.accounting.ledger.header import Budget
@@ -81,6 +82,7 @@ def is_claimed(run: RunFiles, spent: "Spent") -> bool:
         and math.isfinite(spent.epsilon)
         and _is_charged(run)
         and run.record.get("key_is_secret") is not False
+        and not is_trial(run.record)
     )
 
 
@@ -93,6 +95,8 @@ def _is_charged(run: RunFiles) -> bool:
 
 
 def _claim(run: RunFiles, spent: "Spent | None") -> str:
+    if is_trial(run.record):
+        return NOT_FOR_RELEASE
     if spent is None:
         why = "its ledger is missing" if run.ledger is None else "no δ was fixed for it"
         return f"What this run spent is not known, because {why}. Nothing can be claimed."
@@ -151,8 +155,7 @@ def _facts(run: RunFiles, spent: "Spent | None") -> tuple[tuple[str, str], ...]:
     rows.append(("Budget fixed beforehand", _budget_in_words(budget) if budget else "none"))
     rows.append(("Arithmetic", "real numbers: rounding is not covered"))
     rows.append(("Runs counted", _runs_in_words(run)))
-    rows.append(("Tuning", "not counted: see the assumptions"))
-    return tuple(rows)
+    return (*rows, *tuning_rows(record, spent))
 
 
 def _runs_in_words(run: RunFiles) -> str:
@@ -177,9 +180,7 @@ def _assumptions(run: RunFiles) -> tuple[str, ...]:
     )
     return (
         "Arithmetic: sums and noise are real numbers. Floating point is not covered.",
-        "Tuning: the ledger has every run on these data whose results influenced this one. Runs "
-        "that were used to choose settings and are not in the ledger are not counted, and "
-        "choosing the best of several results also reveals something.",
+        assumption(run.record),
         several,
         f"The number of {unit}s, the settings of the run, and the fact that it took place are "
         "public.",

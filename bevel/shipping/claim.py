@@ -143,6 +143,15 @@ def _random_allocation(event: Mapping[str, Any]) -> str:
     )
 
 
+def _selected(event: Mapping[str, Any]) -> str:
+    kind = {"infinity": "Poisson", 0: "logarithmic", 1: "geometric"}.get(event["shape"])
+    law = kind or f"truncated negative binomial (shape {event['shape']!r})"
+    return (
+        f"the best of a random number of runs, of which nothing else was released; the number is "
+        f"{law} with mean {event['mean']!r}, and each run is: {event_in_words(event['event'])}"
+    )
+
+
 def _no_op(event: Mapping[str, Any]) -> str:
     return "nothing that depends on the data"
 
@@ -164,6 +173,7 @@ WORDS = {
     "ComposedDpEvent": _composed,
     "BallsInBinsDpEvent": _balls_in_bins,
     "RandomAllocationDpEvent": _random_allocation,
+    "RepeatAndSelectDpEvent": _selected,
 }
 
 

@@ -32,6 +32,7 @@ from bevel.shipping.statement import (
     FORMATS,
     KIND,
     NOT_COUNTED,
+    NOTHING,
     STATEMENT,
     VERSION,
     StatedArithmetic,
@@ -45,6 +46,7 @@ from bevel.shipping.statement import (
 )
 from bevel.training.folder import LEDGER, NO_TIME
 from bevel.training.loading import ReleasedArrays, released_arrays
+from bevel.training.tuning_record import TRIAL, UNKNOWN
 
 EXPORT = "export"  # the name of the folder, by default
 PACKAGES = {
@@ -83,7 +85,7 @@ def export(
       ledger: where the ledger is, if `released/` does not contain it.
       include_ledger: whether to copy the ledger. It contains the names of all runs.
       tuned: what was chosen by looking at results that the ledger does not count: "not counted",
-        "nothing", or a description.
+        "nothing", or a description. By default what the run's record says (`RunOptions.tuning`).
 
     Returns:
       The folder.
@@ -157,7 +159,7 @@ def _statement(
         ),
         arithmetic=StatedArithmetic(PROOF, ", ".join(sorted(dtypes)), exact=False),
         key_is_secret=secret,
-        tuning=tuned,
+        tuning=_tuning(tuned, record),
         run=StatedRun(
             name=record["name"],
             plan=record["plan"]["fingerprint"],
@@ -183,6 +185,17 @@ def _statement(
         versions={"trained": record.get("versions", {}), "exported": _versions(model_format)},
         warnings=warnings_of(delta, terms.unit, units, secret, ending),
     )
+
+
+def _tuning(tuned: str, record: dict[str, Any]) -> str:
+    """What was tuned and not counted, by default from the record of the run."""
+    way = (record.get("tuning") or {}).get("way", UNKNOWN)
+    if way == TRIAL:
+        raise FixArgumentsError(
+            "the run is one trial of a private selection, and nothing of a trial may be released: "
+            "export the folder of the search, which has its best trial."
+        )
+    return NOTHING if tuned == NOT_COUNTED and way != UNKNOWN else tuned
 
 
 def _cost(charged: LedgerFile, delta: float | None) -> tuple[float | None, float | None]:

@@ -22,6 +22,7 @@ from bevel.training.identity import Change, Identity, flatten, named_values, pla
 from bevel.training.run_json import now
 from bevel.training.run_options import RunOptions
 from bevel.training.state import TrainingState, path_text, split, trained_paths
+from bevel.training.tuning_record import Tuning
 
 if TYPE_CHECKING:
     from bevel.training.trainer import Trainer
@@ -60,6 +61,7 @@ def public_record(
         # Relative to the folder of this file, so that both can be moved together.
         "ledger": os.path.relpath(run.ledger_path, run.folder.released),
         "steps": plan.iterations,
+        "tuning": dataclasses.asdict(Tuning.of(run.options.tuning)),
         "data": {
             "records": len(batches.source),
             "units": plan.num_units,

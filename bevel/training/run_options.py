@@ -10,6 +10,7 @@ from bevel.accounting.arguments import check_budget
 from bevel.checks import flag, instance, path, text, whole_number
 from bevel.training.identity import check_accept
 from bevel.training.progress import Progress
+from bevel.training.tuning_record import UNKNOWN, Tuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,11 @@ class RunOptions:
       keep: the number of newest checkpoints to keep.
       keep_period: also keep checkpoints whose step is a multiple of this.
       tensorboard: whether to also write TensorBoard events, if tensorboardX is installed.
+
+    What the record of the run says:
+      tuning: 'public' if the settings were chosen by theory (`bevel plan`) or on data that is not
+        protected, so that choosing them cost nothing. Default: 'unknown'; the report then says that
+        epsilon excludes tuning. `bevel.tuning` sets it for its runs.
 
     Resuming:
       settings: values by name. They are recorded, and a run refuses to resume with other values.
@@ -54,6 +60,7 @@ class RunOptions:
     keep: int = 3
     keep_period: int | None = None
     tensorboard: bool = True
+    tuning: Tuning | str = UNKNOWN
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     accept: Sequence[str] = ()
     ahead: int = 2
@@ -83,3 +90,4 @@ class RunOptions:
             hint = "True, False, or a bevel.training.Progress"
             instance("progress", self.progress, bool, hint)
         check_accept(self.accept)
+        object.__setattr__(self, "tuning", Tuning.of(self.tuning))

@@ -66,6 +66,12 @@ def _read(path, full):
         acc.Ledger.read(there if path is THERE else path, full=full)
 
 
+def _is_infinite(value):
+    """Whether it is an infinite number; nothing is promised about types other than float."""
+    infinite = isinstance(value, float) and value == float("inf")
+    return (True if type(value) is float else None) if infinite else False
+
+
 ROWS = [
     row(
         "dpsgd_event",
@@ -128,6 +134,13 @@ ROWS = [
         "total_participations iterations",
         total_participations=(integer(0), 2),
         **STEPS,
+    ),
+    row(
+        "private_selection_event",
+        acc.private_selection_event,
+        event=(instance(dp_accounting.DpEvent), EVENT),
+        expected_runs=(number(1), 5.0),
+        shape=(AT_LEAST_0 | Domain("infinity", _is_infinite), 1.0),
     ),
     row(
         "gaussian_event",

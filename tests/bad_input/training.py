@@ -52,6 +52,7 @@ ROWS = [
         keep=(COUNT, 3),
         keep_period=(optional(COUNT), None),
         tensorboard=(FLAG, True),
+        tuning=(one_of("unknown", "public"), "unknown"),
         settings=(NAMED, {}),
         accept=(CHANGES, ()),
         ahead=(integer(1, 2**10), 2),

@@ -44,6 +44,15 @@ def test_every_kind_of_event_has_words():
             | {"cycle_length": 3, "strategy": [1.0, 0.5]},
             "correlated over 2 steps, in 9 steps; each unit takes part every 3 steps",
         ),
+        (
+            ledger_events.search(ledger_events.gaussian(2.0), 5.5),
+            "the best of a random number of runs, of which nothing else was released; the number "
+            "is geometric with mean 5.5, and each run is: Gaussian noise of 2.0",
+        ),
+        (
+            ledger_events.search(ledger_events.gaussian(2.0), 5.5, 0.25),
+            "truncated negative binomial (shape 0.25) with mean 5.5",
+        ),
     ],
 )
 @pytest.mark.fast

@@ -22,7 +22,8 @@ convex, and that of (R, R) is the smallest possible, so the divergence of the mi
 that of (P, Q).
 
 Some fields are not monotone and must be equal: the sizes of samples and data sets, the cap of a
-truncated batch, and the number of steps of a random allocation (more steps hide more).
+truncated batch, and the number of steps of a random allocation (more steps hide more). A private
+selection has no rule, so all its fields must be equal.
 """
 
 import collections

@@ -40,6 +40,9 @@ MODULES: dict[str, dict[str, dict[str, str]]] = {
         "SelfComposedDpEvent": {"event": "event", "count": "count"},
         "ComposedDpEvent": {"events": "events"},
     },
+    "dp_accounting.dp_event": {
+        "RepeatAndSelectDpEvent": {"event": "event", "mean": "mean", "shape": "shape"},
+    },
     "bevel.accounting.mixture_events": {
         "BallsInBinsDpEvent": {
             "noise_multiplier": "size",
@@ -61,6 +64,9 @@ AT_MOST = {
     "SampledWithoutReplacementDpEvent": ("sample_size", "source_dataset_size"),
     "RandomAllocationDpEvent": ("total_participations", "iterations"),
 }
+
+# The shape of a Poisson number of runs is infinite, which JSON cannot say.
+INFINITE = "infinity"
 
 # Deepest nesting of events: every line that can be written must be readable.
 MAX_DEPTH = 32
@@ -159,6 +165,8 @@ def _field_from_json(field_type: str, value: Any) -> Any:
         return [_from_json(event) for event in value]
     if field_type == "matrix":
         return tuple(tuple(row) if isinstance(row, list) else row for row in value)
+    if field_type == "shape" and value == INFINITE:
+        return math.inf
     return value
 
 
@@ -188,6 +196,11 @@ def _positive(name: str, value: Any) -> int:
     return int(value)
 
 
+def _shape(name: str, value: Any) -> float | str:
+    infinite = value == INFINITE or (isinstance(value, float) and value == math.inf)
+    return INFINITE if infinite else _number(name, value, least=0, what="number of at least 0")
+
+
 def _matrix(name: str, value: Any) -> list[Any]:
     """Returns coefficients, or rows of coefficients, of which at least one is not 0."""
     entries: list[Any] = []
@@ -207,6 +220,8 @@ def _matrix(name: str, value: Any) -> list[Any]:
 FIELD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "size": functools.partial(_number, least=0, what="number of at least 0"),
     "probability": functools.partial(_number, least=0, most=1, what="probability between 0 and 1"),
+    "mean": functools.partial(_number, least=1, what="number of at least 1"),
+    "shape": _shape,
     "count": _count,
     "positive": _positive,
     "matrix": _matrix,

@@ -16,6 +16,7 @@ from ledger_events import (
     often,
     poisson,
     renyi_2,
+    search,
     total,
     truncated,
     zcdp,
@@ -68,6 +69,10 @@ APART = [
     (bins(1.0, 4, strategy=(1.0, 0.5)), bins(1.0, 4, strategy=(1.0, 0.4))),
     (bins(1.0, 4, strategy=(1.0, 0.5)), bins(1.0, 1, strategy=(1.0, 0.5))),
     (bins(0.9, 4), bins(1.0, 5)),
+    (search(gaussian(0.9)), search(gaussian(1.0))),
+    (search(gaussian(1.0), 11.0), search(gaussian(1.0))),
+    (search(gaussian(1.0), shape=2.0), search(gaussian(1.0))),
+    (search(gaussian(1.0)), gaussian(1.0)),
 ]
 
 
@@ -85,6 +90,7 @@ def test_events_without_a_rule_do_not_dominate(one, other):
 def test_every_kind_with_a_rule_is_tested():
     assert {more["kind"] for more, _ in ABOVE} >= set(MONOTONE)
     inside_or_apart = {"NoOpDpEvent", "NonPrivateDpEvent", "SelfComposedDpEvent", "ComposedDpEvent"}
+    inside_or_apart |= {"RepeatAndSelectDpEvent"}
     assert set(MONOTONE) | inside_or_apart == set(KINDS)
 
 

@@ -1,5 +1,6 @@
 """Events as JSON: numbers are exact, and only known kinds are accepted."""
 
+import importlib
 import json
 
 import attr
@@ -15,6 +16,7 @@ from bevel.accounting import (
     dpsgd_event,
     fixed_dpsgd_event,
     gaussian_event,
+    private_selection_event,
     random_allocation_event,
     truncated_amplified_bandmf_event,
     truncated_dpsgd_event,
@@ -44,6 +46,8 @@ EVENTS = {
     "bins": balls_in_bins_event(1.3, 6, cycle_length=3, strategy=[1.0, ODD / 3]),
     "bins, matrix": balls_in_bins_event(1.3, 3, cycle_length=3, strategy=np.tri(3)),
     "allocation": random_allocation_event(1.3, 6, total_participations=2),
+    "search": private_selection_event(dpsgd_event(ODD, 9, sampling_prob=0.1), ODD * 5, shape=0.5),
+    "Poisson search": private_selection_event(gaussian_event(ODD), 5, shape=float("inf")),
     "composed": dp_accounting.ComposedDpEvent([gaussian_event(1.0), gaussian_event(2.0, 3)]),
 }
 
@@ -66,7 +70,7 @@ def test_every_kind_is_tested():
 @pytest.mark.parametrize("kind", KINDS)
 def test_fields_are_those_of_the_class(kind):
     module, fields = KINDS[kind]
-    source = dp_accounting if module == "dp_accounting" else __import__(module, fromlist=[kind])
+    source = importlib.import_module(module)
     assert list(fields) == [field.name for field in attr.fields(getattr(source, kind))]
 
 

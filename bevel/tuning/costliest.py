@@ -1,0 +1,81 @@
+"""Finds the most expensive plan of a space, whose event every trial of a search is charged."""
+
+import collections
+from collections.abc import Callable, Mapping
+
+from bevel.accounting import event_to_json
+from bevel.accounting.ledger.dominance import restated
+from bevel.accounting.ledger.totals import event_counts
+from bevel.errors import FixArgumentsError
+from bevel.execution_plan import DPExecutionPlan
+from bevel.tuning.spaces import Distribution, Settings, combinations
+
+PlanOf = Callable[[Settings], DPExecutionPlan]
+MOST_COMBINATIONS = 256
+
+
+def costliest_plan(plan_of: PlanOf, space: Mapping[str, Distribution]) -> DPExecutionPlan:
+    """The plan at the ends of the space that costs at least as much as those at all other ends.
+
+    Every trial is compared with it before the search begins (`check_plan`), so what lies between
+    the ends need not be cheaper.
+    """
+    start = {name: distribution.ends()[0] for name, distribution in space.items()}
+    first = plan_of(start)
+    _check_private(first)
+    varying = {
+        name: distribution.ends()
+        for name, distribution in space.items()
+        if any(_costs(plan_of(start | {name: end})) != _costs(first) for end in distribution.ends())
+    }
+    corners = combinations(varying)
+    if len(corners) > MOST_COMBINATIONS:
+        raise FixArgumentsError(
+            f"the event of a trial depends on {', '.join(varying)}, with {len(corners)} "
+            f"combinations of ends and choices: leave at most {MOST_COMBINATIONS}."
+        )
+    plans = [plan_of(start | corner) for corner in corners]
+    for plan in plans:
+        if all(_covers(plan, other) for other in plans):
+            return plan
+    raise FixArgumentsError(
+        f"the event of a trial depends on {', '.join(varying)}, and no choice of them is proven to "
+        "cost at least as much as all others. Fix them, or give the noise multiplier in place of "
+        "epsilon, so that more steps or larger batches only cost more."
+    )
+
+
+def check_plan(plan: DPExecutionPlan, costliest: DPExecutionPlan, settings: Settings) -> None:
+    """Raises unless a trial with this plan is proven to cost no more than the costliest one."""
+    _check_private(plan)
+    if not _covers(costliest, plan):
+        raise FixArgumentsError(
+            f"a trial with {settings} is not proven to cost at most what the search is charged "
+            f"for one trial ({costliest.dp_event}). Fix the settings that its event depends on."
+        )
+
+
+def _check_private(plan: DPExecutionPlan) -> None:
+    if plan.mechanism.noise_multiplier is None:
+        raise FixArgumentsError(
+            "the trials are not private, so neither is their best. Choose settings on public data, "
+            "or make trials with a private config such as DPSGDConfig."
+        )
+    if plan.secrets.known:
+        raise FixArgumentsError(
+            "the plan has known secrets (secrets= or test_seed), so all trials would have the same "
+            "noise, and their best would not be private. Leave the secrets out."
+        )
+
+
+def _covers(plan: DPExecutionPlan, other: DPExecutionPlan) -> bool:
+    same = _terms(plan) == _terms(other)
+    return same and restated(_costs(other), _costs(plan)) == +_costs(plan)
+
+
+def _terms(plan: DPExecutionPlan) -> tuple[str, str, int | None]:
+    return plan.unit.name, plan.neighboring_relation.name, plan.num_units
+
+
+def _costs(plan: DPExecutionPlan) -> "collections.Counter[str]":
+    return event_counts(event_to_json(plan.dp_event))

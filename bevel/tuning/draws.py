@@ -1,0 +1,17 @@
+"""Random numbers of a search: functions of its secret seed and of what they are for.
+
+A search that is started again draws the same numbers.
+"""
+
+import hashlib
+
+BITS = 512  # so many that even the least likely numbers of trials, which the price needs, occur
+
+
+def uniform(seed: int, purpose: str) -> float:
+    """A number above 0 and at most 1. Near 0 it is as fine as floating point."""
+    key = seed.to_bytes(16, "little")
+    size = BITS // 8
+    hashed = hashlib.blake2b(purpose.encode(), key=key, person=b"bevel tuning", digest_size=size)
+    number = int.from_bytes(hashed.digest(), "little")
+    return (2 * number + 1) / 2 ** (BITS + 1)

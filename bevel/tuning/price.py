@@ -1,0 +1,89 @@
+"""What a search costs: the epsilon of its result, beside that of one trial."""
+
+import dataclasses
+from typing import TypeVar
+
+import dp_accounting
+from dp_accounting import DpEvent
+
+from bevel.accounting import calibrate_noise_multiplier, epsilon, private_selection_event
+from bevel.accounting.arguments import Relation
+from bevel.execution_plan import BandMFConfig, BLTConfig, DPSGDConfig
+from bevel.tuning.trial_count import TrialCount
+
+Private = TypeVar("Private", DPSGDConfig, BandMFConfig, BLTConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """The epsilon of a search and of one of its trials, at the same delta."""
+
+    epsilon: float
+    epsilon_of_one_trial: float
+    delta: float
+
+    def __str__(self) -> str:
+        return (
+            f"epsilon {self.epsilon:.4g} with tuning, {self.epsilon_of_one_trial:.4g} for one trial"
+            f" alone, at delta {self.delta:g}"
+        )
+
+
+def selection_event(
+    event: DpEvent, trials: TrialCount, *, score_event: DpEvent | None = None
+) -> DpEvent:
+    """The event of a search that releases the best of `trials` and nothing else.
+
+    Args:
+      event: what one trial releases; the same, or at least as expensive, for all settings.
+      score_event: what the score of a trial reveals about the protected data. None if the score
+        comes from data that is not protected.
+    """
+    one = event if score_event is None else dp_accounting.ComposedDpEvent([event, score_event])
+    return private_selection_event(one, trials.expected, shape=trials.shape)
+
+
+def epsilon_of_search(
+    event: DpEvent,
+    trials: TrialCount,
+    *,
+    delta: float,
+    neighboring_relation: Relation,
+    score_event: DpEvent | None = None,
+) -> float:
+    """The epsilon of the best trial. Never below that of a single trial, `event`."""
+    return price_of(event, trials, delta, neighboring_relation, score_event).epsilon
+
+
+def price_of(
+    event: DpEvent,
+    trials: TrialCount,
+    delta: float,
+    relation: Relation,
+    score_event: DpEvent | None = None,
+) -> Price:
+    one = epsilon(event, delta=delta, neighboring_relation=relation)
+    search = selection_event(event, trials, score_event=score_event)
+    best = epsilon(search, delta=delta, neighboring_relation=relation)
+    return Price(max(one, best), one, delta)
+
+
+def calibrated(
+    config: Private,
+    trials: TrialCount,
+    *,
+    epsilon: float,
+    delta: float,
+    score_event: DpEvent | None = None,
+) -> Private:
+    """The config of a trial with the least noise for which the whole search is within epsilon."""
+    steps = config.mechanism(1.0).iterations
+    noise = calibrate_noise_multiplier(
+        lambda noise: selection_event(
+            config.mechanism(noise).event_after(steps), trials, score_event=score_event
+        ),
+        epsilon=epsilon,
+        delta=delta,
+        neighboring_relation=config.neighboring_relation,
+    )
+    return dataclasses.replace(config, noise_multiplier=noise, target=None)

@@ -1,0 +1,54 @@
+"""The result of a search, read from the half of its folder that anyone may see."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from bevel.training.folder import RELEASED, RUN
+from bevel.training.loading import LoadedRun, load
+from bevel.tuning.price import Price
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningResult:
+    """The best trial of a search. How many trials there were is secret, and not in here.
+
+    Attributes:
+      best: the model of the best trial, as `bevel.training.load` returns it; None if a Poisson
+        number of trials was 0, which is a possible result.
+      settings: the settings of the best trial; empty if there was none.
+      score: its score.
+      price: the epsilon of the search, and that of one trial.
+      folder: the folder of the search. Its `released/` half may be shown.
+    """
+
+    best: LoadedRun | None
+    settings: dict[str, Any]
+    score: float | None
+    price: Price
+    folder: Path
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters of the best trial."""
+        return None if self.best is None else self.best.params
+
+    @property
+    def epsilon(self) -> float:
+        return self.price.epsilon
+
+    @property
+    def epsilon_of_one_trial(self) -> float:
+        return self.price.epsilon_of_one_trial
+
+
+def read_result(folder: Path, like: PyTree, price: Price) -> TuningResult:
+    """The result of a complete search. `like` has the structure of the parameters."""
+    record = json.loads((folder / RELEASED / RUN).read_text())
+    found = record["selected"]
+    best = None if found is None else load(folder, like=like)
+    settings, score = ({}, None) if found is None else (found["settings"], found["score"])
+    return TuningResult(best, settings, score, price, folder)

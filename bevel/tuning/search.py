@@ -1,0 +1,294 @@
+"""`tune`: trains a random number of private trials and releases the best one alone."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from dp_accounting import DpEvent
+
+from bevel.accounting import Budget, Ledger, event_to_json
+from bevel.batch_selection import ExamplesByUser
+from bevel.checks import in_one_line
+from bevel.errors import FixArgumentsError
+from bevel.execution_plan import DPExecutionPlan
+from bevel.training import RunOptions, Trainer
+from bevel.training.data import fingerprint, source_of
+from bevel.training.digest import digest
+from bevel.training.folder import LEDGER, RELEASED, RUN
+from bevel.training.metrics_files import to_json
+from bevel.training.resume import surroundings
+from bevel.training.run_description import PACKAGES, commit_of_caller, version_of
+from bevel.training.tuning_record import PRIVATE_SELECTION, TRIAL, Tuning
+from bevel.tuning.costliest import check_plan, costliest_plan
+from bevel.tuning.price import Price, price_of, selection_event
+from bevel.tuning.result import TuningResult, read_result
+from bevel.tuning.search_folder import SearchFolder
+from bevel.tuning.spaces import Distribution, Settings, checked_space, drawn_settings
+from bevel.tuning.trial_count import TrialCount
+
+PyTree = Any
+NAME_OF_TRIALS = "trial"  # of every trial: a number in a released file would show a rank
+
+
+@dataclasses.dataclass(frozen=True)
+class Trials:
+    """What every trial of a search does.
+
+    Attributes:
+      make_trainer: from the settings of a trial to its trainer. It must not look at the data.
+      data, params, model_state, user_ids: as in `Trainer.fit`.
+      score: from the parameters of a trial to a number; higher is better. It may use data that is
+        not protected, such as public or held-out data, or protected data if `score_event` says what
+        it reveals. Its own randomness must be independent from trial to trial.
+      score_event: what one score reveals about the protected data, as an event. None for nothing.
+      score_name: the name of the score in the released metrics.
+      settings_of: from the settings of a trial to what its record calls `settings`.
+    """
+
+    make_trainer: Callable[[Settings], Trainer]
+    data: Any
+    params: PyTree
+    score: Callable[[PyTree], float]
+    score_event: DpEvent | None = None
+    score_name: str = "score"
+    model_state: PyTree = None
+    user_ids: Any = None
+    settings_of: Callable[[Settings], Mapping[str, Any]] = dict
+
+    def plan(self, settings: Settings) -> DPExecutionPlan:
+        trainer = self.make_trainer(settings)
+        if not isinstance(trainer, Trainer):
+            raise FixArgumentsError(
+                f"make_trainer returned a {type(trainer).__name__}: return Trainer(...)."
+            )
+        return trainer.plan
+
+
+def tune(
+    make_trainer: Callable[[Settings], Trainer],
+    space: Mapping[str, Distribution],
+    data: Any,
+    params: PyTree,
+    *,
+    score: Callable[[PyTree], float],
+    folder: str | os.PathLike[str],
+    expected_trials: float = 10.0,
+    distribution: str | float = "geometric",
+    options: RunOptions | None = None,
+    **others: Any,
+) -> TuningResult:
+    """Draws settings from a space, trains a model with each, and releases the best one alone.
+
+    Formal guarantee: the released half of the folder, and the result, satisfy the event that is
+    charged to the ledger (`selection_event` of the costliest trial) for neighbours that differ in
+    one unit of the plan, provided that the seed of the search is secret, that the score reveals no
+    more about the protected data than `score_event` says, and that nobody sees the private half.
+
+    The number of trials is drawn from a secret seed, which is on disk before it is used, and all
+    trials run. The whole search is charged before its first trial. If it is killed and started
+    again, it goes on where it was, with the same number of trials and the same settings, and costs
+    nothing more. A search in another folder is another search, and is charged too. A trial whose
+    score is NaN counts, with the lowest score. How long the search takes grows with the number of
+    trials, so do not let others watch the clock.
+
+    Args:
+      make_trainer: from the settings of a trial to its `Trainer`. Do not look at the data in it.
+        The settings may change the event of a trial only if one choice of the ends of the space is
+        proven to cost at least as much as all others; the search is charged for that one.
+      space: a distribution of values for each name: `Uniform`, `LogUniform` or `OneOf`. It must
+        not be chosen by looking at the protected data.
+      data, params: as in `Trainer.fit`; every trial starts from the same parameters.
+      score: from the parameters of a trial to a number; higher is better (see `Trials`).
+      folder: where the search is kept (`bevel.tuning.search_folder`).
+      expected_trials, distribution: see `TrialCount`. A fixed number of trials is refused.
+      options: as in `Trainer.fit`. Ledger, anchor, budget, delta and name are those of the search.
+        By default, the budget of a new ledger is what the search costs.
+      others: `score_event`, `score_name`, `model_state`, `user_ids` and `settings_of` of `Trials`.
+
+    Raises:
+      StopRunError: the budget does not allow the search. Nothing was trained or charged.
+      RunInterrupted: after Ctrl-C or SIGTERM. Start the search again to go on.
+    """
+    trials = Trials(make_trainer, data, params, score, **others)
+    count, options = TrialCount(expected_trials, distribution), options or RunOptions()
+    checked = checked_space(space)
+    if jax.process_count() > 1:
+        raise FixArgumentsError("a search runs in one process: start it without bevel launch.")
+    plan = costliest_plan(trials.plan, checked)
+    price = price_of_search(plan, count, options, trials.score_event)
+    if count.is_too_even or not math.isfinite(price.epsilon):
+        raise FixArgumentsError(
+            f"the best of {count} is not private: a trial has too little noise for it. Use more "
+            "noise, fewer trials, or distribution='logarithmic'."
+        )
+    event = selection_event(plan.dp_event, count, score_event=trials.score_event)
+    budget = Budget(price.epsilon, price.delta)
+    root = Path(folder)
+    with SearchFolder(root, plan, event, budget, options) as search:
+        _Search(search, trials, checked, count, plan, price, options).run()
+    return read_result(root, params, price)
+
+
+def price_of_search(
+    plan: DPExecutionPlan,
+    count: TrialCount,
+    options: RunOptions,
+    score_event: DpEvent | None = None,
+) -> Price:
+    """What a search costs whose trials cost at most `plan`. Nothing is trained."""
+    return price_of(
+        plan.dp_event, count, delta_of(plan, options), plan.neighboring_relation, score_event
+    )
+
+
+def delta_of(plan: DPExecutionPlan, options: RunOptions) -> float:
+    budget = options.budget or plan.budget
+    if budget is None and options.ledger is not None and Path(options.ledger).exists():
+        budget = Ledger.read(options.ledger).terms.budget
+    delta = options.delta or (budget.delta if budget else None)
+    if delta is None:
+        raise FixArgumentsError(
+            "the delta of the search is not known: pass RunOptions(delta=...), well below one over "
+            "the number of examples."
+        )
+    return delta
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """One search in its folder."""
+
+    folder: SearchFolder
+    trials: Trials
+    space: dict[str, Distribution]
+    count: TrialCount
+    plan: DPExecutionPlan
+    price: Price
+    options: RunOptions
+
+    def run(self) -> None:
+        """Charges the search, runs all trials that are left, and releases the best."""
+        identity = self._identity()
+        if self.folder.is_complete:
+            self.folder.check_result(identity)
+            return
+        secrets = self.folder.begin(identity)
+        seed = secrets.sampling_seed
+        numbers = range(self.count.draw(seed))
+        drawn = [drawn_settings(self.space, seed, number) for number in numbers]
+        for settings in drawn:  # all of them, before any result is known
+            check_plan(self.trials.plan(settings), self.plan, settings)
+        self._check_data(secrets.row_key)
+        for number, settings in enumerate(drawn):
+            if number not in self.folder.scores():
+                self.folder.add_score(number, self._scored(number, settings))
+        self._release(drawn)
+
+    def _identity(self) -> dict[str, Any]:
+        """What must not change when the search is started again."""
+        return {
+            "space": {name: repr(distribution) for name, distribution in self.space.items()},
+            "trials": [self.count.expected, str(self.count.shape)],
+            "event": event_to_json(self.folder.event),
+            "unit": self.plan.unit.name,
+            "relation": self.plan.neighboring_relation.name,
+            "units": self.plan.num_units,
+            "params": digest(jax.tree.map(jax.numpy.asarray, self.trials.params)),
+        }
+
+    def _check_data(self, key: bytes) -> None:
+        """Raises unless the data are those that the search began with. Trials check theirs too."""
+        users = self.trials.user_ids
+        population = None if users is None else ExamplesByUser.of(users)
+        self.folder.check_data(fingerprint(source_of(self.trials.data), key, population))
+
+    def _scored(self, number: int, settings: Settings) -> float:
+        """Trains a trial, or the rest of it, and returns its score; the lowest for NaN."""
+        trainer, folder = self.trials.make_trainer(settings), self.folder.trial(number)
+        check_plan(trainer.plan, self.plan, settings)  # it may not be the one that was checked
+        state = self._fit(trainer, folder, settings)
+        if attempt_of(folder):
+            # It was killed and went on with fresh noise, so it is not one run of the plan. What was
+            # seen of it is nothing, so it is run again from the beginning, with the same settings.
+            shutil.rmtree(folder)
+            state = self._fit(trainer, folder, settings)
+        score: Any = self.trials.score(trainer.released(state).evaluated)
+        try:
+            value = float(score)
+        except (TypeError, ValueError):
+            value = math.inf
+        if value == math.inf or isinstance(score, str):
+            raise FixArgumentsError(
+                f"score returned {in_one_line(repr(score), 60)}: return a number, higher for "
+                "better models, and at most finite."
+            )
+        return -math.inf if math.isnan(value) else value
+
+    def _fit(self, trainer: Trainer, folder: Path, settings: Settings) -> Any:
+        options = dataclasses.replace(
+            self.options,
+            ledger=None,  # the trial's own, which nobody sees: the search is charged already
+            anchor=None,
+            budget=None,
+            name=NAME_OF_TRIALS,
+            delta=self.price.delta,
+            tensorboard=False,
+            progress=False,
+            settings=self.trials.settings_of(settings),
+            tuning=Tuning(TRIAL, self.price.epsilon_of_one_trial, str(self.count)),
+        )
+        return trainer.fit(
+            self.trials.data,
+            self.trials.params,
+            model_state=self.trials.model_state,
+            folder=folder,
+            user_ids=self.trials.user_ids,
+            options=options,
+        )
+
+    def _release(self, drawn: list[Settings]) -> None:
+        """Publishes the first trial with the highest score. Equal scores are exchangeable."""
+        epsilon, delta = self.folder.spent(self.price.delta), self.price.delta
+        tuning = Tuning(PRIVATE_SELECTION, self.price.epsilon_of_one_trial, str(self.count))
+        searched = {
+            "tuning": dataclasses.asdict(tuning),
+            "searched": {name: repr(distribution) for name, distribution in self.space.items()},
+            "budget": None,
+            "delta": delta,
+        }
+        scores = self.folder.scores()
+        if not drawn:
+            unit, relation = self.plan.unit.name, self.plan.neighboring_relation.name
+            empty = {"unit": unit, "relation": relation, "steps": 0, "ending": "no trial was drawn"}
+            self.folder.publish(None, empty | searched | {"selected": None}, {})
+            return
+        best = max(range(len(drawn)), key=lambda number: scores[number])
+        folder = self.folder.trial(best)
+        record = json.loads((folder / RELEASED / RUN).read_text())
+        record |= self._surroundings(drawn[best])
+        score = scores[best] if math.isfinite(scores[best]) else None
+        selected = {"settings": to_json(drawn[best]), "score": score}
+        metrics = {"step": record["steps"], "epsilon": epsilon, "delta": delta, "attempt": 0}
+        if score is not None:
+            metrics[self.trials.score_name] = score
+        self.folder.publish(folder, record | searched | {"selected": selected}, metrics)
+
+    def _surroundings(self, settings: Settings) -> dict[str, Any]:
+        """What the search ended with: that of the best trial may show when it ran."""
+        return {
+            "versions": {name: version_of(name) for name in PACKAGES},
+            "commit": commit_of_caller(),
+            "surroundings": surroundings(self.trials.make_trainer(settings).mesh),
+            "changes": [],
+        }
+
+
+def attempt_of(folder: Path) -> int:
+    """The attempt that a trial ended with: above 0 if it went on with fresh noise."""
+    return Ledger.read(folder / RELEASED / LEDGER).released(NAME_OF_TRIALS)[0]
