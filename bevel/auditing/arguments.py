@@ -45,9 +45,9 @@ def checked_scores(name: str, scores: npt.ArrayLike) -> Floats:
 def checked_significance(significance: Any) -> float:
     """Returns the probability with which a bound may be wrong."""
     # Half of a smaller one would be 0.
-    if not (is_real(significance) and 1e-300 < significance < 1):
+    if not (is_real(significance) and 1e-300 <= significance < 1):
         raise FixArgumentsError(
-            f"significance={shown(significance)} must be between 0 and 1, both excluded: pass the "
+            f"significance={shown(significance)} must be at least 1e-300 and below 1: pass the "
             "probability with which the bound may be wrong, such as 0.05."
         )
     return float(significance)

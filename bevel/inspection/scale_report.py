@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bevel.checks import positive_number, text
+from bevel.checks import finite_number, positive_number, text
 from bevel.lazy import optional_module
 from bevel.sharding.tables import short, tables_within, wrapped
 
@@ -36,8 +36,9 @@ class Speeds:
     latency: float = 1e-5
 
     def __post_init__(self) -> None:
-        for name in ("flops", "memory", "latency"):
-            positive_number(name, getattr(self, name), "in FLOPs, bytes or seconds")
+        for name in ("flops", "memory"):
+            positive_number(name, getattr(self, name), "in FLOPs or bytes per second")
+        finite_number("latency", self.latency, "in seconds, such as 1e-5", least=0.0)
         links = self.link if isinstance(self.link, Mapping) else {"all": self.link}
         for axis, link in links.items():
             text("an axis in link", axis)

@@ -228,11 +228,11 @@ def test_noise_buffers_in_a_released_file(monkeypatch, tmp_path):
         moved = {"momentum": released.opt_state, "buffers": state.noise_state.buffers}
         return StateHalves(dataclasses.replace(released, opt_state=moved), private)
 
-    def joined(self, halves, fixed):
+    def joined(self, halves):
         opened = dataclasses.replace(
             halves.released, opt_state=halves.released.opt_state["momentum"]
         )
-        return JOINED(self, halves._replace(released=opened), fixed)
+        return JOINED(self, halves._replace(released=opened))
 
     JOINED = Loop.joined_state
     monkeypatch.setattr(Loop, "halves", leaking)

@@ -122,7 +122,7 @@ def test_a_value_that_does_not_work_is_named_with_its_line(config_file, capsys):
     config_file.write_text(config_file.read_text().replace("steps = 4", "steps = -4"))
     line = config_file.read_text().splitlines().index("steps = -4") + 1
     assert main(["train", str(config_file)]) == 1
-    said = f"bevel: {config_file}, line {line}: [plan] steps is -4: pass an integer of at least 1."
+    said = f"bevel: {config_file}, line {line}: [plan] steps=-4: pass an integer of at least 1."
     assert capsys.readouterr().err.strip() == said
 
 

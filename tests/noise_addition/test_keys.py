@@ -79,7 +79,7 @@ def test_other_values_than_one_typed_key_are_refused(key, message):
 
 
 def test_unknown_generators_are_refused():
-    with pytest.raises(FixArgumentsError, match="chacha20, threefry2x32"):
+    with pytest.raises(FixArgumentsError, match="write 'chacha20' or 'threefry2x32'"):
         keys.new_key("rc4")
 
 

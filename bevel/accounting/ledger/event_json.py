@@ -101,8 +101,7 @@ def _to_json(event: "DpEvent | Mapping[str, Any]", depth: int) -> EventJson:
     if not isinstance(kind, str) or kind not in KINDS:
         raise FixArgumentsError(
             f"an event of kind {shown(kind)} cannot be written to a ledger, because it could not "
-            "be "
-            f"read back. Use one of these kinds: {', '.join(KINDS)}."
+            f"be read back. Use one of: {', '.join(KINDS)}."
         )
     types = KINDS[kind][1]
     if set(fields) != set(types):

@@ -56,13 +56,13 @@ def test_different_headers_do_not_compose(other, message):
 
 @pytest.mark.parametrize("unit", ["examples", "", None])
 def test_units_are_checked(unit):
-    with pytest.raises(FixArgumentsError, match="pass one of"):
+    with pytest.raises(FixArgumentsError, match="write 'example' or 'user'"):
         LedgerHeader(unit, "REPLACE_ONE")
 
 
 @pytest.mark.parametrize("relation", ["replace_one", None, 1])
 def test_relations_are_checked(relation):
-    with pytest.raises(FixArgumentsError, match="NeighboringRelation"):
+    with pytest.raises(FixArgumentsError, match="write 'ADD_OR_REMOVE_ONE', 'REPLACE_ONE' or"):
         LedgerHeader("user", relation)
 
 
