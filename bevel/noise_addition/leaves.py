@@ -122,7 +122,7 @@ def draw_leaves(
     specs: Sequence[PartitionSpec | None],
     numbers: Sequence[int] | None = None,
 ) -> list[jax.Array]:
-    """_Draws the noise of one step for leaves, with the shapes and shardings of `likes`.
+    """Draws the noise of one step for leaves, with the shapes and shardings of `likes`.
 
     `numbers` are those of the leaves in the gradient, by default from 0 on.
     """
