@@ -68,6 +68,20 @@ def test_the_result_does_not_depend_on_what_was_computed_before_or_on_the_stride
     assert [at(count, stride=7) for count in range(1, 40, 3)] == forward
 
 
+def test_a_search_in_another_thread_does_not_change_the_result():
+    """Two runs in one process share the cached parts, and so where their searches begin."""
+
+    class MovedMeanwhile(epsilon_curve._SearchStart):
+        k = property(lambda self: 7, lambda self, found: None)
+
+    (part, _) = epsilon_curve.kept_steps(OTHERS, STEP, 32, ADD, INTERVAL)
+    alone, beside = (
+        epsilon_curve._bounds(part.delta_with(None), 1e-5, 1e-12, INTERVAL, near)
+        for near in (epsilon_curve._SearchStart(), MovedMeanwhile())
+    )
+    assert alone == beside
+
+
 def test_nothing_is_claimed_where_rounding_could_matter():
     assert composed_epsilon(NOTHING, STEP, 10, 1e-12, ADD, INTERVAL, 4) is None
     assert gaussian_epsilon(1.0, 1e-15, ADD, INTERVAL) is None
