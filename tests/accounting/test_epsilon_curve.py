@@ -68,18 +68,14 @@ def test_the_result_does_not_depend_on_what_was_computed_before_or_on_the_stride
     assert [at(count, stride=7) for count in range(1, 40, 3)] == forward
 
 
-def test_a_search_in_another_thread_does_not_change_the_result():
+def test_a_search_in_another_thread_does_not_change_the_result(monkeypatch):
     """Two runs in one process share the cached parts, and so where their searches begin."""
-
-    class MovedMeanwhile(epsilon_curve._SearchStart):
-        k = property(lambda self: 7, lambda self, found: None)
-
-    (part, _) = epsilon_curve.kept_steps(OTHERS, STEP, 32, ADD, INTERVAL)
-    alone, beside = (
-        epsilon_curve._bounds(part.delta_with(None), 1e-5, 1e-12, INTERVAL, near)
-        for near in (epsilon_curve._SearchStart(), MovedMeanwhile())
-    )
-    assert alone == beside
+    arguments = (OTHERS, STEP, 40, 1e-5, ADD, INTERVAL, 16)
+    alone = composed_epsilon(*arguments)
+    part = epsilon_curve.kept_steps(OTHERS, STEP, 32, ADD, INTERVAL)[0]
+    moved_meanwhile = property(lambda self: 7, lambda self, found: None)
+    monkeypatch.setattr(type(part), "k", moved_meanwhile, raising=False)
+    assert composed_epsilon(*arguments) == alone
 
 
 def test_nothing_is_claimed_where_rounding_could_matter():
