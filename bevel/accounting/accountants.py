@@ -100,8 +100,9 @@ def _without_idle_sampling(event: DpEvent, relation: NeighboringRelation) -> DpE
         case dp_accounting.SelfComposedDpEvent(event=inner, count=count):
             return dp_accounting.SelfComposedDpEvent(_without_idle_sampling(inner, relation), count)
         case dp_accounting.ComposedDpEvent(events=inners):
+            # A tuple, because an event with a list cannot be cached.
             return dp_accounting.ComposedDpEvent(
-                [_without_idle_sampling(e, relation) for e in inners]
+                tuple(_without_idle_sampling(e, relation) for e in inners)
             )
         case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
             return RepeatAndSelectDpEvent(_without_idle_sampling(inner, relation), mean, shape)

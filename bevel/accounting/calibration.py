@@ -128,7 +128,9 @@ def _calibrate_by_sampling(
     budget: _CalibrationTarget,
     monte_carlo: MonteCarlo | None,
 ) -> float:
-    settings = monte_carlo or MonteCarlo.for_delta(budget.delta)
+    stated = monte_carlo or MonteCarlo.for_delta(budget.delta)
+    # Other samples than those of what a run will state, because they influence the choice.
+    settings = monte_carlo or MonteCarlo(stated.num_samples, stated.failure_probability)
     # With one seed all noise multipliers see the same draws, so more noise always costs less.
     search_target = dataclasses.replace(budget, monte_carlo=settings)
     noise = NoiseSearch(goal=0.985 * budget.epsilon).within(
@@ -146,7 +148,9 @@ def _calibrate_by_sampling(
         check_target = dataclasses.replace(
             budget, delta=budget.delta - settings.failure_probability, monte_carlo=fresh
         )
-        if check_target.cost(make_event(noise), None) <= budget.epsilon:
+        # What a run will state counts too, or its noise could be too little for its budget.
+        targets = (check_target, dataclasses.replace(budget, monte_carlo=stated))
+        if all(target.cost(make_event(noise), None) <= budget.epsilon for target in targets):
             return noise
         noise *= 1.01
     raise FixArgumentsError(

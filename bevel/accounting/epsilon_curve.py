@@ -119,9 +119,10 @@ def _bounds(
     margin += delta * RELATIVE_MARGIN
     if delta <= margin:
         return 0.0, math.inf
-    near.k = _crossing(delta_at, delta - margin, near.k)
-    upper = _between(delta_at, near.k, delta - margin, interval)
-    k = _crossing(delta_at, delta + margin, near.k)
+    # Parts are cached, so a run in another thread may move `near` meanwhile.
+    k = near.k = _crossing(delta_at, delta - margin, near.k)
+    upper = _between(delta_at, k, delta - margin, interval)
+    k = _crossing(delta_at, delta + margin, k)
     return _between(delta_at, k, delta + margin, interval), upper
 
 

@@ -143,8 +143,8 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def _promise(promise: dict[str, Any]) -> str:
+    from bevel.accounting.rounding import shown_delta, shown_epsilon
     from bevel.report.guarantee import CHANGED, UNITS
-    from bevel.report.rounding import shown_delta, shown_epsilon
 
     if promise["noise_multiplier"] is None:
         return "none: the mechanism is none, so nothing is protected"
@@ -168,6 +168,7 @@ def _noise(promise: dict[str, Any]) -> str:
 
 
 def _folder(folder: dict[str, Any], steps: int) -> str:
+    from bevel.accounting.rounding import shown_epsilon
     from bevel.cli.wording import in_cli_words
 
     texts = {
@@ -179,7 +180,7 @@ def _folder(folder: dict[str, Any], steps: int) -> str:
     }
     text = f"{folder['path']}: {texts[folder['status']]}"
     if folder["spent"] is not None:
-        text += f"; epsilon {folder['spent']:.4g} is spent in its ledger"
+        text += f"; epsilon {shown_epsilon(folder['spent'])} is spent in its ledger"
     return text
 
 

@@ -8,6 +8,7 @@ from dp_accounting import NeighboringRelation
 from rich.table import Table
 
 from bevel.accounting import epsilon
+from bevel.accounting.rounding import shown_epsilon
 from bevel.errors import FixArgumentsError
 from bevel.sharding.tables import wrapped
 
@@ -130,4 +131,4 @@ def _cost_under(plan: "DPExecutionPlan", relation: NeighboringRelation, delta: f
         value = epsilon(plan.dp_event, delta=delta, neighboring_relation=relation)
     except FixArgumentsError:
         return NOT_DEFINED  # proven, but no accountant supports it
-    return "infinite" if math.isinf(value) else f"{value:.4f} at delta {delta:g}"
+    return "infinite" if math.isinf(value) else f"{shown_epsilon(value)} at delta {delta:g}"

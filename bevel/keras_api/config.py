@@ -5,6 +5,7 @@ import warnings
 
 from bevel.accounting import check_budget, epsilon
 from bevel.accounting.accountants import rdp_with_few_orders
+from bevel.accounting.rounding import shown_epsilon
 from bevel.checks import finite_number, flag, positive_number, whole_number
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan, DPSGDConfig, PerformanceFlags, PlanSecrets
@@ -134,13 +135,13 @@ class DPKerasConfig:
             return None
         if self.poisson_sampling_in_fit:
             return (
-                f"noise_multiplier={self.noise_multiplier:g} gives epsilon {proven:.4g}, and not "
-                f"{self.epsilon:g}. Leave it out to calibrate it."
+                f"noise_multiplier={self.noise_multiplier:g} gives epsilon "
+                f"{shown_epsilon(proven)}, and not {self.epsilon:g}. Leave it out to calibrate it."
             )
         return (
             "the noise is calibrated for Poisson batches, but poisson_sampling_in_fit=False: fit "
             f"draws batches of exactly {self.effective_batch_size} examples, for which the proven "
-            f"epsilon is {proven:.4g} (replace-one), and not {self.epsilon:g}. Pass "
+            f"epsilon is {shown_epsilon(proven)} (replace-one), and not {self.epsilon:g}. Pass "
             "poisson_sampling_in_fit=True."
         )
 

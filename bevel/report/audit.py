@@ -11,11 +11,11 @@ from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
+from bevel.accounting.rounding import shown_delta, shown_epsilon
 from bevel.errors import FixArgumentsError
 from bevel.report.axis import Axis, axis_of
 from bevel.report.figure import Figure, figure, is_number, thinned
 from bevel.report.line_chart import Series
-from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import parsed_record
 from bevel.training.folder import PRIVATE
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bevel.accounting.rounding import shown_delta, shown_epsilon
 from bevel.errors import FixArgumentsError
 from bevel.report.axis import axis_of, spoken
 from bevel.report.figure import Figure, by_attempt, figure, flat, numbers_of
@@ -15,7 +16,6 @@ from bevel.report.line_chart import COLOURS, DASHES, MARKERS
 from bevel.report.metrics import is_accuracy, last_metrics, metric_names, shown_metric
 from bevel.report.privacy_figures import EPSILON_AXIS
 from bevel.report.rendering import render, write_page
-from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import Line, RunFiles, read_run, valid_records
 from bevel.report.settings import in_words, known, mechanism_in_words, words
 

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from bevel.accounting.rounding import shown_delta, shown_epsilon
 from bevel.report.meaning import ARITHMETIC, definitions, meaning
-from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import RunFiles
 from bevel.report.status import CALLBACK, ended_by_callback
 from bevel.report.tuning import NOT_FOR_RELEASE, assumption, is_trial, tuning_rows

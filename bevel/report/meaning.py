@@ -4,7 +4,8 @@ import math
 from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING
 
-from bevel.report.rounding import percent_up, power_of_ten, rounded_up, shown_delta, shown_epsilon
+from bevel.accounting.rounding import rounded_up, shown_delta, shown_epsilon
+from bevel.report.rounding import percent_up, power_of_ten
 
 if TYPE_CHECKING:
     from bevel.accounting.ledger.spent import Spent

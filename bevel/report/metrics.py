@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from bevel.accounting.rounding import shown_epsilon
 from bevel.report.axis import Axis, axis_of, spoken
 from bevel.report.figure import Figure, by_attempt, figure, flat, is_number, numbers_of
 from bevel.report.line_chart import COLOURS, MARKERS, Series
 from bevel.report.privacy_figures import EPSILON_AXIS
-from bevel.report.rounding import shown_epsilon
 from bevel.report.run_files import Line, RunFiles
 
 if TYPE_CHECKING:

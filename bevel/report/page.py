@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bevel.accounting.rounding import shown_delta, shown_epsilon
 from bevel.errors import FixArgumentsError
 from bevel.report.audit import AuditReport, read_audit
 from bevel.report.baseline import NOT_COVERED, Baseline, BaselineLike, read_baseline
@@ -22,7 +23,6 @@ from bevel.report.owner_figures import owner_figures
 from bevel.report.placement import MOST_ROWS, array_rows, collective_rows, mesh_of
 from bevel.report.privacy_figures import epsilon_over_steps, trade_off
 from bevel.report.rendering import render, write_page
-from bevel.report.rounding import shown_delta, shown_epsilon
 from bevel.report.run_files import RunFiles, read_run, valid_records
 from bevel.report.settings import change_rows, known, setting_tables, shown_value
 from bevel.report.status import status

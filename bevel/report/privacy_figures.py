@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bevel.accounting.rounding import shown_delta, shown_epsilon
 from bevel.report.axis import Axis, axis_of
 from bevel.report.figure import Figure, by_attempt, figure, numbers_of
 from bevel.report.line_chart import Series
 from bevel.report.meaning import guess_bound
-from bevel.report.rounding import percent_up, shown_delta, shown_epsilon
+from bevel.report.rounding import percent_up
 from bevel.report.run_files import RunFiles
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bevel.report.rounding import shown_epsilon
+from bevel.accounting.rounding import shown_epsilon
 from bevel.training.tuning_record import GRID, PRIVATE_SELECTION, PUBLIC, TRIAL, UNKNOWN
 
 if TYPE_CHECKING:

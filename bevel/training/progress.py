@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bevel.accounting.rounding import shown_epsilon
+
 if TYPE_CHECKING:
     from bevel.accounting import Budget
 
@@ -56,13 +58,17 @@ def released_parts(metrics: Mapping[str, Any], budget: "Budget | None") -> list[
     parts = []
     spent = metrics.get("epsilon")
     if spent is not None:
-        of = "" if budget is None else f" of {format_number(budget.epsilon)}"
-        parts.append(f"epsilon {format_number(spent)}{of}")
+        of = "" if budget is None else f" of {_rounded_up(budget.epsilon)}"
+        parts.append(f"epsilon {_rounded_up(spent)}{of}")
     return parts + [
         f"{name.replace('_', ' ')} {format_number(value)}"
         for name, value in metrics.items()
         if name not in _NOT_METRICS and isinstance(value, int | float)
     ]
+
+
+def _rounded_up(epsilon: float) -> str:
+    return shown_epsilon(epsilon, digits=3, infinite=format_number(math.inf))
 
 
 def raw_part(raw: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from bevel.accounting.ledger.hash_chain import canonical
 from bevel.training.metrics_files import JsonLines, damaged_line, read_lines
+from bevel.training.process_agreement import any_process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,22 +95,28 @@ def differences(
     environment: dict[str, Any],
     rows_between: Callable[[int, int], list[str]],
 ) -> list[str]:
-    """Describes what differs from the record. Empty if the same steps can be run again exactly."""
+    """Describes what differs from the record. Empty if the same steps can be run again exactly.
+
+    Processes may differ in their environment, but have to decide alike: fresh noise in only some of
+    them would not be the noise that is accounted. All processes must call this.
+    """
     recorded = list(recorded)
-    if not recorded:
-        return ["there is no record of how they were computed"]
     found: dict[str, None] = {}  # an ordered set
-    if recorded[0].before != before:
+    if not recorded:
+        found["there is no record of how they were computed"] = None
+    elif recorded[0].before != before:
         found["the state that they started from differs"] = None
     for release in recorded:
         for name in sorted(release.exactly.keys() | environment.keys()):
             then, now = release.exactly.get(name), environment.get(name)
             if then != now:
                 found[describe_change(name, then, now)] = None
+    if any_process(bool(found)):  # before the rows, which all processes read together
+        return list(found) or ["something differs in another process"]
     rows = [row for release in recorded for row in release.rows]
-    if not found and rows_between(recorded[0].first, recorded[-1].stop) != rows:
-        found["the rows that they read differ"] = None
-    return list(found)
+    if rows_between(recorded[0].first, recorded[-1].stop) != rows:
+        return ["the rows that they read differ"]
+    return []
 
 
 def describe_change(name: str, before: Any, now: Any) -> str:

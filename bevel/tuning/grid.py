@@ -9,6 +9,7 @@ from typing import Any
 import dp_accounting
 
 from bevel.accounting import Budget, Ledger, epsilon
+from bevel.accounting.rounding import shown_epsilon
 from bevel.errors import FixArgumentsError, StopRunError
 from bevel.training import LoadedRun, RunOptions, Trainer, load
 from bevel.training.folder import LEDGER
@@ -75,9 +76,9 @@ def charged_grid(
     )
     if budget is not None and price.epsilon > budget.epsilon:
         raise StopRunError(
-            f"the {len(plans)} trials of the grid cost epsilon {price.epsilon:.4g} at delta "
-            f"{delta:g}, but the budget is {budget}. Nothing was charged. Use fewer choices, or "
-            "bevel.tuning.tune."
+            f"the {len(plans)} trials of the grid cost epsilon {shown_epsilon(price.epsilon)} at "
+            f"delta {delta:g}, but the budget is {budget}. Nothing was charged. Use fewer "
+            "choices, or bevel.tuning.tune."
         )
     found = []
     for number, settings in enumerate(combinations):

@@ -8,6 +8,7 @@ from dp_accounting import DpEvent
 
 from bevel.accounting import calibrate_noise_multiplier, epsilon, private_selection_event
 from bevel.accounting.arguments import Relation
+from bevel.accounting.rounding import shown_delta, shown_epsilon
 from bevel.execution_plan import BandMFConfig, BLTConfig, DPSGDConfig
 from bevel.tuning.trial_count import TrialCount
 
@@ -24,8 +25,9 @@ class Price:
 
     def __str__(self) -> str:
         return (
-            f"epsilon {self.epsilon:.4g} with tuning, {self.epsilon_of_one_trial:.4g} for one trial"
-            f" alone, at delta {self.delta:g}"
+            f"epsilon {shown_epsilon(self.epsilon)} with tuning, "
+            f"{shown_epsilon(self.epsilon_of_one_trial)} for one trial alone, "
+            f"at delta {shown_delta(self.delta)}"
         )
 
 

@@ -221,3 +221,12 @@ def test_almost_no_noise_takes_no_longer(event):
 
 def test_usual_noise_has_the_default_rounding():
     assert accountants.interval_for(dpsgd_event(0.8, 5000, sampling_prob=0.01), ADD) == 1e-4
+
+
+def test_events_that_differ_are_composed_once_for_several_queries():
+    joint = [gaussian_event(3.0), dpsgd_event(2.0, 3, sampling_prob=0.1)]
+    for events in (joint, tuple(joint)):
+        event = dp_accounting.ComposedDpEvent(events)
+        assert accountants.composed_accountant(event, ADD) is accountants.composed_accountant(
+            event, ADD
+        )

@@ -150,6 +150,18 @@ def test_the_search_takes_logarithmic_time_without_a_guess():
     assert largest_that_fits(lambda k: True, (1 << 40) - 1) == (1 << 40) - 1
 
 
+@pytest.mark.parametrize("target", [1.0 + k / 16 for k in range(12)])
+def test_a_run_states_no_more_than_its_noise_was_calibrated_for(target):
+    """Calibration draws its own samples, which differ from those of what a run states."""
+
+    def make(noise):
+        return balls_in_bins_event(noise, 4, cycle_length=2)
+
+    options = {"delta": 0.05, "neighboring_relation": ADD}
+    noise = calibrate_noise_multiplier(make, epsilon=target, **options)
+    assert epsilon(make(noise), **options) <= target
+
+
 def test_events_bounded_by_sampling():
     def make(noise):
         return balls_in_bins_event(noise, 8, cycle_length=4, strategy=(1.0, 0.5))

@@ -68,6 +68,16 @@ def test_the_result_does_not_depend_on_what_was_computed_before_or_on_the_stride
     assert [at(count, stride=7) for count in range(1, 40, 3)] == forward
 
 
+def test_a_search_in_another_thread_does_not_change_the_result(monkeypatch):
+    """Two runs in one process share the cached parts, and so where their searches begin."""
+    arguments = (OTHERS, STEP, 40, 1e-5, ADD, INTERVAL, 16)
+    alone = composed_epsilon(*arguments)
+    part = epsilon_curve.kept_steps(OTHERS, STEP, 32, ADD, INTERVAL)[0]
+    moved_meanwhile = property(lambda self: 7, lambda self, found: None)
+    monkeypatch.setattr(type(part), "k", moved_meanwhile, raising=False)
+    assert composed_epsilon(*arguments) == alone
+
+
 def test_nothing_is_claimed_where_rounding_could_matter():
     assert composed_epsilon(NOTHING, STEP, 10, 1e-12, ADD, INTERVAL, 4) is None
     assert gaussian_epsilon(1.0, 1e-15, ADD, INTERVAL) is None

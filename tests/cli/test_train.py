@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 
+from bevel.accounting.rounding import shown_epsilon
 from bevel.cli import main
 from bevel.cli.job import Job
 
@@ -45,7 +46,7 @@ def test_ctrl_c_saves_and_the_next_start_goes_on(
     assert main(["spent", str(tmp_path / "run"), "--delta", "1e-3"]) == 0
     spent = capsys.readouterr().out
     assert "steps up to 4, attempts 1" in spent
-    assert f"epsilon {last['epsilon']:.4g} at delta 0.001" in spent
+    assert f"epsilon {shown_epsilon(last['epsilon'])} at delta 0.001" in spent
 
 
 def test_another_plan_in_the_same_folder_is_refused(config_file, reports, capsys):

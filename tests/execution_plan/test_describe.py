@@ -6,6 +6,7 @@ import pytest
 from plans import CONFIGS, plan
 
 from bevel.accounting import Budget
+from bevel.accounting.rounding import shown_epsilon
 from bevel.execution_plan.describe import plan_table
 
 
@@ -39,11 +40,11 @@ def test_epsilons_under_every_relation_that_is_proven(capsys):
     made = plan("dpsgd")
     made.describe(delta=1e-3)
     table = rows(capsys.readouterr().out)
-    absence = made.epsilon(delta=1e-3)
-    other = plan("dpsgd_replace_one").epsilon(delta=1e-3)
-    assert table["epsilon, ADD_OR_REMOVE_ONE"] == f"{absence:.4f} at delta 0.001 (of this plan)"
-    assert table["epsilon, REPLACE_SPECIAL"] == f"{absence:.4f} at delta 0.001"
-    assert table["epsilon, REPLACE_ONE"] == f"{other:.4f} at delta 0.001" and other > absence
+    absence, other = made.epsilon(delta=1e-3), plan("dpsgd_replace_one").epsilon(delta=1e-3)
+    shown, shown_other = (f"{shown_epsilon(x)} at delta 0.001" for x in (absence, other))
+    assert table["epsilon, ADD_OR_REMOVE_ONE"] == f"{shown} (of this plan)"
+    assert table["epsilon, REPLACE_SPECIAL"] == shown
+    assert table["epsilon, REPLACE_ONE"] == shown_other and other > absence
 
 
 @pytest.mark.parametrize(

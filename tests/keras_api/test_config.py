@@ -5,6 +5,7 @@ import warnings
 import pytest
 
 from bevel.accounting import dpsgd_event, epsilon
+from bevel.accounting.rounding import shown_epsilon
 from bevel.errors import FixArgumentsError
 from bevel.keras_api import DPKerasConfig
 
@@ -73,7 +74,9 @@ def test_fixed_batches_warn_with_the_epsilon_that_is_proven_for_them():
     with pytest.warns(UserWarning, match="batches of exactly 32 examples.* and not 3") as caught:
         plan = config().make_plan()
     proven = plan.epsilon(delta=1e-4)
-    assert proven > 3 and f"epsilon is {proven:.4g} (replace-one)" in str(caught[0].message)
+    assert proven > 3 and f"epsilon is {shown_epsilon(proven)} (replace-one)" in str(
+        caught[0].message
+    )
     assert plan.neighboring_relation.name == "REPLACE_ONE"
     assert {len(plan.batch(step, 1000)) for step in range(3)} == {32}
 

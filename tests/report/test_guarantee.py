@@ -2,8 +2,8 @@ import dp_accounting
 import pytest
 
 from bevel.accounting import dpsgd_event
+from bevel.accounting.rounding import shown_epsilon
 from bevel.report.guarantee import guarantee, is_claimed, spent_of
-from bevel.report.rounding import shown_epsilon
 from bevel.report.run_files import read_run
 
 

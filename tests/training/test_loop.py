@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import threading
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +10,10 @@ import training_runs as runs
 
 from bevel.batch_selection import PaddedSizes
 from bevel.training import Progress
+from bevel.training.checkpoint import Checkpoints
 from bevel.training.loop import PendingMetrics, loss_key_data
 from bevel.training.metrics_files import read_lines
+from bevel.training.releaser import THREAD
 
 
 def test_empty_batches_still_add_noise_and_larger_ones_are_not_cut(tmp_path):
@@ -87,6 +90,25 @@ def test_a_run_tells_its_progress(tmp_path):
     released = [told[1] for told in progress.told if told[0] == "checkpoint"]
     assert released == [json.loads(line) for line in lines]
     assert [told[1] for told in progress.told if told[0] == "raw"] == [3, 7]
+
+
+def test_steps_go_on_while_a_release_is_written(tmp_path, monkeypatch):
+    """A release that is only written once later steps were taken does not hold them up."""
+    later, waited, real = threading.Event(), [], Checkpoints.wait
+
+    class Watcher(Progress):
+        def advance(self, step):
+            if step == 7:
+                later.set()
+
+    def slow(checkpoints):
+        if threading.current_thread().name.startswith(THREAD):
+            waited.append(later.wait(20))
+        real(checkpoints)
+
+    monkeypatch.setattr(Checkpoints, "wait", slow)
+    runs.fit(tmp_path / "run", options=runs.options(checkpoint_every=4, progress=Watcher()))
+    assert waited == [True, True]
 
 
 def test_warnings_about_raw_metrics_are_told_once_and_not_released(tmp_path):

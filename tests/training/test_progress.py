@@ -15,6 +15,12 @@ def test_a_checkpoint_says_what_is_spent_of_the_budget():
     assert released_parts(METRICS | {"epsilon": None, "name": "x"}, None) == ["test accuracy 0.9"]
 
 
+def test_epsilon_is_never_shown_below_what_was_spent():
+    spent = released_parts({"epsilon": 2.3101}, Budget(2.3102, 1e-5))
+    assert spent == ["epsilon 2.32 of 2.32"]
+    assert released_parts({"epsilon": float("inf")}, None) == ["epsilon unlimited"]
+
+
 def test_raw_metrics_are_marked():
     assert raw_part({"loss": 0.5, "batch_size": 7}) == "not private: loss 0.5"
     assert raw_part({"batch_size": 7}) == ""

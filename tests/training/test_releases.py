@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from bevel.training import releases
 from bevel.training.releases import ReleaseRecord, Releases, describe_change, differences
 
 FIRST = ReleaseRecord(0, 0, 2, ["b0"], ["r0", "r1"], ["b2"], {"mesh": None, "program": "p" * 64})
@@ -61,6 +62,15 @@ def test_all_must_be_as_it_was():
         assert differences(*same[:2], same[2] | exactly, same[3]) == [said]
     other = rows("r0", "r1", "r2", "xx")
     assert differences(*same[:3], other) == ["the rows that they read differ"]
+
+
+def test_a_difference_in_one_process_is_one_in_all(monkeypatch):
+    """Or only some would take fresh noise, while the others wait for them to read the rows."""
+    monkeypatch.setattr(releases, "any_process", lambda local: True)
+    found = differences([FIRST], ["b0"], dict(FIRST.exactly), lambda *_: pytest.fail("read"))
+    assert found == ["something differs in another process"]
+    found = differences([], ["b0"], dict(FIRST.exactly), lambda *_: pytest.fail("read"))
+    assert found == ["there is no record of how they were computed"]
 
 
 def test_a_nested_difference_names_the_part():

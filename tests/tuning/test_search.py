@@ -11,9 +11,9 @@ import training_runs
 from searches import of_trials, search
 
 from bevel.accounting import Budget, Ledger, epsilon, event_from_json
+from bevel.accounting.rounding import shown_epsilon
 from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedgerError, StopRunError
 from bevel.report import write_report
-from bevel.report.rounding import shown_epsilon
 from bevel.shipping import export
 from bevel.training import Trainer, load
 from bevel.tuning import OneOf, Price, TrialCount, selection_event

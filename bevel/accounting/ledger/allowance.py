@@ -16,6 +16,7 @@ from bevel.accounting.ledger.header import Budget
 from bevel.accounting.ledger.spent import composed_events, epsilon_of
 from bevel.accounting.ledger.totals import LedgerTotals
 from bevel.accounting.mixture_events import MixtureDpEvent
+from bevel.accounting.rounding import shown_epsilon
 from bevel.errors import StopRunError
 
 Counts = collections.Counter[str]
@@ -48,8 +49,9 @@ class Allowance:
         if not self._fits(total):
             raise StopRunError(
                 f"charging steps {charge.first} to {charge.stop} of run {charge.run!r} would spend "
-                f"epsilon {self._cost(total):.4g} at delta {self.budget.delta:g}, but the budget "
-                f"is {self.budget}. Nothing was charged: do not release these steps, and stop."
+                f"epsilon {shown_epsilon(self._cost(total))} at delta {self.budget.delta:g}, but "
+                f"the budget is {self.budget}. Nothing was charged: do not release these steps, "
+                "and stop."
             )
         if any(more < 0 for _, more in changed):  # until it is charged, what it replaces is spent
             self._known_to_fit = collections.Counter()

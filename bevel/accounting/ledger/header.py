@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from bevel.accounting.rounding import shown_delta
 from bevel.checks import as_float, instance, one_of, shown
 from bevel.errors import FixArgumentsError, RestoreLedgerError
 
@@ -34,7 +35,7 @@ class Budget:
             object.__setattr__(self, name, float(value))
 
     def __str__(self) -> str:
-        return f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+        return f"epsilon {shown_delta(self.epsilon)} at delta {shown_delta(self.delta)}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from bevel.accounting.ledger.event_json import event_from_json
 from bevel.accounting.ledger.header import LedgerHeader
 from bevel.accounting.ledger.totals import LedgerTotals
 from bevel.accounting.mixture_events import MixtureDpEvent
+from bevel.accounting.rounding import shown_delta, shown_epsilon
 from bevel.accounting.spending import epsilon
 from bevel.errors import FixArgumentsError
 
@@ -37,9 +38,9 @@ class Spent:
 
     def describe(self) -> str:
         """Returns the cost, the budget, the runs, and when the cost is a valid claim, as text."""
-        budget = self.terms.budget
+        budget, spent = self.terms.budget, shown_epsilon(self.epsilon, infinite="inf")
         lines = [
-            f"epsilon {self.epsilon:.4g} at delta {self.delta:g} spent so far, "
+            f"epsilon {spent} at delta {shown_delta(self.delta)} spent so far, "
             f"per {self.terms.unit}, under {self.terms.relation}",
             f"budget: {budget or 'none'}",
             *self.runs,

@@ -1,6 +1,7 @@
 """What is spent: the cost of all charges of a ledger, composed."""
 
 import collections
+import dataclasses
 
 import dp_accounting
 import pytest
@@ -14,8 +15,10 @@ from bevel.accounting import (
     truncated_dpsgd_event,
 )
 from bevel.accounting.ledger import Budget, Ledger, event_to_json
-from bevel.accounting.ledger.spent import epsilon_of
+from bevel.accounting.ledger.header import LedgerHeader
+from bevel.accounting.ledger.spent import Spent, epsilon_of
 from bevel.accounting.ledger.totals import event_counts
+from bevel.accounting.rounding import shown_epsilon
 from bevel.errors import FixArgumentsError
 
 ADD, ONE = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"
@@ -102,13 +105,23 @@ def test_describe(tmp_path):
         spent = ledger.spent()
     assert spent.delta == 1e-6
     assert spent.describe().splitlines() == [
-        f"epsilon {spent.epsilon:.4g} at delta 1e-06 spent so far, per user, under REPLACE_ONE",
+        f"epsilon {shown_epsilon(spent.epsilon)} at delta 1e-06 spent so far, per user, "
+        "under REPLACE_ONE",
         "budget: epsilon 8 at delta 1e-06",
         "run mnist: steps up to 2, attempts 1, plan plan-7",
         "This holds if you chose what to run, and when to stop, without looking at results.",
         "If such a choice depended on the data, the guarantee is the budget fixed beforehand: "
         "epsilon 8 at delta 1e-06.",
     ]
+
+
+def test_no_text_says_less_than_was_spent():
+    header = LedgerHeader("example", ONE, Budget(3.00000001, 1.0000001e-5))
+    spent = Spent(2.00004, 1.0000001e-5, header, ())
+    assert spent.describe().startswith("epsilon 2.001 at delta 1.00001e-05 spent so far")
+    assert str(header.budget) == "epsilon 3.00001 at delta 1.00001e-05"
+    infinite = dataclasses.replace(spent, epsilon=float("inf"))
+    assert infinite.describe().startswith("epsilon inf at")
 
 
 def test_without_a_budget_delta_is_needed(tmp_path):
