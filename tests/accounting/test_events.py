@@ -90,9 +90,11 @@ def test_events_that_are_bounded_by_sampling():
     assert dense.strategy == ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
     made = events.random_allocation_event(1.5, 4, total_participations=3)
     assert made == RandomAllocationDpEvent(1.5, 4, 3)
-    for wrong in (np.eye(2), np.zeros(3), np.array([np.nan]), np.zeros(0), 1.0):
+    for wrong in (np.eye(2), np.zeros(3), np.zeros(0), 1.0):
         with pytest.raises(FixArgumentsError, match="strategy has shape"):
             events.balls_in_bins_event(1.5, 3, cycle_length=2, strategy=wrong)
+    with pytest.raises(FixArgumentsError, match=r"strategy\[0\] is nan"):
+        events.balls_in_bins_event(1.5, 3, cycle_length=2, strategy=np.array([np.nan]))
     with pytest.raises(FixArgumentsError, match="lower triangular"):
         events.balls_in_bins_event(1.5, 3, cycle_length=2, strategy=np.ones((3, 3)))
     with pytest.raises(FixArgumentsError, match="total_participations=5 of 4"):

@@ -53,9 +53,9 @@ def test_every_config_has_its_own():
 @pytest.mark.parametrize(
     "name, expected",
     [
-        ("dpsgd", "325752de9b6a30983fb87a530be7b3177ec3a5fa3ba5a8f047b8a1d84cfa110b"),
-        ("bandmf", "f36cd448b18a52a0b4caada156d670f87d7795b75ac9efd1e31eb23cc1ba6d50"),
-        ("blt", "3135097c5fee0aefe439e0e16661398c954c46b0c2237339678cd0ec1cbfb080"),
+        ("dpsgd", "ed697a4c0f518cbf1027461251fa10daecece1e0f02a29ada0630c66f0763bac"),
+        ("bandmf", "b2103d0df9998efad168d6ed814210fdd506bc001d2bab9d699da012a918d5f7"),
+        ("blt", "e8ddfc2cf1adcc79035c4bed5fb4a3ac84e8bc93c78f19520e39054ddad7f9d3"),
     ],
 )
 def test_it_is_stable(name, expected):

@@ -68,7 +68,7 @@ def test_other_arguments_that_are_wrong(options, message):
 
 
 def test_buffers_are_on_the_device_or_on_the_host():
-    with pytest.raises(FixArgumentsError, match="buffers_in='disk': pass 'device' or 'host'"):
+    with pytest.raises(FixArgumentsError, match="buffers_in='disk': write 'device' or 'host'"):
         matrix_factorization_privatizer(np.eye(2), stddev=1.0, prng_key=0, buffers_in="disk")
 
 

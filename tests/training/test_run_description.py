@@ -19,10 +19,10 @@ def test_collectives_are_those_of_the_compiled_step_where_they_can_be_read(monke
     fields |= {"axes": ["data"], "times": 1, "sent": 12.0, "line": "loss.py:3"}
     fields |= {"operation": "jit(step)/add"}
     report = types.SimpleNamespace(to_dict=lambda: {"collectives": [fields | {"name": "x"}]})
-    programs = types.SimpleNamespace(compiled=1, of_size=lambda size: size)
+    programs = types.SimpleNamespace(ahead=True, of_size=lambda size: size)
     monkeypatch.setattr(sharding, "inspect_step", lambda step: report, raising=False)
     assert collectives(programs, (8,)) == [fields]
     monkeypatch.setattr(sharding, "inspect_step", lambda step: 1 / 0, raising=False)
     assert collectives(programs, (8,)) is None
-    programs.compiled = 0
+    programs.ahead = False
     assert collectives(programs, (8,)) is None

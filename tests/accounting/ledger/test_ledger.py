@@ -273,7 +273,7 @@ def test_a_refused_charge_leaves_no_trace(path):
                 run.charge(*steps, EVENT)
         with pytest.raises(FixArgumentsError, match="first='4'"):
             run.charge("4", 5, EVENT)
-        with pytest.raises(FixArgumentsError, match="one of these kinds"):
+        with pytest.raises(FixArgumentsError, match="Use one of: NoOpDpEvent"):
             run.charge(4, 5, dp_accounting.LaplaceDpEvent(1.0))
         assert path.read_bytes() == before
         run.charge(4, 5, EVENT)
