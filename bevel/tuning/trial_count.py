@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from bevel.accounting.private_selection import halting_probability
+from bevel.accounting.private_selection import LARGEST_SHAPE, halting_probability
 from bevel.checks import as_float, is_real, nearest, shown
 from bevel.errors import FixArgumentsError
 from bevel.tuning.draws import uniform
@@ -55,11 +55,12 @@ class TrialCount:
                 "all of them, because the limit reveals how many could have won. Use 'logarithmic',"
                 " 'geometric' or 'poisson', or charge every trial with bevel.tuning.charged_grid."
             )
-        if not (is_real(given) and 0 <= as_float(given) < math.inf):
+        if not (is_real(given) and 0 <= as_float(given) <= LARGEST_SHAPE):
             near = nearest(given, SHAPES) if isinstance(given, str) else "."
             raise FixArgumentsError(
                 f"distribution={shown(given)}{near} Pass one of {', '.join(map(repr, SHAPES))}, or "
-                "the shape of a truncated negative binomial distribution, a number of at least 0."
+                "the shape of a truncated negative binomial distribution, a number from 0 to "
+                f"{LARGEST_SHAPE:g}."
             )
         object.__setattr__(self, "distribution", float(given))
 
