@@ -35,9 +35,17 @@ def test_the_same_seed_gives_the_same_number(count):
     assert [count.draw(seed) for seed in range(50)] == [count.draw(seed) for seed in range(50)]
 
 
-@pytest.mark.parametrize("name", ["fixed", "constant", "truncated", "uniform"])
-def test_a_fixed_or_limited_number_is_refused_with_the_reason(name):
-    with pytest.raises(FixArgumentsError, match="can cost almost as much as releasing all of them"):
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("fixed", "can cost almost as much as releasing all of them"),
+        ("constant", "can cost almost as much as releasing all of them"),
+        ("truncated", "no price here for a number of trials that has a limit"),
+        ("uniform", "no price here for a number of trials that has a limit"),
+    ],
+)
+def test_a_fixed_or_limited_number_is_refused_with_the_reason(name, why):
+    with pytest.raises(FixArgumentsError, match=why):
         TrialCount(10.0, name)
 
 
