@@ -13,8 +13,8 @@ MOST_EXPECTED = 10_000
 MOST_UNLIKELY = 700.0  # exp(-700) is still a number
 # What people ask for first, and why it has no price.
 _FIXED = (
-    "the best of a fixed number of trials can cost almost as much as releasing all of them, because "
-    "the output with the lowest score wins only if every trial has it"
+    "the best of a fixed number of trials can cost almost as much as releasing all of them, "
+    "because the output with the lowest score wins only if every trial has it"
 )
 _LIMITED = "there is no price here for a number of trials that has a limit"
 REFUSED = {"fixed": _FIXED, "constant": _FIXED, "truncated": _LIMITED, "uniform": _LIMITED}
