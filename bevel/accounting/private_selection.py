@@ -34,6 +34,7 @@ only ever round up.
 
 import functools
 import math
+import sys
 
 import numpy as np
 import scipy.optimize
@@ -45,6 +46,8 @@ POINTS = 16_000  # epsilons at which delta is bounded
 LARGEST_LOSS = 300.0  # larger losses count as infinite; exp(loss) must not overflow
 # Beyond these, no run is so private that the best of so many is.
 MOST_EXPECTED, LARGEST_SHIFT = 1e9, 600.0
+# For larger shapes, gamma is so close to 1 that rounding it would change the mean.
+LARGEST_SHAPE = 1e6
 
 
 @functools.lru_cache(maxsize=256)
@@ -54,16 +57,18 @@ def halting_probability(mean: float, shape: float) -> float:
         return 1 / mean
 
     def excess(log_gamma: float) -> float:
-        return math.log(_mean_of(math.exp(log_gamma), shape) / mean)
+        return math.log(_mean_of(log_gamma, shape) / mean)
 
-    lowest = math.log(1e-15)
-    return math.exp(scipy.optimize.brentq(excess, lowest, -1e-12, xtol=1e-15, rtol=1e-14))
+    least, most = math.log(1e-15), -sys.float_info.epsilon
+    if excess(most) >= 0:
+        return math.exp(most)  # the mean is 1, up to rounding
+    return math.exp(scipy.optimize.brentq(excess, least, most, xtol=1e-300, rtol=1e-14))
 
 
-def _mean_of(gamma: float, shape: float) -> float:
-    if shape == 0:
-        return (1 / gamma - 1) / -math.log(gamma)
-    return shape * (1 / gamma - 1) / -math.expm1(shape * math.log(gamma))
+def _mean_of(log_gamma: float, shape: float) -> float:
+    # 1 / gamma - 1 itself has no correct digit left if gamma is close to 1.
+    more = math.expm1(-log_gamma)
+    return more / -log_gamma if shape == 0 else shape * more / -math.expm1(shape * log_gamma)
 
 
 def selected(
@@ -71,7 +76,7 @@ def selected(
 ) -> PrivacyLossDistribution | None:
     """The privacy losses of the best of K runs, from those of `one` run, never understated.
 
-    None if there are so many runs that nothing is claimed.
+    None if there are so many runs, or so large a shape, that nothing is claimed.
 
     Args:
       mean, shape: the distribution of K, as in dp-accounting's `RepeatAndSelectDpEvent`.
@@ -80,6 +85,8 @@ def selected(
     if mean == 1 and shape != math.inf:
         return one  # K is always 1
     remove, add = one._pmf_remove, one._pmf_add
+    if LARGEST_SHAPE < shape < math.inf:
+        return None
     symmetric = add is remove
     largest = max(_largest_loss(remove), _largest_loss(add))
     weights, xs = _weights(min(mean, MOST_EXPECTED), shape)

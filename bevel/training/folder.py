@@ -51,7 +51,7 @@ SECRETS, IDENTITY, RELEASES, RAW = "secrets.json", "identity.json", "releases.js
 TENSORBOARD, STAGING, DAMAGED = "tensorboard", "staging", "damaged"
 LEDGER_HEAD, LOCK, SAMPLER_STATES = "ledger_head", "lock", "sampler_states"
 AUDIT = "audit.json"
-WRITTEN_ATOMICALLY = (RUN, REPORT, LEDGER, SECRETS, IDENTITY, LEDGER_HEAD, AUDIT)
+WRITTEN_ATOMICALLY = (RUN, REPORT, LEDGER, METRICS, SECRETS, IDENTITY, LEDGER_HEAD, AUDIT)
 # Inside a checkpoint: its metadata, and, while it is staged, the record of its release.
 CHECKPOINT, RELEASE = "checkpoint.json", "release.json"
 # Files at the top of a run folder from before it had two halves.

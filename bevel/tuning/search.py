@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from bevel.training import RunOptions, Trainer
 from bevel.training.data import fingerprint, source_of
 from bevel.training.digest import digest
 from bevel.training.folder import LEDGER, RELEASED, RUN
+from bevel.training.identity import Change, flatten, named_values
 from bevel.training.metrics_files import to_json
 from bevel.training.resume import surroundings
 from bevel.training.run_description import PACKAGES, commit_of_caller, version_of
@@ -178,7 +178,7 @@ class _Search:
         if self.folder.is_complete:
             self.folder.check_result(identity)
             return
-        secrets = self.folder.begin(identity)
+        secrets = self.folder.begin(identity, self._fixed_settings())
         seed = secrets.sampling_seed
         numbers = range(self.count.draw(seed))
         drawn = [drawn_settings(self.space, seed, number) for number in numbers]
@@ -202,6 +202,12 @@ class _Search:
             "params": digest(jax.tree.map(jax.numpy.asarray, self.trials.params)),
         }
 
+    def _fixed_settings(self) -> dict[str, Any]:
+        """What trials record of the settings that are the same for all, by dotted names."""
+        first = {name: distribution.ends()[0] for name, distribution in self.space.items()}
+        named: dict[str, Any] = to_json(flatten(named_values(self.trials.settings_of(first))))
+        return {name: value for name, value in named.items() if Change(name).kind != "noted"}
+
     def _check_data(self, key: bytes) -> None:
         """Raises unless the data are those that the search began with. Trials check theirs too."""
         users = self.trials.user_ids
@@ -216,7 +222,7 @@ class _Search:
         if attempt_of(folder):
             # It was killed and went on with fresh noise, so it is not one run of the plan. What was
             # seen of it is nothing, so it is run again from the beginning, with the same settings.
-            shutil.rmtree(folder)
+            self.folder.discard(number)
             state = self._fit(trainer, folder, settings)
         score: Any = self.trials.score(trainer.released(state).evaluated)
         try:
@@ -254,7 +260,7 @@ class _Search:
 
     def _release(self, drawn: list[Settings]) -> None:
         """Publishes the first trial with the highest score. Equal scores are exchangeable."""
-        epsilon, delta = self.folder.spent(self.price.delta), self.price.delta
+        epsilon, delta = self.folder.spent, self.price.delta
         tuning = Tuning(PRIVATE_SELECTION, self.price.epsilon_of_one_trial, str(self.count))
         searched = {
             "tuning": dataclasses.asdict(tuning),

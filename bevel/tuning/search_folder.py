@@ -10,8 +10,10 @@
       data                 a keyed digest of the data
       secrets.json         the seed of the number of trials and of their settings
       ledger_head          the hash of the ledger's line that charged the search
+      spent                the epsilon of the ledger after that line
       scores.json          the score of every trial that is complete
       trials/NUMBER/       the run folder of each trial, with a ledger of its own
+      discarded/           a trial that is run again, until it is removed
       best/                the best trial, until it is published
       lock                 held while the search runs
 
@@ -50,6 +52,7 @@ from bevel.training.run_options import RunOptions
 from bevel.training.secrets import read_secrets, write_secrets
 
 SEARCH, SCORES, TRIALS, BEST, DATA = "search.json", "scores.json", "trials", "best", "data"
+SPENT, DISCARDED = "spent", "discarded"
 
 
 def _fingerprint(identity: Mapping[str, Any]) -> str:
@@ -84,6 +87,13 @@ class SearchFolder:
             )
         self.folder.create()
         self._lock = self.folder.lock()
+        try:
+            self.folder.remove_leftovers()
+            if self.is_complete:  # if it was killed since, its times show how many trials ran
+                self.folder.reset_times()
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     @property
     def is_complete(self) -> bool:
@@ -91,15 +101,26 @@ class SearchFolder:
 
     # What is searched, and the charge.
 
-    def begin(self, identity: Mapping[str, Any]) -> PlanSecrets:
-        """Charges a new search, or checks that an old one is the same. Returns its secrets."""
-        secrets = self._secrets()
-        found = {"search": dict(identity), "key": secrets.commitment}
+    def begin(
+        self, identity: Mapping[str, Any], settings: Mapping[str, Any] | None = None
+    ) -> PlanSecrets:
+        """Charges a new search, or checks that an old one is the same. Returns its secrets.
+
+        `settings` are by name what trials record of the settings that are not searched. They do not
+        affect the price, but trials that differ by when they ran are not alike.
+        """
+        secrets, named = self._secrets(), {"settings": dict(settings or {})}
+        found = {"search": dict(identity), "key": secrets.commitment} | named
         text, path = json.dumps(found, indent=2, sort_keys=True), self.private / SEARCH
         if not path.exists():
             write_atomically(path, text, private=True)
-        before = json.loads(path.read_text())
-        changed = [name for name in identity if before["search"].get(name) != identity[name]]
+        before, now = json.loads(path.read_text()), json.loads(text)
+        changed = [
+            name
+            for part in ("search", "settings")
+            for name in sorted({**before[part], **now[part]})
+            if before[part].get(name) != now[part].get(name)
+        ]
         if changed or before["key"] != secrets.commitment:
             names = ", ".join(changed) or "key"
             raise RestoreCheckpointError(
@@ -147,9 +168,8 @@ class SearchFolder:
                 f"the ledger {path} is missing, but this search was charged in it. Restore the "
                 "ledger: without it, it is unknown what was spent."
             )
-        is_new = not path.exists()
         with self._opened_ledger() as ledger:
-            if is_new and path.parent.name == RELEASED:
+            if ledger.line_count == 1 and path.parent.name == RELEASED:
                 path.chmod(0o644)
             if head is not None:
                 ledger.check_head(head)
@@ -157,6 +177,10 @@ class SearchFolder:
             if run.charged_until == 0:
                 run.charge(0, self.plan.iterations, self.event)
             if head is None:
+                # Not at the end of the search: charges that other runs add meanwhile would show in
+                # the released epsilon how long it took, and so how many trials there were.
+                spent = ledger.spent(self._budget.delta).epsilon
+                write_atomically(self.private / SPENT, repr(spent), private=True)
                 write_atomically(head_path, ledger.head, private=True)
 
     def _opened_ledger(self) -> Ledger:
@@ -188,6 +212,14 @@ class SearchFolder:
     def trial(self, number: int) -> Path:
         make_private_folder(self.private / TRIALS)
         return self.private / TRIALS / str(number)
+
+    def discard(self, number: int) -> None:
+        """Removes a trial, which is then run again from the beginning."""
+        discarded = self.private / DISCARDED
+        shutil.rmtree(discarded, ignore_errors=True)
+        # At once: a trial of which a part is missing could neither go on nor begin again.
+        self.trial(number).rename(discarded)
+        shutil.rmtree(discarded)
 
     def scores(self) -> dict[int, float]:
         """The scores of the trials that are complete."""
@@ -232,9 +264,10 @@ class SearchFolder:
     def _charged_plan(self) -> str:
         return Ledger.read(self.ledger_path)._totals.runs[self.name].last.plan
 
-    def spent(self, delta: float) -> float:
-        """The epsilon of everything that was charged to the ledger, this search included."""
-        return Ledger.read(self.ledger_path).spent(delta).epsilon
+    @property
+    def spent(self) -> float:
+        """The epsilon of everything that was charged to the ledger up to this search."""
+        return float((self.private / SPENT).read_text())
 
     def __enter__(self) -> "SearchFolder":
         return self

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from bevel.checks import as_float, is_real, positive_number, shown
 from bevel.errors import FixArgumentsError
+from bevel.training.metrics_files import to_json
+from bevel.training.program_digest import ADDRESS
 from bevel.tuning.draws import uniform
 
 Settings = dict[str, Any]
@@ -104,7 +106,25 @@ def checked_space(space: Mapping[str, Distribution]) -> dict[str, Distribution]:
                 f"space[{name!r}]={distribution!r}: pass Uniform(low, high), LogUniform(low, high) "
                 "or OneOf(value, ...)."
             )
+        _check_recorded(name, distribution)
     return dict(space)
+
+
+def _check_recorded(name: str, distribution: Distribution) -> None:
+    """Raises for values that the record of the result could not hold, before any is charged."""
+    for value in distribution.ends():
+        try:
+            to_json(value)
+        except FixArgumentsError:
+            raise FixArgumentsError(
+                f"space[{name!r}] has the value {shown(value)}, which cannot be recorded with the "
+                "result. Pass numbers or names, and choose by them in make_trainer."
+            ) from None
+    if ADDRESS.search(repr(distribution)):
+        raise FixArgumentsError(
+            f"space[{name!r}]={distribution!r} is another text in each process, so the search "
+            "could not be started again. Give the class a __repr__, as dataclasses have."
+        )
 
 
 def drawn_settings(space: Mapping[str, Distribution], seed: int, trial: int) -> Settings:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from bevel.accounting.private_selection import halting_probability
+from bevel.accounting.private_selection import LARGEST_SHAPE, halting_probability
 from bevel.checks import as_float, is_real, nearest, shown
 from bevel.errors import FixArgumentsError
 from bevel.tuning.draws import uniform
@@ -12,12 +12,12 @@ SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 MOST_EXPECTED = 10_000
 MOST_UNLIKELY = 700.0  # exp(-700) is still a number
 # What people ask for first, and why it has no price.
-REFUSED = {
-    "fixed": "the best of a fixed number of trials",
-    "constant": "the best of a fixed number of trials",
-    "truncated": "the best of a number of trials that is cut off at a limit",
-    "uniform": "the best of a number of trials that has a limit",
-}
+_FIXED = (
+    "the best of a fixed number of trials can cost almost as much as releasing all of them, "
+    "because the output with the lowest score wins only if every trial has it"
+)
+_LIMITED = "there is no price here for a number of trials that has a limit"
+REFUSED = {"fixed": _FIXED, "constant": _FIXED, "truncated": _LIMITED, "uniform": _LIMITED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +51,15 @@ class TrialCount:
             return
         if isinstance(given, str) and given in REFUSED:
             raise FixArgumentsError(
-                f"distribution={given!r}: {REFUSED[given]} can cost almost as much as releasing "
-                "all of them, because the limit reveals how many could have won. Use 'logarithmic',"
-                " 'geometric' or 'poisson', or charge every trial with bevel.tuning.charged_grid."
+                f"distribution={given!r}: {REFUSED[given]}. Use 'logarithmic', 'geometric' or "
+                "'poisson', or charge every trial with bevel.tuning.charged_grid."
             )
-        if not (is_real(given) and 0 <= as_float(given) < math.inf):
+        if not (is_real(given) and 0 <= as_float(given) <= LARGEST_SHAPE):
             near = nearest(given, SHAPES) if isinstance(given, str) else "."
             raise FixArgumentsError(
                 f"distribution={shown(given)}{near} Pass one of {', '.join(map(repr, SHAPES))}, or "
-                "the shape of a truncated negative binomial distribution, a number of at least 0."
+                "the shape of a truncated negative binomial distribution, a number from 0 to "
+                f"{LARGEST_SHAPE:g}."
             )
         object.__setattr__(self, "distribution", float(given))
 

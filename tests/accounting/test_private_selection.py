@@ -193,7 +193,7 @@ def test_a_number_that_is_always_one_costs_what_one_run_costs():
     assert epsilon(event, **settings) == pytest.approx(epsilon(gaussian_event(2.0), **settings))
 
 
-@pytest.mark.parametrize("mean, shape", [(1e4, POISSON), (1e300, 1.0), (1e4, 300.0)])
+@pytest.mark.parametrize("mean, shape", [(1e4, POISSON), (1e300, 1.0), (1e4, 300.0), (10.0, 1e13)])
 def test_numbers_beyond_all_measure_are_not_private(mean, shape):
     event = RepeatAndSelectDpEvent(gaussian_event(2.0), mean, shape)
     assert math.isinf(epsilon(event, delta=1e-5, neighboring_relation="ADD_OR_REMOVE_ONE"))

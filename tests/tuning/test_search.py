@@ -243,6 +243,40 @@ def test_what_is_released_does_not_show_when_the_best_trial_ran(tmp_path, monkey
     assert (folder / "released/run.json").read_bytes() == before
 
 
+def test_trials_do_not_change_between_starts(tmp_path, monkeypatch):
+    """What is searched may differ from trial to trial, but nothing else."""
+    of_trials(monkeypatch, 1)
+
+    def killed(_):
+        raise KeyboardInterrupt
+
+    def started(momentum, scored=searches.score):
+        fixed = {"optimizer": {"momentum": momentum}, "mesh": {"axes": momentum}}
+        return search(tmp_path / "search", scored=scored, settings_of=lambda s: s | fixed)
+
+    with pytest.raises(KeyboardInterrupt):
+        started(0.9, killed)
+    with pytest.raises(RestoreCheckpointError, match=r"other values of optimizer\.momentum"):
+        started(0.5)
+    assert started(0.9).settings
+
+
+def test_what_is_released_does_not_show_which_runs_were_charged_meanwhile(tmp_path, monkeypatch):
+    of_trials(monkeypatch, 1)
+    ledger = tmp_path / "ledger.jsonl"
+    options = searches.options(ledger=ledger, budget=Budget(50.0, searches.DELTA))
+
+    def scored(params):
+        training_runs.fit(
+            tmp_path / "other", options=searches.options(ledger=ledger, budget=options.budget)
+        )
+        return searches.score(params)
+
+    result = search(tmp_path / "search", scored=scored, options=options)
+    (line,) = (tmp_path / "search/released/metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["epsilon"] == result.epsilon < Ledger.read(ledger).spent().epsilon
+
+
 def test_other_data_and_missing_records_are_refused(tmp_path, monkeypatch):
     of_trials(monkeypatch, 1)
     folder = tmp_path / "search"

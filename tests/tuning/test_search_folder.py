@@ -8,6 +8,7 @@ from searches import of_trials, search
 
 from bevel.accounting import Budget, Ledger
 from bevel.errors import FixArgumentsError
+from bevel.training.folder import NO_TIME
 from bevel.tuning import TrialCount, selection_event
 from bevel.tuning.search_folder import SearchFolder
 
@@ -50,3 +51,42 @@ def test_scores_keep_all_their_bits(tmp_path):
         folder.add_score(0, 0.1 + 0.2)
         folder.add_score(1, float("-inf"))
         assert folder.scores() == {0: 0.1 + 0.2, 1: float("-inf")}
+
+
+def test_a_kill_leaves_nothing_in_the_released_half(tmp_path, monkeypatch):
+    """Neither files of the process, nor a ledger that others cannot read, nor when it ended."""
+    of_trials(monkeypatch, 1)
+    folder = tmp_path / "search"
+    with opened(folder) as begun, begun._opened_ledger():
+        pass  # killed before the mode of the new ledger was set
+    (folder / "released/.ledger.jsonl.begin-5f").write_text("")
+    search(folder, options=searches.options(budget=Budget(9.0, searches.DELTA)))
+    released = folder / "released"
+    assert (released / "ledger.jsonl").stat().st_mode & 0o777 == 0o644
+    for name in (".metrics.jsonl.77", ".run.json.77"):
+        (released / name).write_text("")
+    os.utime(released / "run.json")  # killed before times were set
+    search(folder, options=searches.options(budget=Budget(9.0, searches.DELTA)))
+    assert sorted(os.listdir(released)) == [
+        "checkpoints",
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "run.json",
+    ]
+    assert {p.stat().st_mtime for p in (released, *released.iterdir())} == {NO_TIME}
+
+
+def test_a_discarded_trial_is_gone_at_once(tmp_path, monkeypatch):
+    """A part of it could neither go on nor begin again."""
+    with opened(tmp_path / "search") as folder:
+        trial = folder.trial(0)
+        (trial / "private").mkdir(parents=True)
+        (trial / "private/a").write_text("")
+        with monkeypatch.context() as killed:
+            killed.setattr(os, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                folder.discard(0)
+        assert not trial.exists()
+        trial.mkdir()
+        folder.discard(0)
+        assert not (tmp_path / "search/private/discarded").exists()

@@ -69,3 +69,20 @@ def test_a_grid_has_all_combinations_of_choices():
     assert grid == combinations({"a": (1, 2), "b": ("x", "y")}) and len(grid) == 4
     with pytest.raises(FixArgumentsError, match="has no end of values"):
         grid_of(SPACE)
+
+
+class Unnamed:
+    def value(self, u):
+        return u
+
+    def ends(self):
+        return (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "distribution, match",
+    [(OneOf(1, np.sin), "cannot be recorded with the result"), (Unnamed(), "Give the class a")],
+)
+def test_values_that_no_record_can_hold_are_refused_before_a_charge(distribution, match):
+    with pytest.raises(FixArgumentsError, match=match):
+        checked_space({"a": distribution})

@@ -35,13 +35,33 @@ def test_the_same_seed_gives_the_same_number(count):
     assert [count.draw(seed) for seed in range(50)] == [count.draw(seed) for seed in range(50)]
 
 
-@pytest.mark.parametrize("name", ["fixed", "constant", "truncated", "uniform"])
-def test_a_fixed_or_limited_number_is_refused_with_the_reason(name):
-    with pytest.raises(FixArgumentsError, match="can cost almost as much as releasing all of them"):
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("fixed", "can cost almost as much as releasing all of them"),
+        ("constant", "can cost almost as much as releasing all of them"),
+        ("truncated", "no price here for a number of trials that has a limit"),
+        ("uniform", "no price here for a number of trials that has a limit"),
+    ],
+)
+def test_a_fixed_or_limited_number_is_refused_with_the_reason(name, why):
+    with pytest.raises(FixArgumentsError, match=why):
         TrialCount(10.0, name)
 
 
-@pytest.mark.parametrize("shape", ["geometrical", -1, math.nan, math.inf, None])
+@pytest.mark.parametrize("expected", [1.0001, 1 + 1e-9, 1 + 1e-13, 1 + 1e-15])
+@pytest.mark.parametrize("shape", [0.0, 0.3, 1.0, 2.0, 1e6])
+def test_means_close_to_one_have_the_same_law(expected, shape):
+    """P(K = 1) and P(K = 2) of the definition, to first order in the mean above 1."""
+    count = TrialCount(expected, shape)
+    _, one = count._least()
+    assert one == pytest.approx(1, abs=1e-3)
+    if expected > 1 + 1e-10:
+        assert one * count._ratio(1) == pytest.approx(expected - 1, rel=1e-3)
+    assert count.draw(1) >= 1
+
+
+@pytest.mark.parametrize("shape", ["geometrical", -1, math.nan, math.inf, None, 1e7])
 def test_other_distributions_are_refused(shape):
     with pytest.raises(FixArgumentsError, match="'logarithmic', 'geometric', 'poisson'"):
         TrialCount(10.0, shape)
