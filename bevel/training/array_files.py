@@ -118,8 +118,8 @@ class HostCopies:
 
     def __init__(self, x: jax.Array, info: Any, key_impl: str | None = None, turn: int = 0) -> None:
         self.info, self.dtype, self._key_impl = info, jnp.dtype(x.dtype).name, key_impl
-        self.shape, self.chunks = x.shape, _piece_shape(x)
-        self._shards = [(shard.index, _on_host(shard.data)) for shard in shards_to_write(x, turn)]
+        self.shape, self.chunks = x.shape, piece_shape(x)
+        self._shards = [(shard.index, on_host(shard.data)) for shard in shards_to_write(x, turn)]
         self.bytes = sum(data.nbytes for _, data in self._shards)
 
     async def opened(self) -> Any:
@@ -163,7 +163,7 @@ class HostCopies:
                 yield place, piece
 
 
-def _piece_shape(x: jax.Array) -> tuple[int, ...]:
+def piece_shape(x: jax.Array) -> tuple[int, ...]:
     """The shape of the pieces of an array: its shard, split along one dimension if it is large.
 
     A dimension that is split over devices is only split further into equal parts, because several
@@ -211,7 +211,7 @@ def replicas_of(x: jax.Array) -> int:
     return max(1, len(x.sharding.device_set) // shards)
 
 
-def _on_host(x: jax.Array) -> np.ndarray:
+def on_host(x: jax.Array) -> np.ndarray:
     """A copy on the host. Of an array that is there, NumPy may see the memory, which is donated."""
     on_cpu = next(iter(x.devices())).platform == "cpu"
     on_device = x.sharding.memory_kind in (None, "device")

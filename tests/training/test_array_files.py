@@ -141,7 +141,7 @@ def test_a_shard_of_any_length_has_few_files(shape, spec, piece, files, monkeypa
     monkeypatch.setattr(array_files, "PIECE", 1 << 14)
     mesh = make_mesh("data=4,model=2") if "model" in str(spec) else make_mesh("data=8")
     x = jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, spec))
-    assert array_files._piece_shape(x) == piece
+    assert array_files.piece_shape(x) == piece
     assert math.prod(-(-n // k) for n, k in zip(shape, piece, strict=True)) == files
 
 
@@ -175,7 +175,7 @@ def test_only_shards_that_are_written_are_copied_to_the_host(spec, monkeypatch):
     x = jax.device_put(jnp.ones((8, 8)), NamedSharding(make_mesh("data=2,model=4"), spec))
     array = types.SimpleNamespace(shape=x.shape, dtype=x.dtype, size=x.size, sharding=x.sharding)
     array.addressable_shards = [_Shard(shard) for shard in x.addressable_shards]
-    monkeypatch.setattr(array_files, "_on_host", lambda data: np.ones((8, 8), np.float32))
+    monkeypatch.setattr(array_files, "on_host", lambda data: np.ones((8, 8), np.float32))
     info = types.SimpleNamespace(name="x")
     asyncio.run(array_files.PieceWriter().serialize([array, array], [info, info]))
     for turn in range(2):
