@@ -27,6 +27,8 @@ from jax.sharding import NamedSharding
 
 # A piece of a shard is about this large, if the shape of the shard allows it.
 PIECE = 2**24
+# Pieces are at most this many times smaller or larger than that. Otherwise a shard is one piece.
+MOST_EXCESS = 16
 # This part of all bytes may be compressed, or read, at the same time.
 UNDER_WAY = 1 / 8
 # Where Orbax looks for the shardings of arrays, and for what else it knows about them.
@@ -59,8 +61,11 @@ class PieceWriter(ocp.type_handlers.ArrayHandler):
         if not all(x.size for x in values):
             raise ValueError("arrays without elements cannot be saved")
         plain = [jax.random.key_data(x) if _is_key(x) else x for x in values]
-        for x in plain:
-            x.copy_to_host_async()  # all transfers begin before the first one is waited for
+        for turn, x in enumerate(plain):
+            for shard in shards_to_write(x, turn):
+                # All transfers begin before the first one is waited for. Not those of whole arrays,
+                # which JAX would copy once more than their shards.
+                shard.data.copy_to_host_async()
         shardings = {info.name: _sharding_text(x) for x, info in zip(plain, infos, strict=True)}
         impls = [str(jax.random.key_impl(x)) if _is_key(x) else None for x in values]
         zipped = zip(plain, infos, impls, strict=True)
@@ -99,21 +104,22 @@ class PieceWriter(ocp.type_handlers.ArrayHandler):
         _return_freed_memory()
 
 
-class HostCopies:
-    """Copies on the host of the shards of an array that this process writes.
+def shards_to_write(x: jax.Array, turn: int) -> list[Any]:
+    """The shards of an array that this process writes.
 
     Replicas take turns: those with the number `turn`, modulo their number, write this array.
     """
+    writes = turn % replicas_of(x)
+    return [shard for shard in x.addressable_shards if shard.replica_id == writes]
+
+
+class HostCopies:
+    """Copies on the host of the shards of an array that this process writes."""
 
     def __init__(self, x: jax.Array, info: Any, key_impl: str | None = None, turn: int = 0) -> None:
-        writes = turn % replicas_of(x)
         self.info, self.dtype, self._key_impl = info, jnp.dtype(x.dtype).name, key_impl
-        self.shape, self.chunks = x.shape, _piece_shape(x)
-        self._shards = [
-            (shard.index, _on_host(shard.data))
-            for shard in x.addressable_shards
-            if shard.replica_id == writes
-        ]
+        self.shape, self.chunks = x.shape, piece_shape(x)
+        self._shards = [(shard.index, on_host(shard.data)) for shard in shards_to_write(x, turn)]
         self.bytes = sum(data.nbytes for _, data in self._shards)
 
     async def opened(self) -> Any:
@@ -157,24 +163,45 @@ class HostCopies:
                 yield place, piece
 
 
-def _piece_shape(x: jax.Array) -> tuple[int, ...]:
+def piece_shape(x: jax.Array) -> tuple[int, ...]:
     """The shape of the pieces of an array: its shard, split along one dimension if it is large.
 
-    A dimension that is split over devices is only split further if the parts are equal, because
-    several processes must not write to one file.
+    A dimension that is split over devices is only split further into equal parts, because several
+    processes must not write to one file. So its length may allow no pieces of the wanted size: of
+    all dimensions, the one is split that comes closest. A shard stays whole rather than become
+    many small files. Longer dimensions come first, where a factor of two makes no difference.
     """
     shard = x.sharding.shard_shape(x.shape)
     size = math.prod(shard) * x.dtype.itemsize
     wanted = -(-size // PIECE)
+    pieces = tuple(max(1, n) for n in shard)
     if wanted <= 1:
-        return tuple(max(1, n) for n in shard)
-    axis = int(np.argmax(shard))
-    length, parts = shard[axis], min(wanted, shard[axis])
-    if shard[axis] == x.shape[axis]:
-        length = -(-length // parts)
-    else:
-        length //= next(p for p in range(parts, length + 1) if length % p == 0)
-    return (*shard[:axis], length, *shard[axis + 1 :])
+        return pieces
+    parts_along = [
+        _parts(length, wanted, equal=length != full)
+        for length, full in zip(shard, x.shape, strict=True)
+    ]
+    axis = min(
+        range(len(shard)), key=lambda d: (max(2, _excess(parts_along[d], wanted)), -shard[d])
+    )
+    if _excess(parts_along[axis], wanted) > MOST_EXCESS:
+        return pieces
+    return (*pieces[:axis], -(-shard[axis] // parts_along[axis]), *pieces[axis + 1 :])
+
+
+def _parts(length: int, wanted: int, *, equal: bool) -> int:
+    """Into how many parts a dimension is best divided, if `wanted` parts are wanted."""
+    if not equal:
+        return min(wanted, length)
+    divisors = (
+        d for k in range(1, math.isqrt(length) + 1) if length % k == 0 for d in (k, length // k)
+    )
+    return min(divisors, key=lambda parts: _excess(parts, wanted))
+
+
+def _excess(parts: int, wanted: int) -> float:
+    """The factor between two numbers of parts."""
+    return max(parts / wanted, wanted / parts)
 
 
 def replicas_of(x: jax.Array) -> int:
@@ -184,7 +211,7 @@ def replicas_of(x: jax.Array) -> int:
     return max(1, len(x.sharding.device_set) // shards)
 
 
-def _on_host(x: jax.Array) -> np.ndarray:
+def on_host(x: jax.Array) -> np.ndarray:
     """A copy on the host. Of an array that is there, NumPy may see the memory, which is donated."""
     on_cpu = next(iter(x.devices())).platform == "cpu"
     on_device = x.sharding.memory_kind in (None, "device")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -133,7 +134,7 @@ class Checkpoints:
         and not yet released, when `wait` returns. `meta` has the checksums of the arrays; `release`
         is the `ReleaseRecord` of the steps, as a dict.
         """
-        saved = [ocp.args.PyTreeSave(by_name(half) or NO_ARRAYS) for half in halves]
+        saved = [ocp.args.PyTreeSave(_with_elements(by_name(half)) or NO_ARRAYS) for half in halves]
         args = ocp.args.Composite(**dict(zip((RELEASED, PRIVATE), saved, strict=True)))
         with _explain_write_errors(self._staging):
             self._writer.save(self._staging / str(meta.step), args=args, force=True)
@@ -299,9 +300,14 @@ def _keep_log_record(record: logging.LogRecord) -> bool:
 def _read_arrays(folder: Path, like: PyTree) -> PyTree:
     """Reads the arrays of one half, sharded like those of `like`."""
     named = by_name(like)
-    if not named:
-        return like
-    arrays = read_arrays(folder, {name: shaped(x) for name, x in named.items()})
+    arrays = {
+        name: jnp.zeros(x.shape, x.dtype, device=x.sharding)
+        for name, x in named.items()
+        if not x.size
+    }
+    saved = _with_elements(named)
+    if saved:
+        arrays |= read_arrays(folder, {name: shaped(x) for name, x in saved.items()})
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in named])
 
 
@@ -351,6 +357,11 @@ def _explain_write_errors(path: Path) -> Iterator[None]:
             f"the checkpoint in {path} could not be written ({one_line(error)}). Repair this and "
             "start again: the run resumes from its last complete checkpoint."
         ) from error
+
+
+def _with_elements(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The arrays that are saved: there is nothing to write of one without elements."""
+    return {name: x for name, x in named.items() if x.size}
 
 
 def digest_of(halves: StateHalves) -> list[str]:

@@ -124,6 +124,7 @@ def test_temporaries_are_at_most_one_and_a_half_gradients(generator, kind):
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * local
 
 
-def test_temporaries_of_correlated_noise_are_at_most_one_and_a_half_gradients():
-    program, local = program_of("one device", 12, "threefry2x32", Decaying)
+@pytest.mark.parametrize("kind", ["one device", "auto"])
+def test_temporaries_of_correlated_noise_are_at_most_one_and_a_half_gradients(kind):
+    program, local = program_of(kind, 12, "threefry2x32", Decaying)
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * local

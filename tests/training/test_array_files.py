@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import types
 import warnings
 
 import jax
@@ -126,6 +127,24 @@ def test_pieces_put_together_are_the_array_and_no_two_shards_share_one(axes, pie
         assert np.array_equal(found, x)
 
 
+@pytest.mark.parametrize(
+    "shape, spec, piece, files",
+    [
+        ((8 * 1009, 32), P(("data", "model")), (1009, 4), 64),  # the rows of a shard are prime
+        ((8 * 10007,), P(("data", "model")), (10007,), 8),  # nothing else can be split
+        ((8 * 1024, 16), P(("data", "model")), (256, 16), 32),
+        ((8 * 45, 8 * 91), P("data", "model"), (90, 52), 56),  # 8 parts: columns allow 7
+        ((10007, 2), P(), (2002, 2), 5),
+    ],
+)
+def test_a_shard_of_any_length_has_few_files(shape, spec, piece, files, monkeypatch):
+    monkeypatch.setattr(array_files, "PIECE", 1 << 14)
+    mesh = make_mesh("data=4,model=2") if "model" in str(spec) else make_mesh("data=8")
+    x = jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, spec))
+    assert array_files.piece_shape(x) == piece
+    assert math.prod(-(-n // k) for n, k in zip(shape, piece, strict=True)) == files
+
+
 def test_arrays_are_read_a_few_at_a_time(monkeypatch):
     monkeypatch.setattr(array_files, "PIECE", 1000)
     where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -138,6 +157,31 @@ def test_arrays_are_read_a_few_at_a_time(monkeypatch):
     for group in groups:
         size = sum(4 * x.size for x in group.values())
         assert len(group) == 1 or size <= max(1000, total / 8)
+
+
+class _Shard:
+    """A shard whose data count how often they are copied to the host."""
+
+    def __init__(self, shard):
+        self.replica_id, self.index, self.data, self._data = shard.replica_id, None, self, shard
+        self.copies = 0
+
+    def copy_to_host_async(self):
+        self.copies += 1
+
+
+@pytest.mark.parametrize("spec", [P(), P("data"), P("data", "model")])
+def test_only_shards_that_are_written_are_copied_to_the_host(spec, monkeypatch):
+    x = jax.device_put(jnp.ones((8, 8)), NamedSharding(make_mesh("data=2,model=4"), spec))
+    array = types.SimpleNamespace(shape=x.shape, dtype=x.dtype, size=x.size, sharding=x.sharding)
+    array.addressable_shards = [_Shard(shard) for shard in x.addressable_shards]
+    monkeypatch.setattr(array_files, "on_host", lambda data: np.ones((8, 8), np.float32))
+    info = types.SimpleNamespace(name="x")
+    asyncio.run(array_files.PieceWriter().serialize([array, array], [info, info]))
+    for turn in range(2):
+        written = array_files.shards_to_write(array, turn)
+        assert all(shard.copies for shard in written)
+    assert sum(shard.copies for shard in array.addressable_shards) == 2 * len(written)
 
 
 def test_replicas_take_turns_and_write_each_shard_once():

@@ -89,6 +89,19 @@ def test_the_newest_are_kept_and_restored_on_another_mesh(saved, tmp_path):
     assert meta == dataclasses.replace(META, step=3, digest=meta.digest) and len(meta.digest) == 4
 
 
+def test_arrays_without_elements_are_restored_though_nothing_is_written(tmp_path):
+    halves = state()
+    where = halves.released["x"].sharding
+    halves.released["none"] = jax.device_put(jnp.zeros((0, 4)), where)
+    halves.private["none"] = jax.device_put(jnp.zeros((4, 0), jnp.bfloat16), where)
+    checkpoints = opened(tmp_path)
+    save(checkpoints, halves, 5)
+    restored, _ = checkpoints.restore(5, halves)
+    checkpoints.close()
+    same_bits(restored, halves)
+    assert restored.released["none"].sharding == where
+
+
 def test_a_period_keeps_more(tmp_path):
     checkpoints = opened(tmp_path, keep=1, keep_period=2)
     for step in range(5):
