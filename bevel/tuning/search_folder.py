@@ -13,6 +13,7 @@
       scores.json          the score of every trial that is complete
       trials/NUMBER/       the run folder of each trial, with a ledger of its own
       best/                the best trial, until it is published
+      discarded/           a trial that is begun again, until it is removed
       lock                 held while the search runs
 
 The number of trials, and which of them was the best, are secret: with them, the price of the search
@@ -30,6 +31,7 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from bevel.accounting import Budget, Ledger
+from bevel.accounting.ledger.durable_files import sync_folder, sync_tree
 from bevel.accounting.ledger.hash_chain import canonical
 from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedgerError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
@@ -43,13 +45,16 @@ from bevel.training.folder import (
     RUN,
     SECRETS,
     RunFolder,
+    explained,
     make_private_folder,
     write_atomically,
 )
+from bevel.training.run_json import damaged, read_record
 from bevel.training.run_options import RunOptions
 from bevel.training.secrets import read_secrets, write_secrets
 
 SEARCH, SCORES, TRIALS, BEST, DATA = "search.json", "scores.json", "trials", "best", "data"
+DISCARDED = "discarded"
 
 
 def _fingerprint(identity: Mapping[str, Any]) -> str:
@@ -82,15 +87,16 @@ class SearchFolder:
             raise FixArgumentsError(
                 f"{root} has a training run: pass another folder to the search."
             )
-        self.folder.create()
-        self._lock = self.folder.lock()
+        self._lock = self.folder.open()
 
     @property
+    @explained
     def is_complete(self) -> bool:
         return (self.released / RUN).exists()
 
     # What is searched, and the charge.
 
+    @explained
     def begin(self, identity: Mapping[str, Any]) -> PlanSecrets:
         """Charges a new search, or checks that an old one is the same. Returns its secrets."""
         secrets = self._secrets()
@@ -98,9 +104,11 @@ class SearchFolder:
         text, path = json.dumps(found, indent=2, sort_keys=True), self.private / SEARCH
         if not path.exists():
             write_atomically(path, text, private=True)
-        before = json.loads(path.read_text())
-        changed = [name for name in identity if before["search"].get(name) != identity[name]]
-        if changed or before["key"] != secrets.commitment:
+        before = read_record(path)
+        known = before.get("search")
+        known = known if isinstance(known, dict) else {}
+        changed = [name for name in identity if known.get(name) != identity[name]]
+        if changed or before.get("key") != secrets.commitment:
             names = ", ".join(changed) or "key"
             raise RestoreCheckpointError(
                 f"{self.folder.root} has a search with other values of {names}, and a search that "
@@ -110,10 +118,11 @@ class SearchFolder:
         self._charge(_fingerprint(identity), secrets.commitment)
         return secrets
 
+    @explained
     def check_result(self, identity: Mapping[str, Any]) -> None:
         """Raises unless the result is that of this search: another one has another price."""
-        record = json.loads((self.released / RUN).read_text())
-        if record.get("plan", {}).get("fingerprint") != _fingerprint(identity):
+        plan = read_record(self.released / RUN).get("plan")
+        if not isinstance(plan, dict) or plan.get("fingerprint") != _fingerprint(identity):
             raise RestoreCheckpointError(
                 f"{self.folder.root} has the result of another search, with other values of the "
                 "space, the trials, the event or the parameters. Ask for it as it was, or start a "
@@ -141,7 +150,7 @@ class SearchFolder:
     def _charge(self, fingerprint: str, key: str) -> None:
         """Charges the whole search once. The charge is on disk when this returns."""
         head_path, path = self.private / LEDGER_HEAD, self.ledger_path
-        head = head_path.read_text() if head_path.exists() else None
+        head = head_path.read_text(errors="replace") if head_path.exists() else None
         if head is not None and not path.exists():
             raise RestoreLedgerError(
                 f"the ledger {path} is missing, but this search was charged in it. Restore the "
@@ -172,12 +181,13 @@ class SearchFolder:
             anchor=self.options.anchor,
         )
 
+    @explained
     def check_data(self, digest: str) -> None:
         """Raises unless this keyed digest of the data is that of the first start."""
         path = self.private / DATA
         if not path.exists():
             write_atomically(path, digest, private=True)
-        if path.read_text() != digest:
+        if path.read_text(errors="replace") != digest:
             raise RestoreCheckpointError(
                 f"the search in {self.folder.root} began with other data: start it again with "
                 "those, or start a new search in another folder."
@@ -185,17 +195,33 @@ class SearchFolder:
 
     # Trials.
 
+    @explained
     def trial(self, number: int) -> Path:
         make_private_folder(self.private / TRIALS)
         return self.private / TRIALS / str(number)
 
+    @explained
     def scores(self) -> dict[int, float]:
         """The scores of the trials that are complete."""
         path = self.private / SCORES
         if not path.exists():
             return {}
-        return {int(number): float(text) for number, text in json.loads(path.read_text()).items()}
+        record = read_record(path)
+        try:
+            return {int(number): float(text) for number, text in record.items()}
+        except (TypeError, ValueError) as error:
+            raise damaged(path) from error
 
+    @explained
+    def discard_trial(self, number: int) -> None:
+        """Removes a trial. If this is cut short, no part of the trial is left under its name."""
+        old = self.private / DISCARDED
+        if old.exists():
+            shutil.rmtree(old)
+        self.trial(number).rename(old)
+        shutil.rmtree(old)
+
+    @explained
     def add_score(self, number: int, score: float) -> None:
         scores = self.scores() | {number: score}
         text = json.dumps({str(n): repr(s) for n, s in scores.items()})
@@ -203,6 +229,7 @@ class SearchFolder:
 
     # The result.
 
+    @explained
     def publish(
         self, best: Path | None, record: Mapping[str, Any], metrics: Mapping[str, Any]
     ) -> None:
@@ -217,7 +244,9 @@ class SearchFolder:
             newest = max(checkpoints.iterdir(), key=lambda path: int(path.name))
             shutil.copytree(newest, staged / newest.name)
             os.utime(staged, (NO_TIME, NO_TIME))
+            sync_tree(staged)
             staged.rename(target)
+            sync_folder(target)
         ledger = os.path.relpath(self.ledger_path, self.released)
         lines = json.dumps(dict(metrics)) + "\n" if metrics else ""
         write_atomically(self.released / METRICS, lines, private=False)
@@ -232,6 +261,7 @@ class SearchFolder:
     def _charged_plan(self) -> str:
         return Ledger.read(self.ledger_path)._totals.runs[self.name].last.plan
 
+    @explained
     def spent(self, delta: float) -> float:
         """The epsilon of everything that was charged to the ledger, this search included."""
         return Ledger.read(self.ledger_path).spent(delta).epsilon
