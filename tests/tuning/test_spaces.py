@@ -69,3 +69,10 @@ def test_a_grid_has_all_combinations_of_choices():
     assert grid == combinations({"a": (1, 2), "b": ("x", "y")}) and len(grid) == 4
     with pytest.raises(FixArgumentsError, match="has no end of values"):
         grid_of(SPACE)
+
+
+def test_a_range_that_overflows_is_refused():
+    with pytest.raises(FixArgumentsError, match="difference is finite"):
+        Uniform(-1e308, 1e308)
+    with pytest.raises(FixArgumentsError, match="high / low overflows"):
+        LogUniform(1e-300, 1e300)
