@@ -76,7 +76,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Creates both halves. Warns about a private half that others can read, and closes it."""
-        check_utf8(self.root.absolute())
+        _check_utf8(self.root.absolute())
         for path in (self.root, self.released):
             if path.exists() and not path.is_dir():
                 raise FixArgumentsError(f"{path} is a file. Pass a folder for the run.")
@@ -169,7 +169,7 @@ def check_not_older(root: Path) -> None:
     )
 
 
-def check_utf8(path: Path) -> None:
+def _check_utf8(path: Path) -> None:
     """Raises for a path that Orbax cannot open."""
     try:
         str(path).encode()
