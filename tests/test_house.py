@@ -19,6 +19,7 @@ LAYERS = [
     {"lazy"},
     {"checks", "precision"},
     {"file_errors"},
+    {"output_files"},
     {"sharding"},
     {"matrix_factorization", "processes"},
     {"batch_selection", "clipping", "noise_addition", "optimizers", "accounting"},

@@ -245,7 +245,9 @@ def private_selection_event(event: DpEvent, expected_runs: float, *, shape: floa
             f"expected_runs={shown(expected_runs)}: pass a number above 1. With one run nothing is "
             "selected, and its event is that of the run."
         )
-    if not (is_real(shape) and as_float(shape) >= 0):
+    # A finite number that is too large for a float would mean another distribution.
+    finite = is_real(shape) and math.isfinite(as_float(shape))
+    if not ((finite and shape >= 0) or (is_real(shape) and shape == math.inf)):
         raise FixArgumentsError(
             f"shape={shown(shape)}: pass 0 (logarithmic), 1 (geometric), infinity (Poisson), or "
             "another number of at least 0."

@@ -1,9 +1,12 @@
 """Draws the noise against the batch size as a picture."""
 
+import io
 import os
+from pathlib import Path
 
 from bevel.choosing.proposal import TOLERATED_EXCESS, Proposal
 from bevel.errors import FixArgumentsError
+from bevel.output_files import write_file
 
 FORMATS = (".svg", ".png", ".pdf")
 BLUE, ORANGE, GRAY = "#1f5fa8", "#c8500a", "#777777"
@@ -59,5 +62,7 @@ def write_chart(proposal: Proposal, path: str | os.PathLike[str]) -> None:
         budget = proposal.request.epsilon, proposal.choices["delta"].value
         count = f"{proposal.request.num_units:,} {proposal.request.unit}s"
         figure.suptitle(f"epsilon {budget[0]:g}, delta {budget[1]:g}, {count}", fontsize=9)
-        metadata = {"Date": None} if os.fspath(path).endswith(".svg") else None
-        figure.savefig(path, metadata=metadata)
+        kind = os.fspath(path).rpartition(".")[2]
+        drawn, metadata = io.BytesIO(), {"Date": None} if kind == "svg" else None
+        figure.savefig(drawn, format=kind, metadata=metadata)
+    write_file(Path(path), drawn.getvalue())

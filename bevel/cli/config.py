@@ -16,7 +16,6 @@ from bevel.accounting.arguments import check_budget
 from bevel.checks import (
     as_float,
     finite_number,
-    in_one_line,
     nearest,
     positive_number,
     shown,
@@ -24,6 +23,7 @@ from bevel.checks import (
 )
 from bevel.checks import path as checked_path
 from bevel.cli.toml_lines import line_of
+from bevel.cli.toml_tables import not_toml
 from bevel.datasets import AugmentationTable, DataTable, declared
 from bevel.errors import FixArgumentsError
 from bevel.models import ModelTable
@@ -193,10 +193,8 @@ def read_config(
         raise FixArgumentsError(f"there is no config at {path}: check the path.") from None
     except OSError as error:
         raise FixArgumentsError(f"{path} cannot be read: {error.strerror}.") from None
-    except RecursionError:
-        raise FixArgumentsError(f"{path} is not valid TOML: it is nested too deeply.") from None
-    except ValueError as error:  # not TOML, not UTF-8, or a number with thousands of digits
-        raise FixArgumentsError(f"{path} is not valid TOML: {in_one_line(error)}.") from None
+    except (RecursionError, ValueError) as error:  # ValueError: also for numbers with 5000 digits
+        raise not_toml(path, error) from None
     for name in left_out or {}:
         tables.setdefault(name, {})
     return _from_table(Config, tables, _Place(path, written, left_out=left_out or {}))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from bevel.datasets.overview import Overview
 
 from bevel.cli.command_parser import CommandParser
+from bevel.cli.toml_tables import not_toml
+from bevel.output_files import text_before, write_file
 
 EXAMPLES = """examples:
   bevel data adult.csv
@@ -130,14 +132,14 @@ def _values(column: "ColumnOverview") -> str:
 
 def _write(overview: "Overview", path: Path) -> None:
     """Adds the [data] table to a config, or begins one. An existing [data] is never replaced."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = text_before(path)
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FixArgumentsError(f"{path} is not valid TOML: {error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise not_toml(path, error) from None
     if "data" in tables:
         raise FixArgumentsError(
             f"{path} already has [data]: remove it first, or write to another file."
         )
     parts = [text.rstrip(), overview.proposal.toml().rstrip()]
-    path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    write_file(path, ("\n\n".join(part for part in parts if part) + "\n").encode())

@@ -66,11 +66,15 @@ INTERRUPTED, PIPE_CLOSED = 130, 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     try:
         code = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:
         code = PIPE_CLOSED
+        _drop_output()
+    except OSError as error:  # such as a full disk, which a file as the output is on
+        code = _failed(error, os_error_in_words(error), 1)
         _drop_output()
     if code == INTERRUPTED and arguments is None:
         # Another Ctrl-C, while Python waits for threads at its exit, would print a traceback.
@@ -96,7 +100,8 @@ def _run(words: list[str]) -> int:
         return 2
     logging.getLogger("absl").setLevel(logging.ERROR)  # hides Orbax's internal notes
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # shows progress in a pipe too
+        # Shows progress in a pipe too, and file names that the encoding does not have.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     with warnings.catch_warnings():
         # One line, without the source line that raised it.
         warnings.showwarning = lambda message, *_, **__: print_error(f"warning: {message}")
@@ -131,6 +136,20 @@ def _message(error: Exception, command: str, words: Sequence[str]) -> str | None
     if isinstance(error, OSError):
         return os_error_in_words(error)
     return error_in_user_code(error)
+
+
+def _open_closed_streams() -> None:
+    """Opens standard streams that were closed before the start, as by `>&-`, on nothing.
+
+    A file that is opened later would get the number of a closed stream, and what a library prints
+    would be written into it, such as into the ledger.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _drop_output() -> None:

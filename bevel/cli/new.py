@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bevel.cli.command_parser import CommandParser
 from bevel.errors import FixArgumentsError
+from bevel.output_files import write_file
 
 EXAMPLES = """examples:
   bevel new digits
@@ -87,8 +88,13 @@ def _write_project(folder: Path, data: str, framework: str) -> None:
         )
     files = project_files(data, framework)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
+    try:
+        for name, text in files.items():
+            write_file(folder / name, text.encode())
+    except BaseException:
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+        raise
 
 
 def project_files(data: str, framework: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from bevel.cli.command_parser import CommandParser
 from bevel.cli.config import OptimizerTable, PlanTable
 from bevel.cli.parsing import config_and_overrides
 from bevel.errors import FixArgumentsError
+from bevel.output_files import text_before, write_file
 
 if TYPE_CHECKING:
     from bevel.choosing import Proposal
@@ -233,8 +234,8 @@ def _write(proposal: "Proposal", options: argparse.Namespace) -> None:
         from bevel.cli.toml_tables import with_tables
 
         path = Path(options.write)
-        before = path.read_text() if path.exists() else ""
-        path.write_text(with_tables(before, config_tables(proposal), str(path)))
+        text = with_tables(text_before(path), config_tables(proposal), str(path))
+        write_file(path, text.encode())
     for path in filter(None, (options.plot, options.write)):
         if not options.json:
             print(f"wrote {path}")

@@ -5,9 +5,16 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from bevel.checks import in_one_line
 from bevel.errors import FixArgumentsError
 
 Tables = Mapping[str, Mapping[str, Any]]
+
+
+def not_toml(where: object, error: Exception) -> FixArgumentsError:
+    """What to raise for an error of `tomllib`: ValueError, or RecursionError."""
+    why = "it is nested too deeply" if isinstance(error, RecursionError) else in_one_line(error)
+    return FixArgumentsError(f"{where} is not valid TOML: {why}.")
 
 
 def toml_text(tables: Tables) -> str:
@@ -26,8 +33,8 @@ def with_tables(text: str, tables: Tables, where: str) -> str:
     """
     try:
         changed, wanted = text, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FixArgumentsError(f"{where} is not valid TOML: {error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise not_toml(where, error) from None
     for table, values in tables.items():
         before = wanted.get(table, {})
         new = {key: value for key, value in values.items() if before.get(key) != value}

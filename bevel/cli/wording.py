@@ -74,6 +74,8 @@ def os_error_in_words(error: OSError) -> str:
     """What is wrong with a file or folder, and what to do about it."""
     path = error.filename
     words = _OS_ERRORS.get(error.errno or 0)
+    if path is None and error.errno == errno.ENOSPC:
+        return "the output cannot be written, because the disk is full: free space and start again."
     if path is None or words is None:
         return f"{path}: {error.strerror}." if path and error.strerror else str(error)
     return words.format(path=os.fsdecode(path) if isinstance(path, str | bytes) else path)

@@ -61,7 +61,8 @@ def launch(
     lock = threading.Lock()
 
     def write_line(line: str) -> None:
-        with lock:
+        # If the lines were not read, the programs would wait once their pipes are full.
+        with lock, contextlib.suppress(OSError):
             stream.write(line.rstrip("\n") + "\n")
             stream.flush()
 

@@ -76,6 +76,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Creates both halves. Warns about a private half that others can read, and closes it."""
+        _check_utf8(self.root.absolute())
         for path in (self.root, self.released):
             if path.exists() and not path.is_dir():
                 raise FixArgumentsError(f"{path} is a file. Pass a folder for the run.")
@@ -168,6 +169,16 @@ def check_not_older(root: Path) -> None:
     )
 
 
+def _check_utf8(path: Path) -> None:
+    """Raises for a path that Orbax cannot open."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise FixArgumentsError(
+            f"the path {str(path)!r} is not in UTF-8, which checkpoints need. Pass another folder."
+        ) from None
+
+
 def make_private_folder(path: Path) -> None:
     """Creates a folder with mode 0700, whatever the umask."""
     with explain_file_errors(path):
@@ -227,7 +238,9 @@ def write_atomically(path: Path, text: str, *, private: bool, replace: bool = Tr
     with explain_file_errors(path, but=() if replace else (FileExistsError,)):
         temporary.unlink(missing_ok=True)
         try:
-            write_new(temporary, text.encode(), 0o600 if private else 0o644)
+            # A path that is not in UTF-8 has characters that cannot be encoded.
+            data = text.encode(errors="backslashreplace")
+            write_new(temporary, data, 0o600 if private else 0o644)
             if private:
                 temporary.chmod(0o600)  # whatever the umask
             if replace:

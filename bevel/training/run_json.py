@@ -46,19 +46,27 @@ class RunRecord:
 
 def _read_record(half: Path) -> dict[str, Any]:
     """Reads the record of one half. Empty if there is none yet."""
-    path = half / RUN
     try:
-        with explain_file_errors(path, but=(FileNotFoundError,)):
-            text = path.read_bytes()
+        return read_record(half / RUN)
     except FileNotFoundError:
         return {}
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Reads a JSON object. Raises `FileNotFoundError` if there is no such file."""
+    with explain_file_errors(path, but=(FileNotFoundError,)):
+        text = path.read_bytes()
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise RestoreCheckpointError(f"{path} is damaged: restore it from a backup.")
+        raise damaged(path)
     return record
+
+
+def damaged(path: Path) -> RestoreCheckpointError:
+    return RestoreCheckpointError(f"{path} is damaged: restore it from a backup.")
 
 
 def _as_text(record: dict[str, Any]) -> str:

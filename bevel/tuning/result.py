@@ -1,12 +1,13 @@
 """The result of a search, read from the half of its folder that anyone may see."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
+from bevel.file_errors import explain_file_errors
 from bevel.training.folder import RELEASED, RUN
 from bevel.training.loading import LoadedRun, load
+from bevel.training.run_json import damaged, read_record
 from bevel.tuning.price import Price
 
 PyTree = Any
@@ -47,8 +48,13 @@ class TuningResult:
 
 def read_result(folder: Path, like: PyTree, price: Price) -> TuningResult:
     """The result of a complete search. `like` has the structure of the parameters."""
-    record = json.loads((folder / RELEASED / RUN).read_text())
-    found = record["selected"]
-    best = None if found is None else load(folder, like=like)
+    path = folder / RELEASED / RUN
+    with explain_file_errors(folder):
+        record = read_record(path)
+        found = record.get("selected", {})
+        valid = isinstance(found, dict) and {"settings", "score"} <= found.keys()
+        if not (valid or found is None):
+            raise damaged(path)
+        best = None if found is None else load(folder, like=like)
     settings, score = ({}, None) if found is None else (found["settings"], found["score"])
     return TuningResult(best, settings, score, price, folder)

@@ -1,7 +1,6 @@
 """`tune`: trains a random number of private trials and releases the best one alone."""
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from bevel.training.identity import Change, flatten, named_values
 from bevel.training.metrics_files import to_json
 from bevel.training.resume import surroundings
 from bevel.training.run_description import PACKAGES, commit_of_caller, version_of
+from bevel.training.run_json import read_record
 from bevel.training.tuning_record import PRIVATE_SELECTION, TRIAL, Tuning
 from bevel.tuning.costliest import check_plan, costliest_plan
 from bevel.tuning.price import Price, price_of, selection_event
@@ -222,7 +222,7 @@ class _Search:
         if attempt_of(folder):
             # It was killed and went on with fresh noise, so it is not one run of the plan. What was
             # seen of it is nothing, so it is run again from the beginning, with the same settings.
-            self.folder.discard(number)
+            self.folder.discard_trial(number)
             state = self._fit(trainer, folder, settings)
         score: Any = self.trials.score(trainer.released(state).evaluated)
         try:
@@ -276,7 +276,7 @@ class _Search:
             return
         best = max(range(len(drawn)), key=lambda number: scores[number])
         folder = self.folder.trial(best)
-        record = json.loads((folder / RELEASED / RUN).read_text())
+        record = read_record(folder / RELEASED / RUN)
         record |= self._surroundings(drawn[best])
         score = scores[best] if math.isfinite(scores[best]) else None
         selected = {"settings": to_json(drawn[best]), "score": score}

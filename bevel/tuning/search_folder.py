@@ -32,6 +32,7 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from bevel.accounting import Budget, Ledger
+from bevel.accounting.ledger.durable_files import sync_folder, sync_tree
 from bevel.accounting.ledger.hash_chain import canonical
 from bevel.errors import FixArgumentsError, RestoreCheckpointError, RestoreLedgerError
 from bevel.execution_plan import DPExecutionPlan, PlanSecrets
@@ -45,9 +46,11 @@ from bevel.training.folder import (
     RUN,
     SECRETS,
     RunFolder,
+    explained,
     make_private_folder,
     write_atomically,
 )
+from bevel.training.run_json import damaged, read_record
 from bevel.training.run_options import RunOptions
 from bevel.training.secrets import read_secrets, write_secrets
 
@@ -85,22 +88,27 @@ class SearchFolder:
             raise FixArgumentsError(
                 f"{root} has a training run: pass another folder to the search."
             )
-        self.folder.create()
-        self._lock = self.folder.lock()
+        self._lock = self.folder.open()
         try:
-            self.folder.remove_leftovers()
-            if self.is_complete:  # if it was killed since, its times show how many trials ran
-                self.folder.reset_times()
+            self._tidy()
         except BaseException:
             os.close(self._lock)
             raise
 
+    @explained
+    def _tidy(self) -> None:
+        self.folder.remove_leftovers()
+        if self.is_complete:  # if it was killed since, its times show how many trials ran
+            self.folder.reset_times()
+
     @property
+    @explained
     def is_complete(self) -> bool:
         return (self.released / RUN).exists()
 
     # What is searched, and the charge.
 
+    @explained
     def begin(
         self, identity: Mapping[str, Any], settings: Mapping[str, Any] | None = None
     ) -> PlanSecrets:
@@ -114,14 +122,14 @@ class SearchFolder:
         text, path = json.dumps(found, indent=2, sort_keys=True), self.private / SEARCH
         if not path.exists():
             write_atomically(path, text, private=True)
-        before, now = json.loads(path.read_text()), json.loads(text)
-        changed = [
-            name
-            for part in ("search", "settings")
-            for name in sorted({**before[part], **now[part]})
-            if before[part].get(name) != now[part].get(name)
-        ]
-        if changed or before["key"] != secrets.commitment:
+        before, now = read_record(path), json.loads(text)
+        changed = []
+        for part in ("search", "settings"):
+            old, new = before.get(part), now[part]
+            if not isinstance(old, dict):
+                raise damaged(path)
+            changed += [name for name in sorted({**old, **new}) if old.get(name) != new.get(name)]
+        if changed or before.get("key") != secrets.commitment:
             names = ", ".join(changed) or "key"
             raise RestoreCheckpointError(
                 f"{self.folder.root} has a search with other values of {names}, and a search that "
@@ -131,10 +139,11 @@ class SearchFolder:
         self._charge(_fingerprint(identity), secrets.commitment)
         return secrets
 
+    @explained
     def check_result(self, identity: Mapping[str, Any]) -> None:
         """Raises unless the result is that of this search: another one has another price."""
-        record = json.loads((self.released / RUN).read_text())
-        if record.get("plan", {}).get("fingerprint") != _fingerprint(identity):
+        plan = read_record(self.released / RUN).get("plan")
+        if not isinstance(plan, dict) or plan.get("fingerprint") != _fingerprint(identity):
             raise RestoreCheckpointError(
                 f"{self.folder.root} has the result of another search, with other values of the "
                 "space, the trials, the event or the parameters. Ask for it as it was, or start a "
@@ -162,7 +171,7 @@ class SearchFolder:
     def _charge(self, fingerprint: str, key: str) -> None:
         """Charges the whole search once. The charge is on disk when this returns."""
         head_path, path = self.private / LEDGER_HEAD, self.ledger_path
-        head = head_path.read_text() if head_path.exists() else None
+        head = head_path.read_text(errors="replace") if head_path.exists() else None
         if head is not None and not path.exists():
             raise RestoreLedgerError(
                 f"the ledger {path} is missing, but this search was charged in it. Restore the "
@@ -196,12 +205,13 @@ class SearchFolder:
             anchor=self.options.anchor,
         )
 
+    @explained
     def check_data(self, digest: str) -> None:
         """Raises unless this keyed digest of the data is that of the first start."""
         path = self.private / DATA
         if not path.exists():
             write_atomically(path, digest, private=True)
-        if path.read_text() != digest:
+        if path.read_text(errors="replace") != digest:
             raise RestoreCheckpointError(
                 f"the search in {self.folder.root} began with other data: start it again with "
                 "those, or start a new search in another folder."
@@ -209,25 +219,33 @@ class SearchFolder:
 
     # Trials.
 
+    @explained
     def trial(self, number: int) -> Path:
         make_private_folder(self.private / TRIALS)
         return self.private / TRIALS / str(number)
 
-    def discard(self, number: int) -> None:
-        """Removes a trial, which is then run again from the beginning."""
-        discarded = self.private / DISCARDED
-        shutil.rmtree(discarded, ignore_errors=True)
-        # At once: a trial of which a part is missing could neither go on nor begin again.
-        self.trial(number).rename(discarded)
-        shutil.rmtree(discarded)
-
+    @explained
     def scores(self) -> dict[int, float]:
         """The scores of the trials that are complete."""
         path = self.private / SCORES
         if not path.exists():
             return {}
-        return {int(number): float(text) for number, text in json.loads(path.read_text()).items()}
+        record = read_record(path)
+        try:
+            return {int(number): float(text) for number, text in record.items()}
+        except (TypeError, ValueError) as error:
+            raise damaged(path) from error
 
+    @explained
+    def discard_trial(self, number: int) -> None:
+        """Removes a trial. If this is cut short, no part of the trial is left under its name."""
+        old = self.private / DISCARDED
+        if old.exists():
+            shutil.rmtree(old)
+        self.trial(number).rename(old)
+        shutil.rmtree(old)
+
+    @explained
     def add_score(self, number: int, score: float) -> None:
         scores = self.scores() | {number: score}
         text = json.dumps({str(n): repr(s) for n, s in scores.items()})
@@ -235,6 +253,7 @@ class SearchFolder:
 
     # The result.
 
+    @explained
     def publish(
         self, best: Path | None, record: Mapping[str, Any], metrics: Mapping[str, Any]
     ) -> None:
@@ -249,7 +268,9 @@ class SearchFolder:
             newest = max(checkpoints.iterdir(), key=lambda path: int(path.name))
             shutil.copytree(newest, staged / newest.name)
             os.utime(staged, (NO_TIME, NO_TIME))
+            sync_tree(staged)
             staged.rename(target)
+            sync_folder(target)
         ledger = os.path.relpath(self.ledger_path, self.released)
         lines = json.dumps(dict(metrics)) + "\n" if metrics else ""
         write_atomically(self.released / METRICS, lines, private=False)
@@ -265,9 +286,14 @@ class SearchFolder:
         return Ledger.read(self.ledger_path)._totals.runs[self.name].last.plan
 
     @property
+    @explained
     def spent(self) -> float:
         """The epsilon of everything that was charged to the ledger up to this search."""
-        return float((self.private / SPENT).read_text())
+        path = self.private / SPENT
+        try:
+            return float(path.read_text(errors="replace"))
+        except ValueError as error:
+            raise damaged(path) from error
 
     def __enter__(self) -> "SearchFolder":
         return self

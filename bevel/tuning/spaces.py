@@ -58,6 +58,10 @@ class LogUniform:
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
         positive_number("low", self.low, "because its logarithm is drawn")
+        if math.isinf(self.high / self.low):
+            raise FixArgumentsError(
+                f"low={self.low!r}, high={self.high!r}: high / low overflows. Pass a larger low."
+            )
 
     def value(self, u: float) -> float:
         drawn = self.low * math.exp(u * math.log(self.high / self.low))
@@ -87,9 +91,10 @@ class OneOf:
 
 def _check_range(low: Any, high: Any) -> None:
     known = is_real(low) and is_real(high)
-    if not (known and -math.inf < as_float(low) < as_float(high) < math.inf):
+    if not (known and 0 < as_float(high) - as_float(low) < math.inf):
         raise FixArgumentsError(
-            f"low={shown(low)}, high={shown(high)}: pass two finite numbers, low < high."
+            f"low={shown(low)}, high={shown(high)}: pass two finite numbers, low < high, whose "
+            "difference is finite."
         )
 
 
@@ -97,14 +102,14 @@ def checked_space(space: Mapping[str, Distribution]) -> dict[str, Distribution]:
     """Returns the space as a dict. Raises unless every name has a distribution of values."""
     if not isinstance(space, Mapping) or not space:
         raise FixArgumentsError(
-            f"space={space!r}: pass a dict of names and distributions, such as "
+            f"space={shown(space)}: pass a dict of names and distributions, such as "
             '{"learning_rate": LogUniform(1e-3, 1.0)}.'
         )
     for name, distribution in space.items():
         if not (hasattr(distribution, "value") and hasattr(distribution, "ends")):
             raise FixArgumentsError(
-                f"space[{name!r}]={distribution!r}: pass Uniform(low, high), LogUniform(low, high) "
-                "or OneOf(value, ...)."
+                f"space[{name!r}]={shown(distribution)}: pass Uniform(low, high), "
+                "LogUniform(low, high) or OneOf(value, ...)."
             )
         _check_recorded(name, distribution)
     return dict(space)
@@ -137,8 +142,8 @@ def grid_of(space: Mapping[str, Distribution]) -> list[Settings]:
     for name, distribution in space.items():
         if not isinstance(distribution, OneOf):
             raise FixArgumentsError(
-                f"space[{name!r}]={distribution!r} has no end of values, and a grid tries all of "
-                "them: pass OneOf(value, ...)."
+                f"space[{name!r}]={shown(distribution)} has no end of values, and a grid "
+                "tries all of them: pass OneOf(value, ...)."
             )
     return combinations({name: distribution.ends() for name, distribution in space.items()})
 

@@ -37,7 +37,9 @@ def test_integers_and_infinities_are_scores():
 
 @pytest.mark.parametrize("value", [0, 1, -0.1, np.nan, True, "0.05", None])
 def test_significance_is_a_probability(value):
-    with pytest.raises(FixArgumentsError, match=r"significance=.* must be at least 1e-300 and below 1.*0\.05"):
+    with pytest.raises(
+        FixArgumentsError, match=r"significance=.* at least 1e-300 and below 1.*0\.05"
+    ):
         checked_significance(value)
 
 

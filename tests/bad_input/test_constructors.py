@@ -31,6 +31,7 @@ TABLES = {
         "matrix_factorization",
         "optimizers",
         "choosing",
+        "tuning",
         "training",
         "auditing",
         "datasets",

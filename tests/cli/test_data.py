@@ -85,3 +85,12 @@ def test_mistakes_are_told_in_one_message(tmp_path, capsys, name, content, messa
     told = capsys.readouterr().err
     assert message in told and len(told.splitlines()) <= 4
     assert "Traceback" not in told
+
+
+def test_a_config_that_cannot_be_read_is_told_and_kept(csv, tmp_path, capsys):
+    path = tmp_path / "old.toml"
+    for content in (b"x = " + b"9" * 5000, b"x = " + b"[" * 100_000, b"# \xff"):
+        path.write_bytes(content)
+        assert main(["data", str(csv), "--write", str(path)]) == 1
+        assert "old.toml is not" in capsys.readouterr().err
+        assert path.read_bytes() == content

@@ -1,6 +1,7 @@
 """A command line runs a command, and its errors become one message and an exit code."""
 
 import importlib
+import os
 import subprocess
 import sys
 import types
@@ -181,3 +182,45 @@ def test_the_module_is_the_command():
     assert run.returncode == 2
     assert "Did you mean 'spent'?" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("line", ["--help", "data x.csv --json"])
+def test_a_full_disk_behind_the_output_is_one_message(line, tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n3,4\n")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "bevel", *line.split()]
+        run = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 1
+    assert run.stderr == (
+        "bevel: the output cannot be written, because the disk is full: free space and start "
+        "again.\n"
+    )
+
+
+def test_a_closed_output_is_no_error_and_its_number_is_taken():
+    """A file of the run with the number of standard error would get what libraries print."""
+    program = """
+import os
+from bevel.cli import main, dispatch
+dispatch.COMMANDS["probe"] = ""
+class probe:
+    def main(words):
+        descriptor = os.open("/dev/null", os.O_RDONLY)
+        print("nobody reads this")
+        return 7 if descriptor > 2 else 8
+import sys
+sys.modules["bevel.cli.probe"] = probe
+sys.exit(main(["probe"]))
+"""
+    shell = 'exec "$0" -c "$1" <&- >&- 2>&-'
+    run = subprocess.run(["sh", "-c", shell, sys.executable, program], timeout=120)
+    assert run.returncode == 7
+
+
+def test_a_name_that_the_encoding_does_not_have_is_printed(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    run = subprocess.run(
+        [sys.executable, "-m", "bevel", "new", folder], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert "udcff has config.toml" in run.stdout

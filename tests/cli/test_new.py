@@ -12,6 +12,7 @@ from bevel.cli import main
 from bevel.cli.config import read_config
 from bevel.cli.job import Job
 from bevel.cli.new import DATA, FRAMEWORKS, project_files
+from bevel.errors import FreeSpaceError
 
 ALL = list(itertools.product(DATA, FRAMEWORKS))
 
@@ -79,3 +80,19 @@ def test_an_empty_folder_is_used_and_a_missing_framework_is_named(tmp_path, caps
     assert main(["new", str(tmp_path), "--framework", "equinox"]) == 0
     assert "pip install 'bevel[frameworks]'   # equinox is not" in capsys.readouterr().out
     assert (tmp_path / "model.py").is_file()
+
+
+def test_a_full_disk_leaves_no_part_of_a_project(tmp_path, monkeypatch, capsys):
+    written = iter([None, FreeSpaceError("the disk is full")])
+
+    def write_file(path, data):
+        path.write_bytes(data)
+        if error := next(written):
+            raise error
+
+    monkeypatch.setattr("bevel.cli.new.write_file", write_file)
+    assert main(["new", str(tmp_path / "mine")]) == 1
+    assert "the disk is full" in capsys.readouterr().err
+    assert not list((tmp_path / "mine").iterdir())
+    monkeypatch.undo()
+    assert main(["new", str(tmp_path / "mine")]) == 0

@@ -1,5 +1,6 @@
 """Several processes on this machine: what they compute, print and return."""
 
+import errno
 import io
 import json
 import os
@@ -165,3 +166,14 @@ def test_the_command_line(capsys):
     with pytest.raises(SystemExit) as error:
         main(["--processes", "0", "--", "true"])
     assert error.value.code == 2
+
+
+def test_programs_do_not_wait_for_an_output_that_takes_nothing():
+    """More lines than a pipe holds."""
+
+    class Full:
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    program = "print('0123456789' * 400)\n" * 400
+    assert launch([sys.executable, "-c", program], 1, 1, output=Full()) == 0

@@ -104,3 +104,11 @@ def test_an_older_folder_is_refused_and_left_as_it_is(tmp_path, name):
     with pytest.raises(FixArgumentsError, match=r"contain the noise.*RunOptions\(ledger="):
         RunFolder(tmp_path).create()
     assert os.listdir(tmp_path) == [name]
+
+
+def test_a_folder_whose_name_is_not_in_utf_8_is_refused(tmp_path):
+    with pytest.raises(FixArgumentsError, match="is not in UTF-8"):
+        RunFolder(tmp_path / "\udcff").open()
+    path = tmp_path / "page.html"
+    write_atomically(path, "the run '\udcff'", private=False)
+    assert path.read_text() == r"the run '\udcff'"

@@ -6,6 +6,8 @@ import pytest
 import searches
 
 from bevel.accounting import dpsgd_event, epsilon, gaussian_event
+from bevel.errors import FixArgumentsError
+from bevel.execution_plan import DPSGDConfig
 from bevel.tuning import TrialCount, calibrated, epsilon_of_search, selection_event
 from bevel.tuning.price import price_of
 
@@ -41,3 +43,24 @@ def test_the_noise_of_a_trial_is_calibrated_to_the_whole_search():
     )
     assert 1.97 < cost <= 2.0 and plan.epsilon(delta=1e-3) < 1.7
     assert math.isfinite(plan.mechanism.noise_multiplier)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"config": 3},
+        {"epsilon": 1e-300},
+        {"epsilon": 1e9},
+        {"epsilon": 1e3},
+        {"epsilon": "1"},
+        {"delta": 5e-324},
+        {"delta": 1},
+        {"trials": 3},
+        {"score_event": 3},
+    ],
+)
+def test_a_price_that_cannot_be_reached_or_computed_is_refused(changed):
+    config = DPSGDConfig(100, 10.0, 5, noise_multiplier=1.0)
+    given = {"config": config, "trials": TrialCount(3.0), "epsilon": 1.0, "delta": 1e-3} | changed
+    with pytest.raises(FixArgumentsError):
+        calibrated(given.pop("config"), given.pop("trials"), **given)

@@ -1,15 +1,19 @@
 """The folder of a search is private where it must be, locked, and charged before anything else."""
 
+import errno
 import os
+import shutil
 
 import pytest
 import searches
+from file_faults import Fault, FileFaults
 from searches import of_trials, search
 
 from bevel.accounting import Budget, Ledger
-from bevel.errors import FixArgumentsError
+from bevel.errors import BevelError, FixArgumentsError, RestoreCheckpointError, RestoreLedgerError
 from bevel.training.folder import NO_TIME
 from bevel.tuning import TrialCount, selection_event
+from bevel.tuning.result import read_result
 from bevel.tuning.search_folder import SearchFolder
 
 
@@ -76,17 +80,78 @@ def test_a_kill_leaves_nothing_in_the_released_half(tmp_path, monkeypatch):
     assert {p.stat().st_mtime for p in (released, *released.iterdir())} == {NO_TIME}
 
 
-def test_a_discarded_trial_is_gone_at_once(tmp_path, monkeypatch):
-    """A part of it could neither go on nor begin again."""
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"3", b"{}", b'{"search": 3}', b"\xff", b"[" * 9999]
+)
+def test_a_damaged_record_is_told(tmp_path, content):
+    root = tmp_path / "search"
+    with opened(root) as folder:
+        folder.begin({"space": "a"})
+        folder.check_data("digest")
+        folder.add_score(0, 1.0)
+    for name, use in {
+        "search.json": lambda folder: folder.begin({"space": "a"}),
+        "ledger_head": lambda folder: folder.begin({"space": "a"}),
+        "data": lambda folder: folder.check_data("digest"),
+        "scores.json": lambda folder: folder.scores(),
+    }.items():
+        before = (root / "private" / name).read_bytes()
+        (root / "private" / name).write_bytes(content)
+        with opened(root) as folder:
+            if (name, content) == ("scores.json", b"{}"):
+                assert folder.scores() == {}
+                continue
+            with pytest.raises((RestoreCheckpointError, RestoreLedgerError)):
+                use(folder)
+        (root / "private" / name).write_bytes(before)
+
+
+def test_a_damaged_result_is_told(tmp_path):
+    (tmp_path / "released").mkdir()
+    for content in (b"", b"{}", b'{"selected": 3}', b"\xff"):
+        (tmp_path / "released" / "run.json").write_bytes(content)
+        with pytest.raises(RestoreCheckpointError, match="is damaged"):
+            read_result(tmp_path, {}, None)
+
+
+def test_a_trial_that_is_removed_in_part_is_not_gone_on_with(tmp_path, monkeypatch):
     with opened(tmp_path / "search") as folder:
         trial = folder.trial(0)
-        (trial / "private").mkdir(parents=True)
-        (trial / "private/a").write_text("")
-        with monkeypatch.context() as killed:
-            killed.setattr(os, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                folder.discard(0)
+        for name in ("released/ledger.jsonl", "private/secrets.json"):
+            (trial / name).parent.mkdir(parents=True)
+            (trial / name).write_text("")
+
+        def killed(path):
+            os.unlink(path / "private/secrets.json")
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(shutil, "rmtree", killed)
+            folder.discard_trial(0)
         assert not trial.exists()
         trial.mkdir()
-        folder.discard(0)
+        folder.discard_trial(0)
         assert not (tmp_path / "search/private/discarded").exists()
+
+
+def test_a_failed_operation_of_a_search_is_a_clear_error_and_loses_nothing(tmp_path, monkeypatch):
+    of_trials(monkeypatch, 1)
+    private = "search/private"
+    for number, fault in enumerate(
+        [
+            Fault("mkdir", private, 1, errno.EROFS),
+            Fault("flock", f"{private}/lock", 1, errno.ENOLCK),
+            Fault("fsync", "search/released/ledger.jsonl", 1, errno.EIO),
+            Fault("stat", "search/released/run.json", 1, errno.EIO),
+            Fault("open", f"{private}/scores.json", 1, errno.EACCES),
+            Fault("mkdir", f"{private}/best/2", 1, errno.ENOSPC),
+            Fault("rename", f"{private}/best", 1, errno.EDQUOT),
+        ]
+    ):
+        root = tmp_path / str(number)
+        with FileFaults(root, fault) as log, pytest.raises(BevelError, match="start again"):
+            search(root / "search")
+        assert log.happened, fault
+        result = search(root / "search")
+        kinds = (root / "search/released/ledger.jsonl").read_text().count('"charge"')
+        assert kinds == 1 and result.best is not None

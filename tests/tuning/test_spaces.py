@@ -86,3 +86,10 @@ class Unnamed:
 def test_values_that_no_record_can_hold_are_refused_before_a_charge(distribution, match):
     with pytest.raises(FixArgumentsError, match=match):
         checked_space({"a": distribution})
+
+
+def test_a_range_that_overflows_is_refused():
+    with pytest.raises(FixArgumentsError, match="difference is finite"):
+        Uniform(-1e308, 1e308)
+    with pytest.raises(FixArgumentsError, match="high / low overflows"):
+        LogUniform(1e-300, 1e300)
