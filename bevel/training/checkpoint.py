@@ -28,7 +28,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bevel.errors import BevelError, FixStorageError, RestoreCheckpointError
-from bevel.file_errors import explain_file_errors, is_storage_fault
+from bevel.file_errors import explain_file_errors, file_error, is_storage_fault
 from bevel.training.array_files import read_arrays, writing_handler
 from bevel.training.checkpoint_metadata import (
     CheckpointMetadata,
@@ -230,8 +230,11 @@ class Checkpoints:
             )
             checksums = digest_of(state)
         except Exception as error:
-            if is_storage_fault(error) or is_out_of_memory(error):
-                raise  # the checkpoint may be fine
+            # In these two cases, the checkpoint may be fine.
+            if is_out_of_memory(error):
+                raise
+            if is_storage_fault(error):
+                raise file_error(error, released) from error
             raise RestoreCheckpointError(
                 f"checkpoint {released} cannot be read ({one_line(error)})"
             ) from error
