@@ -324,8 +324,7 @@ class FolderRun:
         """Closes everything, even if closing one part fails. Then raises, unless a run `failed`."""
         hidden = (BevelError,) if failed else ()
         with contextlib.suppress(*hidden), contextlib.ExitStack() as closing:
-            closing.callback(self.folder.unlock, self._lock)
-            self._lock = -1
+            closing.callback(self._unlock)  # last: a release that is under way checks the lock file
             closing.callback(self._raise_unseen, failed)
             for part in ("ledger", "_releases", "_metrics", "checkpoints"):
                 if getattr(self, part, None) is not None:
@@ -334,6 +333,10 @@ class FolderRun:
                 closing.callback(self.folder.reset_times)
             releaser = getattr(self, "releaser", None)
             self._unseen = None if releaser is None else releaser.close()
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, -1
+        self.folder.unlock(lock)
 
     def _raise_unseen(self, failed: bool) -> None:
         """Raises the error of a release that nobody waited for, unless the run failed anyway."""
