@@ -150,12 +150,6 @@ class Checkpoints:
                 _complete(self._staging / str(staged.meta.step), staged)
         barrier("bevel: checkpoint staged")
 
-    def is_saving(self) -> bool:
-        """Returns whether the checkpoint passed to `stage` is still being written."""
-        staged = self._staged
-        # os.path.exists is False if the folder cannot be read: `wait` then says why.
-        return staged is not None and not os.path.exists(self._staging / str(staged.meta.step))
-
     def publish(self, step: int) -> None:
         """Renames both halves of a staged checkpoint to their final names, which releases it.
 
