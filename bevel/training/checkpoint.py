@@ -357,7 +357,7 @@ def _explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def _with_elements(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The arrays that are saved: there is nothing to write of one without elements."""
+    """Returns the arrays that are saved: those that have elements."""
     return {name: x for name, x in named.items() if x.size}
 
 
