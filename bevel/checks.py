@@ -73,7 +73,7 @@ def finite_number(
 
 
 def flag(name: str, value: Any) -> bool:
-    """Returns `value` as a bool; raises for everything that is only true or false by its truth."""
+    """Returns `value` as a bool; raises for others, even if they are truthy or falsy."""
     if not isinstance(value, bool | np.bool_):
         raise FixArgumentsError(f"{name}={shown(value)}: pass True or False.")
     return bool(value)

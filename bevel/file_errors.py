@@ -12,6 +12,7 @@ operating system names one itself. Errors of bevel pass unchanged.
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Libraries that write in C++ report only a text. XLA also says "resource_exhausted", for memory.
 FULL_TEXTS = ("no space left", "disk quota", "file too large", "enospc", "edquot", "efbig")
 MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
+# What TensorStore, which reads the arrays of checkpoints in C++, writes into its messages.
+_NUMBER_IN_TEXT = re.compile(r"\bos_error_code='(\d+)'")
 
 _ADVICE = {
     errno.EROFS: "The file system is read-only: remount it for writing, or use another folder.",
@@ -65,7 +68,7 @@ def file_error(error: BaseException, path: str | os.PathLike[str]) -> BevelError
     """The error to raise instead of `error`, which a file operation on `path` raised."""
     named = getattr(error, "filename", None)
     named = named if isinstance(named, str | os.PathLike) and os.path.isabs(named) else path
-    number = error.errno if isinstance(error, OSError) else None
+    number = _error_number(error)
     said = os.strerror(number) if number else in_one_line(error) or type(error).__name__
     if is_full(error):
         return FreeSpaceError(
@@ -89,7 +92,19 @@ def is_full(error: BaseException | None) -> bool:
 
 def is_storage_fault(error: BaseException) -> bool:
     """Returns whether an error may go away, so that it does not show that a file is damaged."""
-    return isinstance(error, OSError) and error.errno in _ADVICE.keys() - MISSING_ERRNOS
+    return _error_number(error) in _ADVICE.keys() - MISSING_ERRNOS
+
+
+def _error_number(error: BaseException | None) -> int | None:
+    """The number of the operating system in an error or one of its causes. None if none has one."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.errno
+        found = _NUMBER_IN_TEXT.search(str(error))
+        if found:
+            return int(found[1])
+        error = error.__cause__
+    return None
 
 
 def check_in_place(descriptor: int, path: Path) -> None:

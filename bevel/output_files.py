@@ -18,7 +18,7 @@ def text_before(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except UnicodeDecodeError as error:
-        raise FixArgumentsError(f"{path} is not a text in UTF-8: {error}.") from None
+        raise FixArgumentsError(f"{path} is not UTF-8 text: {error}.") from None
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -55,6 +55,8 @@ def test_other_exceptions_pass_unchanged(tmp_path):
 def test_what_may_go_away_is_no_damage():
     assert is_storage_fault(OSError(errno.EIO, "")) and is_storage_fault(PermissionError(13, ""))
     assert not is_storage_fault(FileNotFoundError(errno.ENOENT, ""))
+    assert is_storage_fault(ValueError("UNKNOWN: failed to read [os_error_code='5']"))
+    assert not is_storage_fault(ValueError("NOT_FOUND: failed to open [os_error_code='2']"))
     assert not is_storage_fault(ValueError())
 
 

@@ -56,7 +56,7 @@ def test_what_is_changed_is_read(tmp_path):
     path.write_bytes("é\r\n".encode())
     assert text_before(path) == "é\r\n"
     path.write_bytes(b"\xff")
-    with pytest.raises(FixArgumentsError, match="is not a text in UTF-8"):
+    with pytest.raises(FixArgumentsError, match="is not UTF-8 text"):
         text_before(path)
     with pytest.raises(FixStorageError):
         text_before(tmp_path)

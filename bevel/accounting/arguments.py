@@ -28,8 +28,7 @@ def check_budget(
     if delta is not None and not (is_real(delta) and 0 < delta < 1):
         raise FixArgumentsError(
             f"delta={shown(delta)}: pass a number between 0 and 1, well below one over the number "
-            "of "
-            "examples. Gaussian noise cannot give delta = 0."
+            "of examples. Gaussian noise cannot give delta = 0."
         )
     if num_examples is not None:
         whole_number("num_examples", num_examples)
@@ -58,7 +57,6 @@ def checked_noise(noise_multiplier: float) -> float:
     if not (is_real(noise_multiplier) and 0 <= as_float(noise_multiplier) < math.inf):
         raise FixArgumentsError(
             f"noise_multiplier={shown(noise_multiplier)}: pass a number of at least 0, the "
-            "standard "
-            "deviation of the noise divided by the bound on one example's contribution."
+            "standard deviation of the noise divided by the bound on one example's contribution."
         )
     return float(noise_multiplier)

@@ -44,7 +44,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 LINES = 20_000  # values of x at which Psi is bounded
 POINTS = 16_000  # epsilons at which delta is bounded
 LARGEST_LOSS = 300.0  # larger losses count as infinite; exp(loss) must not overflow
-# Beyond these, no run is so private that the best of so many is.
+# Beyond these, nothing is claimed: the best of so many runs is hardly private, whatever one run is.
 MOST_EXPECTED, LARGEST_SHIFT = 1e9, 600.0
 # For larger shapes, gamma is so close to 1 that rounding it would change the mean.
 LARGEST_SHAPE = 1e6
@@ -74,9 +74,9 @@ def _mean_of(log_gamma: float, shape: float) -> float:
 def selected(
     one: PrivacyLossDistribution, mean: float, shape: float, interval: float
 ) -> PrivacyLossDistribution | None:
-    """The privacy losses of the best of K runs, from those of `one` run, never understated.
+    """Bounds the privacy losses of the best of K runs from those of `one` run.
 
-    None if there are so many runs, or so large a shape, that nothing is claimed.
+    Returns None, which claims nothing, if the mean or the shape is too large.
 
     Args:
       mean, shape: the distribution of K, as in dp-accounting's `RepeatAndSelectDpEvent`.

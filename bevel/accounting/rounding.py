@@ -12,7 +12,7 @@ def shown_epsilon(epsilon: float, *, digits: int = 4, infinite: str = "∞") -> 
 
 
 def shown_delta(delta: float) -> str:
-    """Delta with six digits, rounded up. A short decimal is shown as the user wrote it: 1e-05."""
+    """Delta, or a number of a budget, with six digits, rounded up. 1e-05 is shown as it is."""
     # repr gives the shortest decimal of the float, whose binary value may be slightly larger.
     up = Decimal(rounded_up(Decimal(repr(delta)), 6))
     return f"{float(up):g}"

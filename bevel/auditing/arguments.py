@@ -58,8 +58,7 @@ def checked_delta(delta: Any) -> float:
     if not (is_real(delta) and 0 <= delta <= 1):
         raise FixArgumentsError(
             f"delta={shown(delta)} must be between 0 and 1: pass the delta of the guarantee that "
-            "you "
-            "audit, such as 1e-5."
+            "you audit, such as 1e-5."
         )
     return float(delta)
 
@@ -80,7 +79,6 @@ def checked_prevalence(prevalence: Any) -> float:
     if not (is_real(prevalence) and 0 <= prevalence <= 1):
         raise FixArgumentsError(
             f"prevalence={shown(prevalence)} must be between 0 and 1: pass the prior probability "
-            "that "
-            "an example is held in, or None for the share of held-in canaries."
+            "that an example is held in, or None for the share of held-in canaries."
         )
     return float(prevalence)

@@ -145,7 +145,7 @@ def gradient_canaries(
     drawn = _coins(count, num_units, seed)
     leaves = [] if isinstance(params, Iterator) else jax.tree_util.tree_leaves_with_path(params)
     if isinstance(params, Iterator) or not all(hasattr(leaf, "dtype") for _, leaf in leaves):
-        raise FixArgumentsError("params has leaves that are no arrays: pass the parameters.")
+        raise FixArgumentsError("params has leaves that are not arrays: pass the parameters.")
     sizes = [leaf.size if jnp.issubdtype(leaf.dtype, jnp.floating) else 0 for _, leaf in leaves]
     if count > sum(sizes):
         raise FixArgumentsError(

@@ -158,7 +158,7 @@ def fewest_canaries(
         raise unknown_strategy(threshold_strategy)
     if epsilon > _LARGEST_EPSILON:
         raise FixArgumentsError(
-            f"epsilon={epsilon:g}: no number of canaries that fits anywhere shows more than "
+            f"epsilon={epsilon:g}: no feasible number of canaries can show more than "
             f"{_LARGEST_EPSILON:g}."
         )
     if delta == 1:

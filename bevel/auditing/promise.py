@@ -35,8 +35,7 @@ def promised_delta(plan: DPExecutionPlan, delta: float | None) -> float:
     if not (is_real(delta) and 0 < delta < 1):
         raise FixArgumentsError(
             f"delta={shown(delta)}: pass a number between 0 and 1, both excluded. Gaussian noise "
-            "has no "
-            "finite epsilon at delta 0, and delta 1 promises nothing."
+            "has no finite epsilon at delta 0, and delta 1 promises nothing."
         )
     return float(delta)
 

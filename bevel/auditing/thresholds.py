@@ -99,9 +99,8 @@ def unknown_strategy(strategy: object) -> FixArgumentsError:
 def _check_split(frac: float, seed: int | None) -> None:
     if not (is_real(frac) and 0 < frac < 1):
         raise FixArgumentsError(
-            f"threshold_estimation_frac={shown(frac)} must be between 0 and 1, both excluded: "
-            "pass the "
-            "share of the canaries that choose the threshold, such as 0.5."
+            f"threshold_estimation_frac={shown(frac)} must be between 0 and 1, both excluded: pass "
+            "the share of the canaries that choose the threshold, such as 0.5."
         )
     if seed is not None:
         whole_number("seed", seed, 0, 2**128)

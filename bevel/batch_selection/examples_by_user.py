@@ -111,7 +111,7 @@ def _check_offsets(name: str, offsets: np.ndarray) -> None:
                 "some examples would belong to two users."
             )
     if offsets[-1] > LARGEST:
-        raise FixArgumentsError(f"{name} ends with {offsets[-1]} examples: at most {LARGEST} work.")
+        raise FixArgumentsError(f"{name} ends with {offsets[-1]} examples: pass at most {LARGEST}.")
 
 
 def _all_below(numbers: np.ndarray, size: int) -> bool:

@@ -55,8 +55,7 @@ def fixed_seed(rng: RngType) -> int:
     if isinstance(rng, bool | np.timedelta64) or not isinstance(rng, numbers.Integral):
         raise FixArgumentsError(
             f"rng={shown(rng)} would give another draw at every call, but the batches of a run "
-            "must "
-            "come from one seed. Pass an int, such as secrets.randbits(128)."
+            "must come from one seed. Pass an int, such as secrets.randbits(128)."
         )
     if not 0 <= rng < 2**SEED_BITS:
         raise FixArgumentsError(f"rng={shown(rng)}: pass an int from 0 to 2**128 - 1.")

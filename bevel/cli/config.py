@@ -164,7 +164,7 @@ CHECKS: dict[tuple[str, str], Callable[[str, Any], Any]] = {
     ("OptimizerTable", "ema_decay"): _share,
     ("OptimizerTable", "warmup_steps"): lambda name, value: whole_number(name, value, 0),
     ("MeshTable", "cpu_devices"): lambda name, value: whole_number(
-        name, value, 1, 1024, "Each one takes threads."
+        name, value, 1, 1024, "Each device starts threads."
     ),
     **{("RunTable", name): checked_path for name in ("folder", "ledger", "anchor")},
     **{

@@ -22,7 +22,10 @@ ABOUT = """Propose the batch size, steps, clip norm and learning rate for a priv
 or show the plan if you give them. Nothing is trained, and no record is looked at.
 
 What you give is kept, and what you leave out is proposed, with the reason. Of a
-data set only the number of training records (or of users) matters."""
+data set only the number of training records (or of users) matters.
+
+Data of your own ([data] source) may be a Python file, which this command runs:
+use files that you trust."""
 EXAMPLES = """examples:
   bevel plan --epsilon 3 --examples 60000
   bevel plan --epsilon 3 --examples 60000 --epochs 100 --plot noise.svg

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 ABOUT = """Search settings of a config, and charge the search for what its result reveals.
 
-A random number of trials is trained with random settings, and the best on the
-test set is released alone. How many there were stays secret. epsilon of [plan]
-is that of the result: the noise of the trials is calibrated so that the whole
-search is within it. The search is charged before it begins. If it is killed,
-start it again: it goes on with the same trials, and costs nothing more.
+A random number of trials is trained with random settings, and only the best on
+the test set is released. The number of trials stays secret. epsilon of [plan]
+is the epsilon of the result: the noise of the trials is calibrated so that the
+whole search is within it. The search is charged before it begins. If it is
+killed, start it again: it continues with the same trials at no further cost.
 
-With --grid, every combination of choices is trained, released and charged."""
+With --grid, every combination of choices is trained, released and charged.
+
+A model or data of your own ([model] module, [data] source) is a Python file,
+which this command runs, with --dry-run too: use files that you trust."""
 EXAMPLES = """examples:
   bevel tune config.toml --space "optimizer.learning_rate=log(1e-3,1)" --dry-run
   bevel tune config.toml --space "optimizer.learning_rate=log(1e-3,1)" \\
@@ -35,7 +38,7 @@ EXAMPLES = """examples:
 
 Settings of [plan], [optimizer] and [augmentation] can be searched. Those that
 epsilon depends on need noise_multiplier in place of epsilon, and the search is
-charged for the most expensive. docs/tuning.md explains the price."""
+charged for the most expensive trial. docs/tuning.md explains the price."""
 TABLES = ("plan", "optimizer", "augmentation")
 HIGHER = ("test_accuracy",)
 SPACE = re.compile(r"\s*([\w.-]+)\s*=\s*(log|uniform|one_of)\((.*)\)\s*")
@@ -113,7 +116,7 @@ class _Tune:
             distribution=self.count.distribution, score_name=self.name, **common
         )  # fmt: skip
         if result.best is None:
-            print("No trial was drawn, which a Poisson number of trials may give. It was charged.")
+            print("No trial was drawn: a Poisson number may be 0. The search was charged.")
             return
         print(f"{result.price}\nbest settings: {result.settings}")
         print(f"{self.name} {abs(result.score or 0):.4g}; report: {write_report(folder)}")

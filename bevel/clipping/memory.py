@@ -215,9 +215,8 @@ def _no_mode_fits(memory: str | int | float, estimates: Mapping[str, int]) -> Fi
     least = min(bytes for mode, bytes in estimates.items() if mode != "jax.grad")
     return FixArgumentsError(
         f"memory={shown(memory)} allows less than this call needs, about {least:,} bytes of "
-        "temporaries "
-        f"per device (jax.grad: {estimates['jax.grad']:,}). Pass memory={least}, or use more "
-        "devices."
+        f"temporaries per device (jax.grad: {estimates['jax.grad']:,}). Pass memory={least}, or "
+        "use more devices."
     )
 
 

@@ -193,7 +193,7 @@ class SpeedOptions:
         if isinstance(memory, str):
             valid = memory in ("auto", *MEMORY_MODES)
         else:
-            # More bytes than a float64 can count are no limit.
+            # A float64 cannot count more bytes than this.
             is_number = isinstance(memory, int | float) and not isinstance(memory, bool)
             valid = is_number and 0 < memory <= LARGEST
         if not valid:

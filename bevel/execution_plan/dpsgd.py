@@ -69,8 +69,7 @@ class DPSGDConfig(PrivateConfig):
         if self.truncated_batch_size is not None and self.sampling != "poisson":
             raise FixArgumentsError(
                 f"truncated_batch_size with sampling={shown(self.sampling)}: only Poisson batches "
-                "can "
-                "be truncated. Leave it out, or use sampling='poisson'."
+                "can be truncated. Leave it out, or use sampling='poisson'."
             )
         super().__post_init__()
 

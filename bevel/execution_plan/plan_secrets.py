@@ -133,8 +133,7 @@ class PlanSecrets:
         if version != VERSION:
             raise FixArgumentsError(
                 f"these secrets have version {shown(version)}, but this release of bevel reads "
-                "version "
-                f"{VERSION}: use the release that wrote them."
+                f"version {VERSION}: use the release that wrote them."
             )
         return cls(root, generator, known)
 

@@ -50,8 +50,7 @@ class Unit:
         keep = self.name == "example"
         if requested is not None and requested is not keep:
             raise FixArgumentsError(
-                f"keep_batch_dim={requested} with unit={shown(self.name)}: that would clip "
-                "another unit "
-                f"than the plan accounts for. It follows from the unit ({keep}): leave it out."
+                f"keep_batch_dim={requested} with unit={shown(self.name)}: that would clip another "
+                f"unit than the plan accounts for. It follows from the unit ({keep}): leave it out."
             )
         return keep

@@ -116,8 +116,7 @@ def _check(devices: list[int], axes: Axes, batch_size: int) -> str:
     if len(free) != 1:
         raise FixArgumentsError(
             f"axes={shown(axes)}: give exactly one axis the size -1, which uses the devices that "
-            "the "
-            "others leave, as in 'data=-1,model=4'."
+            "the others leave, as in 'data=-1,model=4'."
         )
     if not devices or devices[0] < 1 or batch_size < 1:
         raise FixArgumentsError(

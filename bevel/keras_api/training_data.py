@@ -37,9 +37,8 @@ def split_validation(
     """Splits off the last rows as validation data, like Keras."""
     if not 0 < share < 1:
         raise FixArgumentsError(
-            f"validation_split={shown(share)}: pass the share of the examples to validate on, "
-            "such as "
-            "0.1, or validation_data."
+            f"validation_split={shown(share)}: pass the share of the examples to validate on, such "
+            "as 0.1, or validation_data."
         )
     kept = {math.floor(len(column) * (1 - share)) for column in jax.tree.leaves(data)}
     rows = min(kept, default=0)

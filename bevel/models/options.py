@@ -31,7 +31,7 @@ class ModelTable:
         if self.module is not None:
             text("module", self.module)
         whole_number("init_seed", self.init_seed, 0, 2**32 - 1, "JAX keeps 32 bits of it.")
-        why = "A layer of this size fits nowhere."
+        why = "A larger layer does not fit into memory."
         if self.widths is not None:
             for width in instance("widths", self.widths, tuple, "a tuple of sizes"):
                 whole_number("a size in widths", width, 1, 2**24, why)

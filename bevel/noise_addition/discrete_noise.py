@@ -110,9 +110,8 @@ def _checked_sigma(stddev: Any) -> int:
     if not _is_integer(sigma) or not 1 <= sigma <= LARGEST_SIGMA:
         raise FixArgumentsError(
             f"stddev={shown(stddev)}: pass an integer number of grid steps from 1 to "
-            f"{LARGEST_SIGMA}, "
-            "such as math.ceil(noise_multiplier * grad_fn.sensitivity()). A larger grid_scale "
-            "makes it larger, a smaller one smaller."
+            f"{LARGEST_SIGMA}, such as math.ceil(noise_multiplier * grad_fn.sensitivity()). A "
+            "larger grid_scale makes it larger, a smaller one smaller."
         )
     return int(sigma)
 

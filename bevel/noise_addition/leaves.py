@@ -17,10 +17,10 @@ from bevel.sharding.shard_generation import Arrays, Shard, constant, leaf_specs,
 
 PyTree = Any
 MOST_OFFSETS = 2**32  # of a leaf whose offsets fit in 32 bits
-# Leaves that are noised in place have this fraction of the gradient or more.
+# Shapes with at least one part in this many of the gradient are noised in place.
 MOST_IN_PLACE = 8
 LARGE, LARGE_ON_MESHES, LARGE_ELSEWHERE = 2**18, 2**16, 2**20  # elements of such a group
-MOST_ELSEWHERE = 2**26  # elements that a GPU draws together: each group starts a few kernels
+MOST_ELSEWHERE = 2**26  # elements in a group on a GPU, where each group starts a few kernels
 
 
 class NoiseLeaf(NamedTuple):
@@ -197,9 +197,9 @@ class _Noised:
 
 
 def _fit_one_view(shards: Sequence[Shard]) -> bool:
-    """Whether shards can be drawn in one loop.
+    """Returns whether shards can be drawn in one loop.
 
-    If the compiler may split a shard further, slices of it would be communicated.
+    Where the compiler may split a shard further, it would communicate slices of the result.
     """
     return all(s.on_one_device and math.prod(s.full_shape) <= MOST_OFFSETS for s in shards)
 
@@ -215,8 +215,8 @@ def group_leaves(arrays: list[jax.Array], specs: Sequence[PartitionSpec | None])
     """Groups the indices of leaves that are drawn together, by one program.
 
     The number of groups does not grow with the number of leaves or of their shapes, because each
-    takes up to half a second to compile. A shape with much of the gradient has a group of its own,
-    which is noised in place. The noise of the other groups occupies memory until it is added.
+    group takes up to half a second to compile. A shape with a large part of the gradient forms its
+    own group, which is noised in place. The noise of other groups takes memory until it is added.
     Leaves without elements are in no group.
     """
     total = sum(x.size for x in arrays)

@@ -131,7 +131,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str], pipe: int) ->
     found = shutil.which(command[0], path=environment.get("PATH"))
     if found is None:
         raise FixArgumentsError(
-            f"cannot start {command[0]!r}: there is no such program, or it may not be executed."
+            f"cannot start {command[0]!r}: there is no such program, or you may not execute it."
         )
     try:
         return subprocess.Popen(

@@ -97,7 +97,7 @@ def pairs_of(axes: Any) -> list[tuple[Any, Any]]:
                 raise FixArgumentsError(
                     f"{shown(part)} in axes={shown(axes)} is not name=size: {EXAMPLE}."
                 )
-        # More than 18 digits are no size, and thousands of them are no number for Python.
+        # No size has more than 18 digits, and Python refuses to convert thousands of them.
         return [(match[1], int(match[2][:19])) for match in read if match]
     try:
         return [(name, size) for name, size in axes]
@@ -147,7 +147,7 @@ def _checked_devices(devices: Any) -> list[Any]:
         found = list(devices)
     except Exception:  # whatever the value raises when it is read
         found = [None]
-    # Descriptions of devices (`jax.experimental.topologies`) are no jax.Device.
+    # Descriptions of devices (`jax.experimental.topologies`) are not jax.Device objects.
     if not all(hasattr(device, "process_index") for device in found):
         raise FixArgumentsError(f"devices={shown(devices)}: pass a list of jax.devices().")
     return found

@@ -85,8 +85,7 @@ def _rule_of(item: Any) -> Rule:
         if item not in PRESETS:
             raise FixArgumentsError(
                 f"{shown(item)} is not a preset; these are {', '.join(PRESETS)}. To match a path, "
-                "write "
-                f"a pair: ({shown(item)}, PartitionSpec(...))."
+                f"write a pair: ({shown(item)}, PartitionSpec(...))."
             )
         return PRESETS[item]()
     pattern, value = item if isinstance(item, tuple | list) and len(item) == 2 else (None, None)

@@ -1,8 +1,8 @@
 """Writes and reads the arrays of a checkpoint with bounded memory, as zarr that Orbax can read.
 
-Saving copies each array to the host once, so that the next step may donate it. These copies are
-written a few pieces at a time and freed. A piece is a part of one shard and becomes one file.
-Restoring reads a few arrays at a time, each into the sharding that it is used with.
+Saving copies each array to the host once, so that the next step may donate it. The copies are
+written, and freed, a few pieces at a time. A piece is a part of one shard and becomes one file.
+Restoring reads a few arrays at a time, each directly into its final sharding.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from jax.sharding import NamedSharding
 PIECE = 2**24
 # Pieces are at most this many times smaller or larger than that. Otherwise a shard is one piece.
 MOST_EXCESS = 16
-# This part of all bytes may be compressed, or read, at the same time.
+# This fraction of all bytes may be compressed, or read, at the same time.
 UNDER_WAY = 1 / 8
 # Where Orbax looks for the shardings of arrays, and for what else it knows about them.
 SHARDINGS, DESCRIPTIONS = "_sharding", "array_metadatas"
@@ -63,8 +63,8 @@ class PieceWriter(ocp.type_handlers.ArrayHandler):
         plain = [jax.random.key_data(x) if _is_key(x) else x for x in values]
         for turn, x in enumerate(plain):
             for shard in shards_to_write(x, turn):
-                # All transfers begin before the first one is waited for. Not those of whole arrays,
-                # which JAX would copy once more than their shards.
+                # Begin all transfers before waiting for the first. Transfer shards: for whole
+                # arrays, JAX would make one more copy.
                 shard.data.copy_to_host_async()
         shardings = {info.name: _sharding_text(x) for x, info in zip(plain, infos, strict=True)}
         impls = [str(jax.random.key_impl(x)) if _is_key(x) else None for x in values]
@@ -166,10 +166,10 @@ class HostCopies:
 def piece_shape(x: jax.Array) -> tuple[int, ...]:
     """The shape of the pieces of an array: its shard, split along one dimension if it is large.
 
-    A dimension that is split over devices is only split further into equal parts, because several
-    processes must not write to one file. So its length may allow no pieces of the wanted size: of
-    all dimensions, the one is split that comes closest. A shard stays whole rather than become
-    many small files. Longer dimensions come first, where a factor of two makes no difference.
+    A dimension that is split over devices is only divided into equal parts, because two processes
+    must not write to one file. Its length may then allow no pieces of the wanted size. The
+    dimension whose pieces come closest to that size is divided; within a factor of two, the longest
+    one. If even that would make many small files, the shard stays whole.
     """
     shard = x.sharding.shard_shape(x.shape)
     size = math.prod(shard) * x.dtype.itemsize
@@ -190,7 +190,7 @@ def piece_shape(x: jax.Array) -> tuple[int, ...]:
 
 
 def _parts(length: int, wanted: int, *, equal: bool) -> int:
-    """Into how many parts a dimension is best divided, if `wanted` parts are wanted."""
+    """Returns the possible number of parts of a dimension that is closest to `wanted`."""
     if not equal:
         return min(wanted, length)
     divisors = (
@@ -212,7 +212,7 @@ def replicas_of(x: jax.Array) -> int:
 
 
 def on_host(x: jax.Array) -> np.ndarray:
-    """A copy on the host. Of an array that is there, NumPy may see the memory, which is donated."""
+    """Copies an array to the host. On a CPU, NumPy could share memory that a step then reuses."""
     on_cpu = next(iter(x.devices())).platform == "cpu"
     on_device = x.sharding.memory_kind in (None, "device")
     return np.asarray(x) if on_device and not on_cpu else np.array(x, copy=True)
@@ -229,7 +229,7 @@ def _sharding_text(x: jax.Array) -> str | None:
     try:
         return str(kind.from_jax_sharding(x.sharding).to_serialized_string())
     except (AttributeError, TypeError, ValueError):
-        return None  # Orbax then asks for one when it restores the array
+        return None  # Orbax then needs a sharding when it restores the array
 
 
 def read_arrays(folder: Path, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
@@ -277,6 +277,6 @@ def _bytes_here(x: jax.ShapeDtypeStruct) -> int:
 
 
 def _return_freed_memory() -> None:
-    """Returns freed memory to the system: glibc keeps that of each thread, which only it reuses."""
+    """Returns freed memory to the system. glibc would keep it for the thread that freed it."""
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -28,7 +28,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bevel.errors import BevelError, FixStorageError, RestoreCheckpointError
-from bevel.file_errors import explain_file_errors, is_storage_fault
+from bevel.file_errors import explain_file_errors, file_error, is_storage_fault
 from bevel.training.array_files import read_arrays, writing_handler
 from bevel.training.checkpoint_metadata import (
     CheckpointMetadata,
@@ -150,12 +150,6 @@ class Checkpoints:
                 _complete(self._staging / str(staged.meta.step), staged)
         barrier("bevel: checkpoint staged")
 
-    def is_saving(self) -> bool:
-        """Returns whether the checkpoint passed to `stage` is still being written."""
-        staged = self._staged
-        # os.path.exists is False if the folder cannot be read: `wait` then says why.
-        return staged is not None and not os.path.exists(self._staging / str(staged.meta.step))
-
     def publish(self, step: int) -> None:
         """Renames both halves of a staged checkpoint to their final names, which releases it.
 
@@ -230,8 +224,11 @@ class Checkpoints:
             )
             checksums = digest_of(state)
         except Exception as error:
-            if is_storage_fault(error) or is_out_of_memory(error):
-                raise  # the checkpoint may be fine
+            # In these two cases, the checkpoint may be fine.
+            if is_out_of_memory(error):
+                raise
+            if is_storage_fault(error):
+                raise file_error(error, released) from error
             raise RestoreCheckpointError(
                 f"checkpoint {released} cannot be read ({one_line(error)})"
             ) from error
@@ -360,7 +357,7 @@ def _explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def _with_elements(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The arrays that are saved: there is nothing to write of one without elements."""
+    """Returns the arrays that are saved: those that have elements."""
     return {name: x for name, x in named.items() if x.size}
 
 

@@ -185,7 +185,7 @@ def _call_reader(read: Callable[[], Any], indices: list[int]) -> Any:
 
 
 def _check_dtypes(arrays: PyTree, of: str = "") -> None:
-    """Raises for arrays that are no numbers."""
+    """Raises for arrays that do not hold numbers."""
     for path, array in jax.tree_util.tree_leaves_with_path(arrays):
         # Objects, text, times and structured records.
         if array.dtype.kind in "OSUMm" or array.dtype.names:

@@ -21,8 +21,8 @@ def has_tensorboard() -> bool:
 class EventsFile:
     """A file of scalars in a folder, which is created.
 
-    It is written by the thread that adds, so that an error reaches the caller. The thread of
-    tensorboardX's `SummaryWriter` ends at the first error, and whoever adds then waits forever.
+    The calling thread writes it, so errors reach the caller. tensorboardX's `SummaryWriter` writes
+    in a thread that ends at the first error, and later calls then wait forever.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -135,12 +135,14 @@ class RunFolder:
     def reset_times(self) -> None:
         """Sets released files to a fixed time, because when a step ended can depend on the data.
 
-        Files of checkpoints already have this time when they are published.
+        Files of checkpoints already have this time when they are published. Another process, such
+        as one that writes a report, may remove its temporary file meanwhile.
         """
         with explain_file_errors(self.released):
             if self.released.is_dir():
                 for path in (*self.released.iterdir(), self.released):
-                    os.utime(path, (NO_TIME, NO_TIME), follow_symlinks=False)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.utime(path, (NO_TIME, NO_TIME), follow_symlinks=False)
 
 
 def explained(method: Callable[P, R]) -> Callable[P, R]:

@@ -56,7 +56,7 @@ class FolderRun:
         self.folder, self.plan, self.options = RunFolder(folder), plan, options
         self.stopwatch = Stopwatch()
         self._metrics: MetricsFiles | None = None  # in the first process only
-        self._unseen: BaseException | None = None  # of a release that nobody waited for
+        self._unseen: BaseException | None = None  # error of a release that was not waited for
         self._lock = -1
         try:
             self._lock = self.folder.open() if is_first() else -1
@@ -158,9 +158,9 @@ class FolderRun:
     ) -> StateHalves:
         """Returns the state to resume from, with the types and shardings of `like`.
 
-        A new run saves and returns `begin`; None if there is a checkpoint. `environment` is what
-        the bits of a step depend on (`ReleaseRecord.exactly`), and `rows_between` computes the
-        digests of the rows that steps of the current attempt read.
+        A new run saves and returns `begin`, which is None if there is a checkpoint. The exact
+        result of a step depends on the `environment` (`ReleaseRecord.exactly`). `rows_between`
+        computes the digests of the rows that steps of the current attempt read.
         """
         self.releaser.environment, ledger = to_json(environment), self.ledger
         ledger.join(self.run_secrets.commitment)
@@ -302,7 +302,7 @@ class FolderRun:
         return self.releaser.finish_release(if_ready=if_ready)
 
     def seconds_of_releases(self) -> dict[str, float]:
-        """What the parts of all releases took in the second thread."""
+        """Returns the seconds that each part of all releases took in the second thread."""
         return {name: round(s, 3) for name, s in self.releaser.stopwatch.seconds.items()}
 
     def needs_metrics(self, step: int) -> bool:
@@ -315,7 +315,7 @@ class FolderRun:
         self.record.add_private(**fields)
 
     def _check_in_place(self) -> None:
-        """Raises if the folder was moved, removed or replaced. Puts back what only it knows."""
+        """Raises if the folder was moved, removed or replaced. Puts back lost secrets."""
         if self._lock >= 0:
             check_in_place(self._lock, self.folder.private / LOCK)
             keep_secrets(self.folder.private / SECRETS, self.run_secrets)
@@ -324,8 +324,7 @@ class FolderRun:
         """Closes everything, even if closing one part fails. Then raises, unless a run `failed`."""
         hidden = (BevelError,) if failed else ()
         with contextlib.suppress(*hidden), contextlib.ExitStack() as closing:
-            closing.callback(self.folder.unlock, self._lock)
-            self._lock = -1
+            closing.callback(self._unlock)  # last: a release that is under way checks the lock file
             closing.callback(self._raise_unseen, failed)
             for part in ("ledger", "_releases", "_metrics", "checkpoints"):
                 if getattr(self, part, None) is not None:
@@ -335,8 +334,12 @@ class FolderRun:
             releaser = getattr(self, "releaser", None)
             self._unseen = None if releaser is None else releaser.close()
 
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, -1
+        self.folder.unlock(lock)
+
     def _raise_unseen(self, failed: bool) -> None:
-        """Raises the error of a release that nobody waited for, unless the run failed anyway."""
+        """Raises the error of a release that was not waited for, unless the run failed anyway."""
         if self._unseen is not None and not failed:
             raise self._unseen
 

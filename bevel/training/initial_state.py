@@ -1,4 +1,4 @@
-"""The arrays of a state before step 0: each has memory of its own, and none is made twice.
+"""Creates the arrays of the state before step 0: each has its own memory and is created once.
 
 A step donates its state, so an array of the state must not share memory with an array of the caller
 or with another array of the state.
@@ -18,16 +18,16 @@ from bevel.sharding.same_values import put_same
 from bevel.training.state import copied
 
 PyTree = Any
-# A smaller tree is not worth a program: what its arrays are made from may exist for a moment.
+# In bytes. For smaller trees, compiling a program costs more than the temporary arrays it avoids.
 WORTH_A_PROGRAM = 2**24
-# What optimizers begin with, which has the same bits in a program and in Python. A compiler rounds
-# arithmetic differently, so the state would depend on the mesh.
+# The operations that initialise most optimizers. Their results are the same in a program and
+# outside. Compiled arithmetic may round differently, so the state would depend on the mesh.
 FILLS = {"broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape", "select_n"}
 EXACT = FILLS | {"jit", "optimization_barrier", "reshard", "sharding_constraint"}
 
 
 def own(x: Any, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
-    """A copy of an array of the caller, or a number, by default on the device where it is."""
+    """Copies an array or a number of the caller, by default to the device that holds it."""
     placed = jnp.asarray(x) if sharding is None else put_same(x, sharding)
     on_cpu = next(iter(placed.devices())).platform == "cpu"
     if isinstance(x, np.ndarray) and not on_cpu:  # on a CPU, the memory of NumPy may be used
@@ -36,7 +36,7 @@ def own(x: Any, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
 
 
 def distinct(state: PyTree) -> PyTree:
-    """Copies the arrays that are the same as, or share memory with, an earlier one."""
+    """Copies each array that is, or shares memory with, an earlier one of the tree."""
     known = set[Any]()
 
     def alone(x: jax.Array) -> jax.Array:
@@ -50,9 +50,9 @@ def distinct(state: PyTree) -> PyTree:
 
 
 def _places(x: jax.Array) -> set[Any]:
-    """What tells an array from others: itself and, on a single device, its address.
+    """What identifies the memory of an array: the object and, on a single device, the address.
 
-    Looking up the addresses of an array on several devices would create an array for each.
+    Looking up the addresses of an array on several devices would create an array for each device.
     """
     places: set[Any] = {id(x)}
     if x.nbytes and len(x.devices()) == 1:
@@ -67,12 +67,12 @@ def made_from(
     mesh: Mesh | None,
     shardings: Callable[..., PyTree] | None = None,
 ) -> PyTree:
-    """`function(params)`, whose large arrays are made on the devices where they stay.
+    """Returns `function(params)`. Large arrays are created on the devices that will hold them.
 
-    Without a program, JAX first makes zeros on one device and then splits them, and what
-    `function` only reads the type of, such as parameters in float32, exists for a moment.
-    `shardings` is called with the types of the result, `params` and the mesh. A function with
-    arithmetic, such as random weights, is not compiled.
+    To do so, the function is compiled. Outside a program, JAX first creates zeros on one device and
+    then splits them. It also creates arrays of which `function` reads only the type, such as
+    parameters converted to float32. `shardings` is called with the types of the result, `params`
+    and the mesh. A function that does arithmetic, such as drawing random weights, is not compiled.
     """
     leaves = jax.tree.leaves(params)
     narrow = any(jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4 for x in leaves)
@@ -86,21 +86,21 @@ def made_from(
         if shardings and mesh is not None:
             chosen = shardings(jax.eval_shape(function, params), params, mesh)
         return jax.jit(lambda x: copied(function(x)), out_shardings=chosen)(params)
-    except Exception:  # it may need values, or another mesh than it sees while it is traced
+    except Exception:  # it may need values, or a mesh that it does not see while it is traced
         return function(params)
 
 
 def _is_exact(program: Jaxpr) -> bool:
-    """Whether a program only fills, copies and converts arrays."""
+    """Returns whether a program only fills, copies and converts arrays."""
     inner = [x.jaxpr for e in program.eqns for x in e.params.values() if hasattr(x, "jaxpr")]
     return all(e.primitive.name in EXACT for e in program.eqns) and all(map(_is_exact, inner))
 
 
 def like_params(state: PyTree, params: PyTree, mesh: Any) -> PyTree:
-    """The shardings of a state on the mesh: those of the parameters for its copies of them.
+    """Returns shardings for a state: an array that mirrors a parameter is sharded like it.
 
-    A copy of a parameter has its shape, and its path at the end of a longer one. Other arrays are
-    replicated.
+    Such an array, for example a moment of Adam, has the shape of the parameter, and its path ends
+    with the path of the parameter. Other arrays are replicated.
     """
     by_path = {path: x for path, x in jax.tree_util.tree_leaves_with_path(params)}
     replicated = NamedSharding(mesh, PartitionSpec())

@@ -1,7 +1,7 @@
 """Notices that a memory-mapped file became shorter, before its missing part is read.
 
-Reading it would end the process by SIGBUS, which no program can turn into an error. If the file is
-cut short between this check and the read, that still happens: never write to data in use.
+Reading it would end the process by SIGBUS, which Python cannot turn into an exception. If the file
+is cut between this check and the read, that still happens, so never write to data that is in use.
 """
 
 import mmap
@@ -34,5 +34,5 @@ def check_not_shorter(array: np.ndarray) -> None:
         name = getattr(array, "filename", None) or "a memory-mapped file"
         raise FixDataError(
             f"{name} has {size} bytes now, but had at least {start + len(part)} when it was opened."
-            " Restore the file, and do not write to it while it is used"
+            " Restore the file, and do not write to it while a run reads it"
         )

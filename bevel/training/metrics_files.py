@@ -76,7 +76,7 @@ class JsonLines:
                 raise
 
     def _put_back_if_removed(self) -> None:
-        """Writes a removed file again: its lines are still in the open file. Warns about it."""
+        """Writes a removed file again, with a warning: the open file still has its lines."""
         if os.fstat(self._file).st_nlink or os.path.lexists(self.path):
             return check_in_place(self._file, self.path)
         lines = os.pread(self._file, os.fstat(self._file).st_size, 0)

@@ -7,10 +7,10 @@ A release writes the following in this order. Each part is on disk before the ne
 3. the charge in the ledger, or a release mark if the steps were charged earlier;
 4. the checkpoint is published by rename; then come evaluation, metrics and callbacks.
 
-The thread of the run copies the arrays. A second thread does the rest while the next steps run, one
-release after the other. `finish_release` waits for it, and raises what went wrong there. Several
-processes have to wait for each other, so there each release is finished in the thread of the run,
-and the second thread only prepares epsilon.
+The training thread copies the arrays to the host. A second thread does the rest while the next
+steps run, one release after the other. `finish_release` waits for it and raises its errors. With
+several processes, which have to wait for each other, the training thread finishes each release
+itself, and the second thread only prepares epsilon.
 """
 
 import dataclasses
@@ -52,11 +52,11 @@ class Releaser:
     """Releases the checkpoints of a run, one at a time.
 
     Attributes:
-      environment: what the bits of a step depend on (`ReleaseRecord.exactly`).
+      environment: what the exact result of a step depends on (`ReleaseRecord.exactly`).
       last_published: step and attempt of the last published checkpoint.
       last_digest: checksums of the state at the last release.
       earlier_rows: row digests since then, from before an interruption.
-      replays: checksums that steps that are run again must reproduce, by the step after them.
+      replays: the checksums that repeated steps must reproduce, by the step after them.
       stopwatch: the seconds of the parts of a release, in the second thread.
     """
 
@@ -170,7 +170,7 @@ class Releaser:
         if pending.record is not None:
             with part("writing"):
                 self._check_in_place()
-                if self._metrics:  # before a complete checkpoint lets a run go on without them
+                if self._metrics:  # first: a run that finds a complete checkpoint skips its steps
                     self._metrics.write_raw(pending.raw)
                 self.checkpoints.wait()
                 self._releases.add(pending.record)
@@ -217,9 +217,9 @@ class Releaser:
         return CheckpointMetadata(step, self.ledger.attempt, plan, key, self.ledger.head, digest)
 
     def close(self) -> BaseException | None:
-        """Ends the second thread. Returns the error of a release that nobody waited for, if any.
+        """Ends the second thread. Returns the error of a release that was not waited for, if any.
 
-        A release that is under way is completed, and one that has not begun is not released.
+        A release that is under way is completed. One that has not begun is dropped.
         """
         pending, self._pending = self._pending, None
         try:

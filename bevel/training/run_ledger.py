@@ -19,7 +19,7 @@ from bevel.training.stated_epsilon import Counts, StatedEpsilon
 class RunLedger:
     """The charges of a run. Only the first process opens the ledger, and the others follow it.
 
-    Two threads of a run may use it: one releases, while the other asks for the next goal.
+    Two threads of a run use it: one releases while the other asks how far the budget allows.
 
     Attributes:
       attempt: the current attempt. Every attempt has different noise and batches.
@@ -190,9 +190,9 @@ class RunLedger:
         return from_first_process(spent)[0]
 
     def prepare(self, stop: int, delta: float | None) -> None:
-        """Computes the epsilon of the next release, so that `epsilon` will find it in a cache.
+        """Computes the epsilon of the next release ahead, so that `epsilon` finds it in a cache.
 
-        If another run charges the ledger meanwhile, `epsilon` computes another one.
+        If another charge is added meanwhile, `epsilon` computes its own.
         """
         if delta is None or not self._run:
             return

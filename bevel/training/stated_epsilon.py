@@ -26,7 +26,7 @@ class StatedEpsilon:
         self.plan, self._releases_every = plan, releases_every
 
     def epsilon(self, counts: Counts, delta: float, released: int) -> float:
-        """The epsilon of the counted events, once the steps before `released` are released."""
+        """Returns the epsilon of the counted events after the steps before `released`."""
         relation = self.plan.neighboring_relation
         if released >= self.plan.iterations:
             return epsilon_of(counts, delta, relation)
@@ -39,7 +39,7 @@ class StatedEpsilon:
 
     @functools.cached_property
     def _growth(self) -> tuple[DpEvent | None, int]:
-        """The event that the steps add, if it is a single one, and a stride for its count."""
+        """The event that each step adds, None if there are several, and a stride for its count."""
         total = event_counts(self.plan.event_after(self.plan.iterations))
         if len(total) != 1:
             return None, 1

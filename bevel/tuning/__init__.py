@@ -1,4 +1,4 @@
-"""Tuning that is paid for: searches whose result is private, and grids that are charged in full."""
+"""Tuning whose privacy cost is charged: private searches, and grids of which all trials count."""
 
 from bevel.lazy import lazy_exports
 

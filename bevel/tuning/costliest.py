@@ -15,10 +15,10 @@ MOST_COMBINATIONS = 256
 
 
 def costliest_plan(plan_of: PlanOf, space: Mapping[str, Distribution]) -> DPExecutionPlan:
-    """The plan at the ends of the space that costs at least as much as those at all other ends.
+    """Returns the most expensive of the plans at the ends of the space.
 
-    Every trial is compared with it before the search begins (`check_plan`), so what lies between
-    the ends need not be cheaper.
+    Settings between the ends could still cost more. `check_plan` therefore compares every trial
+    with this plan before the search begins.
     """
     start = {name: distribution.ends()[0] for name, distribution in space.items()}
     first = plan_of(start)
@@ -31,8 +31,8 @@ def costliest_plan(plan_of: PlanOf, space: Mapping[str, Distribution]) -> DPExec
     corners = combinations(varying)
     if len(corners) > MOST_COMBINATIONS:
         raise FixArgumentsError(
-            f"the event of a trial depends on {', '.join(varying)}, with {len(corners)} "
-            f"combinations of ends and choices: leave at most {MOST_COMBINATIONS}."
+            f"the event of a trial depends on {', '.join(varying)}, which have {len(corners)} "
+            f"combinations of ends and choices: search at most {MOST_COMBINATIONS}."
         )
     plans = [plan_of(start | corner) for corner in corners]
     for plan in plans:
@@ -58,8 +58,8 @@ def check_plan(plan: DPExecutionPlan, costliest: DPExecutionPlan, settings: Sett
 def _check_private(plan: DPExecutionPlan) -> None:
     if plan.mechanism.noise_multiplier is None:
         raise FixArgumentsError(
-            "the trials are not private, so neither is their best. Choose settings on public data, "
-            "or make trials with a private config such as DPSGDConfig."
+            "the trials are not private, so the best of them is not either. Choose settings on "
+            "public data, or make trials with a private config such as DPSGDConfig."
         )
     if plan.secrets.known:
         raise FixArgumentsError(

@@ -44,13 +44,13 @@ def charged_grid(
 ) -> tuple[list[GridTrial], Price]:
     """Trains every combination of choices as an ordinary run, and charges all to one ledger.
 
-    All trials and scores may be shown, and you may choose as you like. The price is that of all
-    trials together, which is above that of a search of as many trials on average. The trials are in
-    folder/0, folder/1, ...; those that are complete are not run again. The score must come from
-    data that is not protected.
+    You may show all trials and scores, and choose as you like. The price covers all trials
+    together, and is higher than for a search with as many trials on average. The trials are in
+    folder/0, folder/1, ...; complete ones are not run again. The score must come from data that is
+    not protected.
 
-    Returns the trials, the best first, and the price. Arguments are those of `tune`. The budget of
-    a new ledger is by default what all trials cost together.
+    Returns the trials, the best first, and the price. The arguments are those of `tune`. The budget
+    of a new ledger is by default what all trials cost together.
     """
     trials, options = Trials(make_trainer, data, params, score, **others), options or RunOptions()
     if trials.score_event is not None:

@@ -1,4 +1,4 @@
-"""What a search costs: the epsilon of its result, beside that of one trial."""
+"""The price of a search: the epsilon of its result, and the epsilon of one trial."""
 
 import dataclasses
 from typing import TypeVar
@@ -39,7 +39,7 @@ def selection_event(
     """The event of a search that releases the best of `trials` and nothing else.
 
     Args:
-      event: what one trial releases; the same, or at least as expensive, for all settings.
+      event: what one trial releases. It must cost at least as much as any trial of the search.
       score_event: what the score of a trial reveals about the protected data. None if the score
         comes from data that is not protected.
     """
@@ -58,7 +58,7 @@ def epsilon_of_search(
     neighboring_relation: Relation,
     score_event: DpEvent | None = None,
 ) -> float:
-    """The epsilon of the best trial. Never below that of a single trial, `event`."""
+    """The epsilon of the best trial. It is never below the epsilon of one trial, `event`."""
     return price_of(event, trials, delta, neighboring_relation, score_event).epsilon
 
 

@@ -1,4 +1,4 @@
-"""`tune`: trains a random number of private trials and releases the best one alone."""
+"""`tune`: trains a random number of private trials and releases only the best one."""
 
 import dataclasses
 import math
@@ -83,7 +83,7 @@ def tune(
     options: RunOptions | None = None,
     **others: Any,
 ) -> TuningResult:
-    """Draws settings from a space, trains a model with each, and releases the best one alone.
+    """Draws settings from a space, trains a model with each, and releases only the best one.
 
     Formal guarantee: the released half of the folder, and the result, satisfy the event that is
     charged to the ledger (`selection_event` of the costliest trial) for neighbours that differ in
@@ -91,29 +91,28 @@ def tune(
     more about the protected data than `score_event` says, and that nobody sees the private half.
 
     The number of trials is drawn from a secret seed, which is on disk before it is used, and all
-    trials run. The whole search is charged before its first trial. If it is killed and started
-    again, it goes on where it was, with the same number of trials and the same settings, and costs
-    nothing more. A search in another folder is another search, and is charged too. A trial whose
-    score is NaN counts, with the lowest score. How long the search takes grows with the number of
-    trials, so do not let others watch the clock.
+    trials run. The whole search is charged before its first trial. If the search is killed, start
+    it again: it continues with the same number of trials and the same settings, at no further cost.
+    A search in another folder is a new search, and is charged again. A trial whose score is NaN
+    counts as the worst. The duration of a search reveals the number of trials, so keep it secret.
 
     Args:
-      make_trainer: from the settings of a trial to its `Trainer`. Do not look at the data in it.
-        The settings may change the event of a trial only if one choice of the ends of the space is
-        proven to cost at least as much as all others; the search is charged for that one.
+      make_trainer: from the settings of a trial to its `Trainer`. It must not look at the data. If
+        the event of a trial depends on the settings, one combination of the ends of the space must
+        be proven to cost at least as much as all others. The search is charged for it.
       space: a distribution of values for each name: `Uniform`, `LogUniform` or `OneOf`. It must
         not be chosen by looking at the protected data.
       data, params: as in `Trainer.fit`; every trial starts from the same parameters.
       score: from the parameters of a trial to a number; higher is better (see `Trials`).
       folder: where the search is kept (`bevel.tuning.search_folder`).
       expected_trials, distribution: see `TrialCount`. A fixed number of trials is refused.
-      options: as in `Trainer.fit`. Ledger, anchor, budget, delta and name are those of the search.
+      options: as in `Trainer.fit`. Ledger, anchor, budget, delta and name apply to the search.
         By default, the budget of a new ledger is what the search costs.
       others: `score_event`, `score_name`, `model_state`, `user_ids` and `settings_of` of `Trials`.
 
     Raises:
       StopRunError: the budget does not allow the search. Nothing was trained or charged.
-      RunInterrupted: after Ctrl-C or SIGTERM. Start the search again to go on.
+      RunInterrupted: after Ctrl-C or SIGTERM. Start the search again to continue it.
     """
     trials = Trials(make_trainer, data, params, score, **others)
     count, options = TrialCount(expected_trials, distribution), options or RunOptions()
@@ -141,7 +140,7 @@ def price_of_search(
     options: RunOptions,
     score_event: DpEvent | None = None,
 ) -> Price:
-    """What a search costs whose trials cost at most `plan`. Nothing is trained."""
+    """Returns the price of a search whose trials cost at most as much as `plan`. Trains nothing."""
     return price_of(
         plan.dp_event, count, delta_of(plan, options), plan.neighboring_relation, score_event
     )
@@ -191,7 +190,7 @@ class _Search:
         self._release(drawn)
 
     def _identity(self) -> dict[str, Any]:
-        """What must not change when the search is started again."""
+        """Returns what must be the same when the search is started again."""
         return {
             "space": {name: repr(distribution) for name, distribution in self.space.items()},
             "trials": [self.count.expected, str(self.count.shape)],
@@ -220,8 +219,8 @@ class _Search:
         check_plan(trainer.plan, self.plan, settings)  # it may not be the one that was checked
         state = self._fit(trainer, folder, settings)
         if attempt_of(folder):
-            # It was killed and went on with fresh noise, so it is not one run of the plan. What was
-            # seen of it is nothing, so it is run again from the beginning, with the same settings.
+            # It was killed and continued with fresh noise, so it is not one run of the plan. Nobody
+            # has seen any of it, so it may start over with the same settings.
             self.folder.discard_trial(number)
             state = self._fit(trainer, folder, settings)
         score: Any = self.trials.score(trainer.released(state).evaluated)
@@ -239,7 +238,7 @@ class _Search:
     def _fit(self, trainer: Trainer, folder: Path, settings: Settings) -> Any:
         options = dataclasses.replace(
             self.options,
-            ledger=None,  # the trial's own, which nobody sees: the search is charged already
+            ledger=None,  # the trial has a private ledger of its own: the search is already charged
             anchor=None,
             budget=None,
             name=NAME_OF_TRIALS,
@@ -286,7 +285,7 @@ class _Search:
         self.folder.publish(folder, record | searched | {"selected": selected}, metrics)
 
     def _surroundings(self, settings: Settings) -> dict[str, Any]:
-        """What the search ended with: that of the best trial may show when it ran."""
+        """Returns the surroundings at the end: those of the best trial may show when it ran."""
         return {
             "versions": {name: version_of(name) for name in PACKAGES},
             "commit": commit_of_caller(),
@@ -296,5 +295,5 @@ class _Search:
 
 
 def attempt_of(folder: Path) -> int:
-    """The attempt that a trial ended with: above 0 if it went on with fresh noise."""
+    """Returns the last attempt of a trial: above 0 if it continued with fresh noise."""
     return Ledger.read(folder / RELEASED / LEDGER).released(NAME_OF_TRIALS)[0]

@@ -1,4 +1,4 @@
-"""The folder of a search: what may be shown, and what would undo its privacy.
+"""The folder of a search: what may be shown, and what must stay secret.
 
     SEARCH/released/       may be shown to anyone, once the search is complete
       run.json             the settings, the model's run, and how it was tuned
@@ -17,8 +17,8 @@
       best/                the best trial, until it is published
       lock                 held while the search runs
 
-The number of trials, and which of them was the best, are secret: with them, the price of the search
-would not hold. The charge is on disk before the first trial begins.
+The number of trials, and which of them was the best, must stay secret: the price of the search does
+not cover them. The charge is on disk before the first trial begins.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class SearchFolder:
     Args:
       plan: the costliest plan of the space.
       event: the event of the search.
-      budget: that of a new ledger, unless the options have one.
+      budget: the budget of a new ledger, unless the options have one.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class SearchFolder:
     ) -> PlanSecrets:
         """Charges a new search, or checks that an old one is the same. Returns its secrets.
 
-        `settings` are by name what trials record of the settings that are not searched. They do not
-        affect the price, but trials that differ by when they ran are not alike.
+        `settings` has the recorded settings that are not searched, by name. They do not affect the
+        price, but if they changed, trials would differ by the time at which they ran.
         """
         secrets, named = self._secrets(), {"settings": dict(settings or {})}
         found = {"search": dict(identity), "key": secrets.commitment} | named
@@ -132,8 +132,8 @@ class SearchFolder:
         if changed or before.get("key") != secrets.commitment:
             names = ", ".join(changed) or "key"
             raise RestoreCheckpointError(
-                f"{self.folder.root} has a search with other values of {names}, and a search that "
-                "is changed is another one. Start it again as it was, or start a new one in "
+                f"{self.folder.root} has a search with other values of {names}, and a search must "
+                "not change. Start it again with the earlier values, or start a new search in "
                 "another folder, which is charged too."
             )
         self._charge(_fingerprint(identity), secrets.commitment)
@@ -141,13 +141,13 @@ class SearchFolder:
 
     @explained
     def check_result(self, identity: Mapping[str, Any]) -> None:
-        """Raises unless the result is that of this search: another one has another price."""
+        """Raises unless the result is of this search: another search has another price."""
         plan = read_record(self.released / RUN).get("plan")
         if not isinstance(plan, dict) or plan.get("fingerprint") != _fingerprint(identity):
             raise RestoreCheckpointError(
                 f"{self.folder.root} has the result of another search, with other values of the "
-                "space, the trials, the event or the parameters. Ask for it as it was, or start a "
-                "new search in another folder, which is charged too."
+                "space, the trials, the event or the parameters. Use the earlier values, or start "
+                "a new search in another folder, which is charged too."
             )
 
     def _secrets(self) -> PlanSecrets:
@@ -162,8 +162,8 @@ class SearchFolder:
             if self.ledger_path.exists() and self.name in Ledger.read(self.ledger_path).runs:
                 raise FixArgumentsError(
                     f"the ledger {self.ledger_path} already has a run {self.name!r}, but "
-                    f"{self.folder.root} is empty. A search that is started again is another one, "
-                    "which is charged too: give it another name with RunOptions(name=...)."
+                    f"{self.folder.root} is empty. A search in a new folder is a new search, which "
+                    "is charged too: give it another name with RunOptions(name=...)."
                 )
             write_secrets(path, PlanSecrets.new())
         return read_secrets(path)
@@ -186,8 +186,8 @@ class SearchFolder:
             if run.charged_until == 0:
                 run.charge(0, self.plan.iterations, self.event)
             if head is None:
-                # Not at the end of the search: charges that other runs add meanwhile would show in
-                # the released epsilon how long it took, and so how many trials there were.
+                # Not at the end of the search: with charges that other runs add meanwhile, the
+                # released epsilon would show how long it took, and so how many trials there were.
                 spent = ledger.spent(self._budget.delta).epsilon
                 write_atomically(self.private / SPENT, repr(spent), private=True)
                 write_atomically(head_path, ledger.head, private=True)
@@ -207,14 +207,14 @@ class SearchFolder:
 
     @explained
     def check_data(self, digest: str) -> None:
-        """Raises unless this keyed digest of the data is that of the first start."""
+        """Raises unless this keyed digest of the data equals the one of the first start."""
         path = self.private / DATA
         if not path.exists():
             write_atomically(path, digest, private=True)
         if path.read_text(errors="replace") != digest:
             raise RestoreCheckpointError(
                 f"the search in {self.folder.root} began with other data: start it again with "
-                "those, or start a new search in another folder."
+                "that data, or start a new search in another folder."
             )
 
     # Trials.
@@ -238,7 +238,7 @@ class SearchFolder:
 
     @explained
     def discard_trial(self, number: int) -> None:
-        """Removes a trial. If this is cut short, no part of the trial is left under its name."""
+        """Removes a trial. Even if this is interrupted, no part of it is left under its name."""
         old = self.private / DISCARDED
         if old.exists():
             shutil.rmtree(old)
@@ -259,7 +259,8 @@ class SearchFolder:
     ) -> None:
         """Releases the newest checkpoint of the best trial, and the record of the search.
 
-        The record is written last: with it, the search is complete. Until then, this starts over.
+        The record is written last and marks the search as complete. If this is interrupted before,
+        call it again.
         """
         staged, target = self.private / BEST, self.released / CHECKPOINTS
         if best is not None and not target.exists():

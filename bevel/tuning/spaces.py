@@ -27,7 +27,7 @@ class Distribution(Protocol):
         ...
 
     def ends(self) -> tuple[Any, ...]:
-        """The values that are most likely to be the most expensive: the ends, or all choices."""
+        """The values that are compared to find the most expensive: the ends, or all choices."""
         ...
 
 
@@ -127,13 +127,13 @@ def _check_recorded(name: str, distribution: Distribution) -> None:
             ) from None
     if ADDRESS.search(repr(distribution)):
         raise FixArgumentsError(
-            f"space[{name!r}]={distribution!r} is another text in each process, so the search "
+            f"space[{name!r}]={distribution!r} has another repr in each process, so the search "
             "could not be started again. Give the class a __repr__, as dataclasses have."
         )
 
 
 def drawn_settings(space: Mapping[str, Distribution], seed: int, trial: int) -> Settings:
-    """The settings of one trial, which depend on the seed and the number of the trial only."""
+    """The settings of one trial, a function of the seed and of the number of the trial."""
     return {name: d.value(uniform(seed, f"{trial} {name}")) for name, d in space.items()}
 
 
@@ -142,7 +142,7 @@ def grid_of(space: Mapping[str, Distribution]) -> list[Settings]:
     for name, distribution in space.items():
         if not isinstance(distribution, OneOf):
             raise FixArgumentsError(
-                f"space[{name!r}]={shown(distribution)} has no end of values, and a grid "
+                f"space[{name!r}]={shown(distribution)} has infinitely many values, but a grid "
                 "tries all of them: pass OneOf(value, ...)."
             )
     return combinations({name: distribution.ends() for name, distribution in space.items()})

@@ -11,12 +11,12 @@ from bevel.tuning.draws import uniform
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 MOST_EXPECTED = 10_000
 MOST_UNLIKELY = 700.0  # exp(-700) is still a number
-# What people ask for first, and why it has no price.
+# Distributions that are refused, and why.
 _FIXED = (
     "the best of a fixed number of trials can cost almost as much as releasing all of them, "
     "because the output with the lowest score wins only if every trial has it"
 )
-_LIMITED = "there is no price here for a number of trials that has a limit"
+_LIMITED = "bevel has no price for a number of trials that has a limit"
 REFUSED = {"fixed": _FIXED, "constant": _FIXED, "truncated": _LIMITED, "uniform": _LIMITED}
 
 
@@ -31,9 +31,9 @@ class TrialCount:
         of a truncated negative binomial distribution: 0 is logarithmic, 1 geometric.
 
     A fixed number is refused. The output with the lowest score is released only if all k trials
-    have it. If one trial has it with probability p, and a neighbour's with p / e^epsilon, the best
-    trials have it with p^k and p^k / e^(k epsilon): the search costs k epsilon. A random number can
-    always be 1, so such outputs stay likely enough.
+    have it. Let a trial on one data set have it with probability p, and on its neighbour with
+    p / e^epsilon. Then the best of k trials has it with p^k and p^k / e^(k epsilon), so the search
+    costs k epsilon. A random number may always be 1, which keeps such outputs likely enough.
     """
 
     expected: float = 10.0
@@ -70,7 +70,7 @@ class TrialCount:
 
     @property
     def is_too_even(self) -> bool:
-        """Whether its least number is so unlikely that floating point cannot draw it."""
+        """Whether the smallest number is too unlikely to be drawn in floating point."""
         if math.isinf(self.shape):
             return self.expected > MOST_UNLIKELY
         return (

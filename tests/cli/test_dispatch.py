@@ -62,6 +62,12 @@ def test_every_command_has_help_with_examples(name, capsys):
     assert f"bevel {name}" in printed
 
 
+@pytest.mark.parametrize("name", ["train", "tune", "audit", "explain", "scale", "plan", "data"])
+def test_commands_that_run_files_of_a_config_say_so(name, capsys):
+    assert main([name, "--help"]) == 0
+    assert "files that you trust" in " ".join(capsys.readouterr().out.split())
+
+
 def test_every_command_is_a_module_with_a_main():
     for name in dispatch.COMMANDS:
         assert callable(importlib.import_module(f"bevel.cli.{name}").main)

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from training_runs import same_bits
 
-from bevel.errors import RestoreCheckpointError
+from bevel.errors import FixStorageError, RestoreCheckpointError
 from bevel.sharding import make_mesh
 from bevel.training.checkpoint import Checkpoints, StateHalves, digest_of
 from bevel.training.checkpoint_metadata import CheckpointMetadata
@@ -79,7 +79,7 @@ def flip(folder):
 
 
 def test_the_newest_are_kept_and_restored_on_another_mesh(saved, tmp_path):
-    assert saved.steps() == [3, 2] and not saved.is_saving()
+    assert saved.steps() == [3, 2]
     for half in ("released", "private"):
         assert sorted(os.listdir(tmp_path / half / "checkpoints")) == ["2", "3"]
     like = state("data=8", scale=0)
@@ -204,6 +204,19 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_taken(saved, tmp_path, hal
     assert sorted(os.listdir(tmp_path / "private" / "damaged" / "3-5-0")) == ["private", "released"]
     save(saved, state(scale=3), 3)  # the step can be taken again
     assert saved.steps() == [3, 2]
+
+
+def test_arrays_that_cannot_be_read_now_are_not_damaged(saved, monkeypatch):
+    """TensorStore reads them in C++, and says only in a text what the operating system said."""
+
+    def fail(*_):
+        text = "PERMISSION_DENIED: Error reading local file \"x/0.0\" [os_error_code='13']"
+        raise Exception("Encountered error while reading") from ValueError(text)
+
+    monkeypatch.setattr("bevel.training.checkpoint.read_arrays", fail)
+    with pytest.raises(FixStorageError, match=r"checkpoints/3 .*Permission denied.*start again"):
+        saved.restore_newest(state(), 5, accept)
+    assert saved.steps() == [3, 2] and not saved.damaged_steps()
 
 
 def test_a_released_half_without_its_private_one_is_not_a_checkpoint(saved, tmp_path):

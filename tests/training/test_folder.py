@@ -85,6 +85,23 @@ def test_released_files_have_a_fixed_time(tmp_path):
     assert (folder.released / "run.json").stat().st_mtime == NO_TIME
 
 
+def test_another_process_may_write_a_report_while_times_are_set(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    (folder.released / "run.json").touch()
+    temporary, set_times = folder.released / ".report.html.5", os.utime
+
+    def replaced_first(path, *args, **kwargs):
+        if path == temporary:
+            temporary.rename(folder.released / "report.html")
+        set_times(path, *args, **kwargs)
+
+    temporary.touch()
+    monkeypatch.setattr(os, "utime", replaced_first)
+    folder.reset_times()
+    assert (folder.released / "run.json").stat().st_mtime == NO_TIME
+
+
 def test_what_a_killed_process_left_is_removed_from_the_released_half(tmp_path):
     folder = RunFolder(tmp_path)
     folder.create()

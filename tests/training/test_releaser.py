@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from bevel.errors import FixStorageError
-from bevel.training import releaser
+from bevel.training import folder_run, releaser
 from bevel.training.folder_run import FolderRun
 from bevel.training.releaser import THREAD, Releaser
 from bevel.training.resume import ReplayDiffersError
@@ -162,6 +162,18 @@ def test_an_error_of_a_release_that_nobody_waited_for_is_not_lost(parts):
         pass
     with pytest.raises(KeyError), closed_run(parts, OSError("disk full")):
         raise KeyError("what ended the run")
+
+
+def test_a_release_under_way_while_the_run_closes_still_looks_for_the_folder(parts, monkeypatch):
+    checked = []
+    monkeypatch.setattr(folder_run, "check_in_place", lambda lock, path: checked.append(lock))
+    monkeypatch.setattr(folder_run, "keep_secrets", lambda path, secrets: None)
+    run = closed_run(parts)
+    run.run_secrets = parts.secrets
+    parts.releaser.close.side_effect = run._check_in_place
+    with run:
+        pass
+    assert checked == [7] and run._lock == -1
 
 
 @pytest.mark.parametrize("failed", [True, False])

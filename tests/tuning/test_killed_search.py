@@ -30,9 +30,10 @@ def test_a_search_survives_kills(tmp_path, seed):
     command = [sys.executable, "-c", PROGRAM, str(folder)]
     environment = os.environ | {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
     secrets, ended = set(), None
-    for _ in range(40):
+    for attempt in range(40):
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as run:
-            killed_at = time.monotonic() + rng.uniform(1.0, 15.0)
+            # Longer and longer, so that the search ends on a slow machine too.
+            killed_at = time.monotonic() + rng.uniform(1.0, 15.0 + 2 * attempt)
             while run.poll() is None and time.monotonic() < killed_at:
                 time.sleep(0.05)
             if run.poll() is None:

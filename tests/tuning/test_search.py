@@ -174,7 +174,7 @@ def test_another_search_of_the_same_name_is_refused_and_another_name_is_charged(
     options = searches.options(ledger=ledger, budget=budget)
     first = search(folder, options=options)
     shutil.rmtree(folder)
-    with pytest.raises(FixArgumentsError, match="started again is another one"):
+    with pytest.raises(FixArgumentsError, match="A search in a new folder is a new search"):
         search(folder, options=options)
     search(folder, options=searches.options(ledger=ledger, budget=budget, name="second"))
     assert len(charges(ledger)) == 2

@@ -67,7 +67,7 @@ def test_a_space_has_distributions():
 def test_a_grid_has_all_combinations_of_choices():
     grid = grid_of({"a": OneOf(1, 2), "b": OneOf("x", "y")})
     assert grid == combinations({"a": (1, 2), "b": ("x", "y")}) and len(grid) == 4
-    with pytest.raises(FixArgumentsError, match="has no end of values"):
+    with pytest.raises(FixArgumentsError, match="has infinitely many values"):
         grid_of(SPACE)
 
 

@@ -37,8 +37,8 @@ def check_no_archives(ledger: Path) -> None:
     target = ledger.resolve()
     if not target.exists() and any(target.parent.glob(f"{glob.escape(target.name)}{NAME}*")):
         raise RestoreLedgerError(
-            f"there is no ledger at {ledger}, but archives of one: it was moved or removed. "
-            "Restore it from a copy. For a new ledger, pass another path."
+            f"there is no ledger at {ledger}, but there are archives of one: it was moved or "
+            "removed. Restore it from a copy. For a new ledger, pass another path."
         )
 
 

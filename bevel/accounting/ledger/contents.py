@@ -90,9 +90,9 @@ def _add_lines(
     archived = archived_before(lines[0], len(hashes)) if lines else None
     if archived is not None and trusted is not None and archived[0] >= trusted:
         raise RestoreLedgerError(
-            f"{where} lacks the lines between the first one and line {archived[0] + 1}, a summary, "
-            "also in its archives: someone removed them. Restore the file from a copy; without it, "
-            "what was spent is unknown."
+            f"{where} lacks the lines between its first line and the summary in line "
+            f"{archived[0] + 1}, and so do its archives: someone removed them. Restore the file "
+            "from a copy; without it, what was spent is unknown."
         )
     number, previous = archived or (len(hashes), hashes.head)
     hashes.skip(number - len(hashes))

@@ -29,8 +29,7 @@ class Budget:
             if not is_number or not 0 < as_float(value) < limit:
                 raise FixArgumentsError(
                     f"a budget with {name}={shown(value)}: pass epsilon above 0 and delta between "
-                    "0 and "
-                    "1, well below 1 / (number of examples or users)."
+                    "0 and 1, well below 1 / (number of examples or users)."
                 )
             object.__setattr__(self, name, float(value))
 

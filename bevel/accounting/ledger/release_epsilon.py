@@ -26,17 +26,17 @@ def release_epsilon(
 ) -> float:
     """Returns `epsilon_of(counts, delta, relation)`, or up to `TOLERANCE` more, but never less.
 
-    It is a function of its arguments alone: what was computed before affects only the time. The
-    count of `growing` rises from release to release, and `stride_of` chooses the stride. One
-    Gaussian and events that the RDP accountant composes take milliseconds. Whatever else this
-    cannot bound is computed by `epsilon_of`.
+    The result depends on the arguments alone; earlier calls affect only the time. The count of
+    `growing` rises from release to release, and `stride_of` chooses the stride. One Gaussian, and
+    events that the RDP accountant composes, take milliseconds. If there is no close bound,
+    `epsilon_of` computes the exact epsilon.
     """
     bound = _bound(counts, growing, stride, delta, relation)
     return epsilon_of(counts, delta, relation) if bound is None else bound
 
 
 def stride_of(each: int, most: int) -> int:
-    """A stride for a count that rises by `each` at every release, up to `most`."""
+    """Returns a stride for a count that rises by `each` at every release, up to `most`."""
     releases = -(-most // each)
     return each * min(MOST_REMAINDERS, math.isqrt(releases - 1) + 1)
 

@@ -215,7 +215,7 @@ def test_an_archive_is_never_replaced(paths):
         charged(path, range(5, 7), compact=True)
     assert archive.read_bytes() == before
     path.unlink()
-    with pytest.raises(RestoreLedgerError, match="but archives of one"):
+    with pytest.raises(RestoreLedgerError, match="there are archives of one"):
         charged(path, range(2))
 
 
