@@ -58,9 +58,8 @@ def max_participation_for_linear_fn(
     if x.ndim == 0 or x.shape[-1] == 0:
         raise FixArgumentsError(f"x has shape {x.shape}: pass one number for each step.")
     n = x.shape[-1]
-    min_sep = min(
-        _positive("min_sep", min_sep), n
-    )  # a longer separation allows a single participation
+    # A separation above n allows a single participation, as n does.
+    min_sep = min(_positive("min_sep", min_sep), n)
     times = minsep_true_max_participations(n, min_sep, max_participations)
     limited = times < -(-n // min_sep)
     # best[-1] is the largest sum over x[..., :i], and best[0] that over x[..., :i - min_sep + 1].
