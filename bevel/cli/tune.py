@@ -1,7 +1,9 @@
 """`bevel tune CONFIG.toml --space ...`: searches settings, and charges the search."""
 
+import contextlib
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,7 @@ Settings of [plan], [optimizer] and [augmentation] can be searched. Those that
 epsilon depends on need noise_multiplier in place of epsilon, and the search is
 charged for the most expensive trial. docs/tuning.md explains the price."""
 TABLES = ("plan", "optimizer", "augmentation")
+PROMISED = ("plan.epsilon", "plan.delta", "plan.relation")  # one promise holds for all trials
 HIGHER = ("test_accuracy",)
 SPACE = re.compile(r"\s*([\w.-]+)\s*=\s*(log|uniform|one_of)\((.*)\)\s*")
 
@@ -50,9 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     add("config", metavar="CONFIG.toml", help="the config of a trial")
     add("--space", action="append", default=[], metavar="KEY=VALUES", help="log(low,high), "
         "uniform(low,high) or one_of(value,...); once for each setting")  # fmt: skip
-    add("--trials", type=float, default=10.0, metavar="X", help="mean number of trials (10)")
-    add("--distribution", default="geometric", help="of the number of trials: logarithmic, "
-        "geometric, poisson, or a shape")  # fmt: skip
+    add("--trials", type=float, metavar="X", help="mean number of trials (10)")
+    add("--distribution", help="of the number of trials: logarithmic, geometric, poisson, or a "
+        "shape (geometric)")  # fmt: skip
     add("--grid", action="store_true", help="train, release and charge every combination")
     add("--dry-run", action="store_true", help="show the price, and change nothing")
     options, overrides = parser.parse_known_args(list(arguments))
@@ -61,10 +64,13 @@ def main(arguments: Sequence[str]) -> int:
             parser.error(f"unknown option {word}.")
     if not options.space:
         parser.error('--space is missing: write one, such as "optimizer.learning_rate=log(1e-3,1)"')
+    given = {"--trials": options.trials, "--distribution": options.distribution}
+    if options.grid and any(value is not None for value in given.values()):
+        parser.error("--grid trains every combination: leave out --trials and --distribution.")
     config = config_and_overrides("tune", ABOUT, [options.config, *overrides])
-    _Tune(config, options.space, options.trials, options.distribution, options.grid).run(
-        options.dry_run
-    )
+    trials = 10.0 if options.trials is None else options.trials
+    distribution = options.distribution or "geometric"
+    _Tune(config, options.space, trials, distribution, options.grid).run(options.dry_run)
     return 0
 
 
@@ -86,11 +92,10 @@ class _Tune:
             from bevel.cli.job import use_cpu_devices
 
             use_cpu_devices(self.given.mesh.cpu_devices)
-        space = {name: distribution for name, distribution in map(_distribution_of, self.words)}
-        job = self.job
+        space, job = self.space, self.job
         folder, options = self.config.run.folder, self._options()
-        if not self.grid:
-            print(f"{self.count}\n{self.price(space)}", flush=True)
+        price = self.price(space)
+        print(price if self.grid else f"{self.count}\n{price}", flush=True)
         if dry:
             print("Dry run: nothing is trained on, charged or written.")
             return
@@ -104,31 +109,52 @@ class _Tune:
         }
         if self.grid:
             grid: Any = space
-            found, price = charged_grid(self.trainer, grid, job.data.train, job.init(), **common)
-            print(price)
+            found, _ = charged_grid(self.trainer, grid, job.data.train, job.init(), **common)
             for trial in found:
-                print(f"{self.name} {abs(trial.score):.4g} with {trial.settings}: {trial.folder}")
+                metric = shown_score(self.name, trial.score)
+                print(f"{metric} with {trial.settings}: {trial.folder}")
                 write_report(trial.folder)
             return
         print("Training. The number of trials is secret, so no progress is shown.", flush=True)
         result = tune(
             self.trainer, space, job.data.train, job.init(), expected_trials=self.trials,
-            distribution=self.count.distribution, score_name=self.name, **common
+            distribution=self.count.distribution, score_name=score_name(self.name), **common
         )  # fmt: skip
         if result.best is None:
             print("No trial was drawn: a Poisson number may be 0. The search was charged.")
             return
         print(f"{result.price}\nbest settings: {result.settings}")
-        print(f"{self.name} {abs(result.score or 0):.4g}; report: {write_report(folder)}")
+        print(f"{shown_score(self.name, result.score)}; report: {write_report(folder)}")
 
     @functools.cached_property
     def count(self) -> "TrialCount":
         from bevel.tuning import TrialCount
 
         shape: str | float = self.distribution
-        if re.fullmatch(r"[\d.]+", self.distribution):
+        with contextlib.suppress(ValueError):
             shape = float(self.distribution)
         return TrialCount(self.trials, shape)
+
+    @functools.cached_property
+    def space(self) -> "dict[str, Distribution]":
+        """The distribution of every setting that is searched."""
+        space = {}
+        for name, distribution in map(_distribution_of, self.words):
+            if name in space:
+                raise FixArgumentsError(f"--space has {name} twice: give each setting one range.")
+            space[name] = distribution
+        promised = [name for name in PROMISED if name in space and not self.grid]
+        if promised:
+            raise FixArgumentsError(
+                f"--space has {promised[0]}, which is a part of what the search promises: one "
+                "value holds for all trials. Write it in [plan]."
+            )
+        if "plan.noise_multiplier" in space and self.given.plan.epsilon is not None:
+            raise FixArgumentsError(
+                "--space has plan.noise_multiplier, but the noise follows from [plan] epsilon. "
+                "Leave out one of them: --plan.epsilon=none --plan.noise-multiplier=1"
+            )
+        return space
 
     @functools.cached_property
     def config(self) -> Config:
@@ -165,11 +191,26 @@ class _Tune:
         return self.job_of(settings).trainer
 
     def price(self, space: "dict[str, Distribution]") -> "Price":
+        """What all of this costs. Raises if it is more than the epsilon of the config."""
         from bevel.tuning.costliest import costliest_plan
+        from bevel.tuning.grid import price_of_grid
         from bevel.tuning.search import price_of_search
+        from bevel.tuning.spaces import grid_of
 
-        plan = costliest_plan(lambda settings: self.job_of(settings).plan, space)
-        return price_of_search(plan, self.count, self._options())
+        def plan_of(settings: dict[str, Any]) -> Any:
+            return self.trainer(settings).plan
+
+        if self.grid:
+            return price_of_grid([plan_of(chosen) for chosen in grid_of(space)], self._options())
+        price = price_of_search(costliest_plan(plan_of, space), self.count, self._options())
+        epsilon = self.given.plan.epsilon
+        if epsilon is not None and price.epsilon > epsilon:
+            raise FixArgumentsError(
+                f"[plan] epsilon is {epsilon:g}, but the search costs {price}: the space has "
+                "settings that epsilon depends on. Fix them, or use noise_multiplier in place of "
+                "epsilon."
+            )
+        return price
 
     def _options(self) -> Any:
         """The options of the search, whose budget is by default the epsilon of the config."""
@@ -188,8 +229,22 @@ class _Tune:
         return next((name for name in HIGHER if name in metrics), next(iter(metrics)))
 
     def score(self, params: Any) -> float:
-        value = self.job.evaluate(params)[self.name]
-        return value if self.name in HIGHER else -value
+        return _sign(self.name) * self.job.evaluate(params)[self.name]
+
+
+def _sign(metric: str) -> int:
+    """That of a metric in its score, which is higher for better models."""
+    return 1 if metric in HIGHER else -1
+
+
+def score_name(metric: str) -> str:
+    """What released metrics call the score."""
+    return metric if _sign(metric) > 0 else f"negative_{metric}"
+
+
+def shown_score(metric: str, score: float | None) -> str:
+    """The metric of a score, which is None if it is not a number."""
+    return f"{metric} {math.nan if score is None else _sign(metric) * score:.4g}"
 
 
 def _distribution_of(word: str) -> "tuple[str, Distribution]":

@@ -10,6 +10,8 @@ ENDINGS = {
     "complete": "All steps of the plan were taken.",
     "ended by the budget": "The run ended because the next step would have exceeded the budget.",
     "ended by the callback": CALLBACK,
+    "no trial was drawn": "The random number of trials of this private search was 0, so there is "
+    "no model.",
 }
 # Only the owner's page shows these, because they reveal when the run was active.
 UNDER_WAY = {

@@ -20,8 +20,9 @@ WORDS = {
 }
 ASSUMPTIONS = {
     PRIVATE_SELECTION: "Tuning: the trials that were not selected, their scores and their number "
-    "are secret, the space of the search was chosen without looking at the data, and the ledger "
-    "has every other run on these data whose results influenced this one.",
+    "are secret, no search was given up because it took long, the space of the search was chosen "
+    "without looking at the data, and the ledger has every other run on these data whose results "
+    "influenced this one.",
     TRIAL: "Tuning: none holds. Nothing of a single trial may be released.",
 }
 ASSUMED = (
@@ -47,10 +48,10 @@ def tuning_rows(record: Mapping[str, Any], spent: "Spent | None") -> list[tuple[
     rows = [("Tuning", words.format(trials=tuning.get("trials") or "trials"))]
     one = tuning.get("epsilon_of_one_trial")
     if spent is not None and one is not None and way in (GRID, PRIVATE_SELECTION):
-        without = f"{shown_epsilon(one)} for one trial alone"
-        rows.append(
-            ("ε with tuning, and without", f"{shown_epsilon(spent.epsilon)}, and {without}")
-        )
+        # Other runs of the ledger are no part of it. Earlier versions did not record it.
+        every = tuning.get("epsilon") or spent.epsilon
+        value = f"{shown_epsilon(every)}, and {shown_epsilon(one)} for one trial alone"
+        rows.append(("ε with tuning, and without", value))
     return rows
 
 

@@ -112,8 +112,8 @@ def _released_half(folder: Path) -> Path:
         if not is_private and (released / RUN).exists() and (released / CHECKPOINTS).is_dir():
             return released
     raise FixArgumentsError(
-        f"{folder} is not the folder of a run: it has no {RELEASED}/run.json. Pass the folder that "
-        "was passed to Trainer.fit(folder=...), or its released half."
+        f"{folder} is not the folder of a run: it has no {RELEASED}/{RUN}, or no checkpoint. "
+        "Pass the folder that was passed to Trainer.fit(folder=...), or its released half."
     )
 
 

@@ -20,12 +20,15 @@ class Tuning:
         released and charged to one ledger; "private selection", for the result of
         `bevel.tuning.tune`; or "trial of a private selection", which must not be released.
       epsilon_of_one_trial: the epsilon without tuning, at the delta of the run.
+      epsilon: that of the search or the grid, without other runs of its ledger. Absent from records
+        of earlier versions.
       trials: the distribution of the number of trials, in words. The number itself is secret.
     """
 
     way: str = UNKNOWN
     epsilon_of_one_trial: float | None = None
     trials: str | None = None
+    epsilon: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.way, str) or self.way not in WAYS:

@@ -1,7 +1,7 @@
 """Finds the most expensive plan of a space, whose event every trial of a search is charged."""
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from bevel.accounting import event_to_json
 from bevel.accounting.ledger.dominance import restated
@@ -20,28 +20,38 @@ def costliest_plan(plan_of: PlanOf, space: Mapping[str, Distribution]) -> DPExec
     Settings between the ends could still cost more. `check_plan` therefore compares every trial
     with this plan before the search begins.
     """
+    return costliest_of(plans_at_ends(plan_of, space))
+
+
+def plans_at_ends(plan_of: PlanOf, space: Mapping[str, Distribution]) -> list[DPExecutionPlan]:
+    """The plans at all ends of the settings that what is charged depends on."""
     start = {name: distribution.ends()[0] for name, distribution in space.items()}
     first = plan_of(start)
     _check_private(first)
     varying = {
         name: distribution.ends()
         for name, distribution in space.items()
-        if any(_costs(plan_of(start | {name: end})) != _costs(first) for end in distribution.ends())
+        if any(_differ(plan_of(start | {name: end}), first) for end in distribution.ends())
     }
     corners = combinations(varying)
     if len(corners) > MOST_COMBINATIONS:
         raise FixArgumentsError(
-            f"the event of a trial depends on {', '.join(varying)}, which have {len(corners)} "
+            f"what a trial is charged depends on {', '.join(varying)}, which have {len(corners)} "
             f"combinations of ends and choices: search at most {MOST_COMBINATIONS}."
         )
-    plans = [plan_of(start | corner) for corner in corners]
+    return [plan_of(start | corner) for corner in corners]
+
+
+def costliest_of(plans: Sequence[DPExecutionPlan]) -> DPExecutionPlan:
+    """The plan that is proven to cost at least as much as all others."""
     for plan in plans:
         if all(_covers(plan, other) for other in plans):
             return plan
     raise FixArgumentsError(
-        f"the event of a trial depends on {', '.join(varying)}, and no choice of them is proven to "
-        "cost at least as much as all others. Fix them, or give the noise multiplier in place of "
-        "epsilon, so that more steps or larger batches only cost more."
+        "the trials differ in what they cost, and no choice of the space is proven to cost at "
+        "least as much as all others. Search only settings that epsilon does not depend on, or "
+        "give the noise multiplier in place of epsilon, so that more steps or larger batches only "
+        "cost more. All trials need the same unit and neighbouring relation."
     )
 
 
@@ -69,11 +79,19 @@ def _check_private(plan: DPExecutionPlan) -> None:
 
 
 def _covers(plan: DPExecutionPlan, other: DPExecutionPlan) -> bool:
-    same = _terms(plan) == _terms(other)
-    return same and restated(_costs(other), _costs(plan)) == +_costs(plan)
+    return terms(plan) == terms(other) and restated(_costs(other), _costs(plan)) == +_costs(plan)
 
 
-def _terms(plan: DPExecutionPlan) -> tuple[str, str, int | None]:
+def _differ(plan: DPExecutionPlan, other: DPExecutionPlan) -> bool:
+    return (terms(plan), plan.iterations, _costs(plan)) != (
+        terms(other),
+        other.iterations,
+        _costs(other),
+    )
+
+
+def terms(plan: DPExecutionPlan) -> tuple[str, str, int | None]:
+    """What a plan protects. Costs of plans with other terms cannot be compared."""
     return plan.unit.name, plan.neighboring_relation.name, plan.num_units
 
 

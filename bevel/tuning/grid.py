@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import dp_accounting
 from bevel.accounting import Budget, Ledger, epsilon
 from bevel.accounting.rounding import shown_epsilon
 from bevel.errors import FixArgumentsError, StopRunError
+from bevel.execution_plan import DPExecutionPlan
 from bevel.training import LoadedRun, RunOptions, Trainer, load
 from bevel.training.folder import LEDGER
 from bevel.training.tuning_record import GRID, Tuning
+from bevel.tuning.costliest import terms
 from bevel.tuning.price import Price
 from bevel.tuning.search import Trials, delta_of
 from bevel.tuning.spaces import OneOf, Settings, grid_of
@@ -60,16 +62,8 @@ def charged_grid(
         )
     combinations, root = grid_of(space), Path(folder)
     plans = [trials.plan(settings) for settings in combinations]
-    delta, relation = delta_of(plans[0], options), plans[0].neighboring_relation
-    price = Price(
-        epsilon(
-            dp_accounting.ComposedDpEvent([plan.dp_event for plan in plans]),
-            delta=delta,
-            neighboring_relation=relation,
-        ),
-        max(plan.epsilon(delta=delta) for plan in plans),
-        delta,
-    )
+    price = price_of_grid(plans, options)
+    delta = price.delta
     ledger = Path(options.ledger or root / LEDGER)
     budget = options.budget or (
         Ledger.read(ledger).terms.budget if ledger.exists() else Budget(price.epsilon, delta)
@@ -96,10 +90,34 @@ def charged_grid(
                 delta=delta,
                 name=f"{options.name or root.absolute().name}, trial {number}",
                 settings=trials.settings_of(settings),
-                tuning=Tuning(GRID, plans[number].epsilon(delta=delta), f"{len(plans)} trials"),
+                tuning=Tuning(
+                    GRID,
+                    plans[number].epsilon(delta=delta),
+                    f"{len(plans)} trials",
+                    price.epsilon,
+                ),
             ),
         )
         value = float(score(trainer.released(state).evaluated))
         found.append(GridTrial(settings, value, load(place, like=params), place))
     found.sort(key=lambda trial: -trial.score if trial.score == trial.score else float("inf"))
     return found, price
+
+
+def price_of_grid(plans: Sequence[DPExecutionPlan], options: RunOptions) -> Price:
+    """What all trials of a grid cost together. Raises unless they have the same neighbours."""
+    if len({terms(plan) for plan in plans}) > 1:
+        raise FixArgumentsError(
+            "the trials differ in what they protect (unit, neighbouring relation or number of "
+            "units), so their costs do not add up. Use one of them for all trials."
+        )
+    delta = delta_of(plans[0], options)
+    return Price(
+        epsilon(
+            dp_accounting.ComposedDpEvent([plan.dp_event for plan in plans]),
+            delta=delta,
+            neighboring_relation=plans[0].neighboring_relation,
+        ),
+        max(plan.epsilon(delta=delta) for plan in plans),
+        delta,
+    )

@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 
 from bevel.accounting import Budget, Ledger, event_to_json
 from bevel.batch_selection import ExamplesByUser
-from bevel.checks import in_one_line
+from bevel.checks import function, in_one_line, instance, text
 from bevel.errors import FixArgumentsError
 from bevel.execution_plan import DPExecutionPlan
 from bevel.training import RunOptions, Trainer
@@ -21,11 +21,12 @@ from bevel.training.digest import digest
 from bevel.training.folder import LEDGER, RELEASED, RUN
 from bevel.training.identity import Change, flatten, named_values
 from bevel.training.metrics_files import to_json
+from bevel.training.model_state import as_arrays
 from bevel.training.resume import surroundings
 from bevel.training.run_description import PACKAGES, commit_of_caller, version_of
 from bevel.training.run_json import read_record
 from bevel.training.tuning_record import PRIVATE_SELECTION, TRIAL, Tuning
-from bevel.tuning.costliest import check_plan, costliest_plan
+from bevel.tuning.costliest import check_plan, costliest_of, plans_at_ends
 from bevel.tuning.price import Price, price_of, selection_event
 from bevel.tuning.result import TuningResult, read_result
 from bevel.tuning.search_folder import SearchFolder
@@ -33,6 +34,7 @@ from bevel.tuning.spaces import Distribution, Settings, checked_space, drawn_set
 from bevel.tuning.trial_count import TrialCount
 
 PyTree = Any
+METRICS_OF_A_RUN = ("step", "epsilon", "delta", "attempt")
 NAME_OF_TRIALS = "trial"  # of every trial: a number in a released file would show a rank
 
 
@@ -60,6 +62,16 @@ class Trials:
     model_state: PyTree = None
     user_ids: Any = None
     settings_of: Callable[[Settings], Mapping[str, Any]] = dict
+
+    def __post_init__(self) -> None:
+        """Finds mistakes before anything is charged."""
+        function("make_trainer", self.make_trainer, "pass a function from settings to a Trainer")
+        function("score", self.score, "pass a function from parameters to a number")
+        function("settings_of", self.settings_of, "pass a function from settings to a dict")
+        if text("score_name", self.score_name) in METRICS_OF_A_RUN:
+            raise FixArgumentsError(
+                f"score_name={self.score_name!r} is a metric of every run: pass another name."
+            )
 
     def plan(self, settings: Settings) -> DPExecutionPlan:
         trainer = self.make_trainer(settings)
@@ -116,10 +128,17 @@ def tune(
     """
     trials = Trials(make_trainer, data, params, score, **others)
     count, options = TrialCount(expected_trials, distribution), options or RunOptions()
+    instance("options", options, RunOptions, "RunOptions(...)")
+    if options.accept:
+        raise FixArgumentsError(
+            f"accept={list(options.accept)!r}: trials that change on the way are not alike, and "
+            "the price of a search holds for alike trials only. Leave it out."
+        )
     checked = checked_space(space)
     if jax.process_count() > 1:
         raise FixArgumentsError("a search runs in one process: start it without bevel launch.")
-    plan = costliest_plan(trials.plan, checked)
+    plans = plans_at_ends(trials.plan, checked)
+    plan, steps = costliest_of(plans), max(plan.iterations for plan in plans)
     price = price_of_search(plan, count, options, trials.score_event)
     if count.is_too_even or not math.isfinite(price.epsilon):
         raise FixArgumentsError(
@@ -129,7 +148,7 @@ def tune(
     event = selection_event(plan.dp_event, count, score_event=trials.score_event)
     budget = Budget(price.epsilon, price.delta)
     root = Path(folder)
-    with SearchFolder(root, plan, event, budget, options) as search:
+    with SearchFolder(root, plan, event, budget, options, steps) as search:
         _Search(search, trials, checked, count, plan, price, options).run()
     return read_result(root, params, price)
 
@@ -205,6 +224,8 @@ class _Search:
         """What trials record of the settings that are the same for all, by dotted names."""
         first = {name: distribution.ends()[0] for name, distribution in self.space.items()}
         named: dict[str, Any] = to_json(flatten(named_values(self.trials.settings_of(first))))
+        if self.trials.model_state is not None:
+            named["model_state"] = " ".join(digest(as_arrays(self.trials.model_state)))
         return {name: value for name, value in named.items() if Change(name).kind != "noted"}
 
     def _check_data(self, key: bytes) -> None:
@@ -260,7 +281,8 @@ class _Search:
     def _release(self, drawn: list[Settings]) -> None:
         """Publishes the first trial with the highest score. Equal scores are exchangeable."""
         epsilon, delta = self.folder.spent, self.price.delta
-        tuning = Tuning(PRIVATE_SELECTION, self.price.epsilon_of_one_trial, str(self.count))
+        price, trials = self.price, str(self.count)
+        tuning = Tuning(PRIVATE_SELECTION, price.epsilon_of_one_trial, trials, price.epsilon)
         searched = {
             "tuning": dataclasses.asdict(tuning),
             "searched": {name: repr(distribution) for name, distribution in self.space.items()},

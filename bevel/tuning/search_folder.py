@@ -69,6 +69,7 @@ class SearchFolder:
       plan: the costliest plan of the space.
       event: the event of the search.
       budget: the budget of a new ledger, unless the options have one.
+      steps: the most steps of a trial, which may be more than those of the costliest plan.
     """
 
     def __init__(
@@ -78,12 +79,13 @@ class SearchFolder:
         event: DpEvent,
         budget: Budget,
         options: RunOptions,
+        steps: int,
     ) -> None:
         self.folder, self.plan, self.event, self.options = RunFolder(root), plan, event, options
         self.released, self.private = self.folder.released, self.folder.private
         self.ledger_path = Path(options.ledger or self.released / LEDGER)
         self.name = options.name or root.absolute().name
-        self._budget = budget
+        self._budget, self._steps = budget, steps
         if (self.private / "identity.json").exists():
             raise FixArgumentsError(
                 f"{root} has a training run: pass another folder to the search."
@@ -184,7 +186,7 @@ class SearchFolder:
                 ledger.check_head(head)
             run = ledger.run(self.name, plan=fingerprint, key=key)
             if run.charged_until == 0:
-                run.charge(0, self.plan.iterations, self.event)
+                run.charge(0, self._steps, self.event)
             if head is None:
                 # Not at the end of the search: with charges that other runs add meanwhile, the
                 # released epsilon would show how long it took, and so how many trials there were.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from bevel.checks import as_float, is_real, positive_number, shown
+from bevel.checks import as_float, is_real, positive_number, shown, text
 from bevel.errors import FixArgumentsError
 from bevel.training.metrics_files import to_json
 from bevel.training.program_digest import ADDRESS
@@ -106,6 +106,7 @@ def checked_space(space: Mapping[str, Distribution]) -> dict[str, Distribution]:
             '{"learning_rate": LogUniform(1e-3, 1.0)}.'
         )
     for name, distribution in space.items():
+        text("a name in space", name)
         if not (hasattr(distribution, "value") and hasattr(distribution, "ends")):
             raise FixArgumentsError(
                 f"space[{name!r}]={shown(distribution)}: pass Uniform(low, high), "
@@ -144,6 +145,11 @@ def grid_of(space: Mapping[str, Distribution]) -> list[Settings]:
             raise FixArgumentsError(
                 f"space[{name!r}]={shown(distribution)} has infinitely many values, but a grid "
                 "tries all of them: pass OneOf(value, ...)."
+            )
+        if len({repr(value) for value in distribution.values}) < len(distribution.values):
+            raise FixArgumentsError(
+                f"space[{name!r}]={shown(distribution)} has a value twice, so the same trial would "
+                "be trained and charged twice. Leave one out."
             )
     return combinations({name: distribution.ends() for name, distribution in space.items()})
 

@@ -41,6 +41,11 @@ def test_epsilon_with_tuning_stands_beside_epsilon_without(way):
     )
 
 
+def test_other_runs_of_the_ledger_are_no_part_of_the_tuning():
+    found = record(PRIVATE_SELECTION, epsilon_of_one_trial=1.5, epsilon=2.5)
+    assert dict(tuning_rows(found, SPENT))["ε with tuning, and without"].startswith("2.5, and 1.5 ")
+
+
 def test_the_assumptions_follow_from_the_way():
     assert "Runs that were used to choose settings" in assumption({})
     assert "their scores and their number are secret" in assumption(record(PRIVATE_SELECTION))

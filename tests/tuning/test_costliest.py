@@ -4,9 +4,9 @@ import pytest
 import searches
 
 from bevel.errors import FixArgumentsError
-from bevel.execution_plan import NonPrivateConfig, PlanSecrets
+from bevel.execution_plan import BandMFConfig, NonPrivateConfig, PlanSecrets
 from bevel.tuning import LogUniform, OneOf, Uniform
-from bevel.tuning.costliest import check_plan, costliest_plan
+from bevel.tuning.costliest import check_plan, costliest_of, costliest_plan, plans_at_ends
 
 
 def plan_of(settings):
@@ -35,7 +35,7 @@ def test_trials_that_cannot_be_compared_are_refused():
         size = settings["size"]
         return plan_of({"expected_batch_size": size, "noise_multiplier": size / 4})
 
-    with pytest.raises(FixArgumentsError, match="no choice of them is proven to cost at least"):
+    with pytest.raises(FixArgumentsError, match="no choice of the space is proven to cost"):
         costliest_plan(opposite, {"size": OneOf(4, 16)})
 
 
@@ -71,3 +71,23 @@ def test_too_many_combinations_are_refused():
     space = {"noise_multiplier": OneOf(*range(1, 30)), "iterations": OneOf(*range(1, 12))}
     with pytest.raises(FixArgumentsError, match="319 combinations of ends and choices"):
         costliest_plan(plan_of, space)
+
+
+def test_relations_that_differ_are_refused_although_the_events_are_equal():
+    space = {"neighboring_relation": OneOf("ADD_OR_REMOVE_ONE", "REPLACE_SPECIAL")}
+    with pytest.raises(FixArgumentsError, match="the same unit and neighbouring relation"):
+        costliest_plan(plan_of, space)
+
+
+def test_the_costliest_plan_need_not_take_the_most_steps():
+    """Its sampling probability is larger by a rounding error."""
+
+    def banded(settings):
+        steps = settings["steps"]
+        bands = (1.0, 0.5, 0.25, 0.1)
+        config = BandMFConfig(steps, steps / 6, bands, num_examples=48, noise_multiplier=1.5)
+        return config.make()
+
+    plans = plans_at_ends(banded, {"steps": OneOf(7, 8)})
+    assert [plan.iterations for plan in plans] == [7, 8]
+    assert costliest_of(plans).iterations == 7

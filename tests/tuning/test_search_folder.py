@@ -20,7 +20,7 @@ from bevel.tuning.search_folder import SearchFolder
 def opened(root):
     plan = searches.config().make()
     event = selection_event(plan.dp_event, TrialCount(3.0))
-    return SearchFolder(root, plan, event, Budget(9.0, searches.DELTA), searches.options())
+    return SearchFolder(root, plan, event, Budget(9.0, searches.DELTA), searches.options(), 2)
 
 
 def test_the_charge_is_on_disk_before_a_trial_and_only_once(tmp_path):
