@@ -28,7 +28,7 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
-from dp_accounting import DpEvent, NeighboringRelation
+from dp_accounting import DpEvent, NeighboringRelation, NoOpDpEvent
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from bevel.accounting.loss_distributions import (
@@ -68,7 +68,8 @@ def composed_epsilon(
       stride: the composition is split after the last multiple of this. It affects the time only.
     """
     most, few = count - count % stride, count % stride
-    kept = kept_steps(fixed, event, most, relation, interval)
+    # Without a kept step, the part is that of any event.
+    kept = kept_steps(fixed, event if most else NoOpDpEvent(), most, relation, interval)
     added = added_steps(event, few, relation, interval)
     if kept is None or added is None:
         return None

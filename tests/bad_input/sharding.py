@@ -5,6 +5,7 @@ import re
 
 from bad_input.domains import (
     ANYTHING,
+    AT_LEAST_0,
     FUNCTION,
     POSITIVE,
     Domain,
@@ -60,7 +61,7 @@ ROWS = [
         flops=(POSITIVE, 1e12),
         memory=(POSITIVE, 1e12),
         link=(LINK, 1e11),
-        latency=(POSITIVE, 1e-5),
+        latency=(AT_LEAST_0, 1e-5),
     ),
     row(
         "join",

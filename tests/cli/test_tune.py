@@ -109,7 +109,7 @@ def test_wrong_usage(config, capsys, words, message):
         (("--space", "plan.steps=one_of(4,8)"), "settings that epsilon depends on"),
         (("--space", "optimizer.warmup_steps=one_of(0,4)"), "use fewer warm-up steps"),
         (("--space", RATE, "--distribution", "1.2.3"), "the shape of a truncated negative"),
-        (("--space", RATE, "--grid"), "has no end of values"),
+        (("--space", RATE, "--grid"), "has infinitely many values"),
         (("--space", "optimizer.momentum=one_of(0,0)", "--grid"), "has a value twice"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_run_computes_its_epsilons_outside_of_its_own_thread(tmp_path, monkeyp
 
         monkeypatch.setattr(module, name, call)
 
-    counted(release_epsilon_module, "epsilon_of")
+    counted(release_epsilon_module, "epsilon")
     counted(stated_epsilon, "epsilon_of")
     counted(stated_epsilon, "release_epsilon")
     runs.fit(tmp_path / "run", options=runs.options(delta=1e-5))

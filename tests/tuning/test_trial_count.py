@@ -40,8 +40,8 @@ def test_the_same_seed_gives_the_same_number(count):
     [
         ("fixed", "can cost almost as much as releasing all of them"),
         ("constant", "can cost almost as much as releasing all of them"),
-        ("truncated", "no price here for a number of trials that has a limit"),
-        ("uniform", "no price here for a number of trials that has a limit"),
+        ("truncated", "no price for a number of trials that has a limit"),
+        ("uniform", "no price for a number of trials that has a limit"),
     ],
 )
 def test_a_fixed_or_limited_number_is_refused_with_the_reason(name, why):

@@ -7,6 +7,7 @@ the ledger itself, put together, are the ledger as if it had never been compacte
 
 import glob
 import json
+import re
 from pathlib import Path
 
 from bevel.accounting.ledger.durable_files import replace_file
@@ -14,6 +15,7 @@ from bevel.accounting.ledger.summary import archived_before
 from bevel.errors import RestoreLedgerError
 
 NAME = ".archive-"
+NUMBER = re.compile("[0-9]{1,18}")
 
 
 def new_archive(ledger: Path, lines: int) -> Path:
@@ -39,6 +41,29 @@ def check_no_archives(ledger: Path) -> None:
         raise RestoreLedgerError(
             f"there is no ledger at {ledger}, but there are archives of one: it was moved or "
             "removed. Restore it from a copy. For a new ledger, pass another path."
+        )
+
+
+def archived_lines(ledger: Path) -> int:
+    """The number of lines that the archives beside a ledger hold, or 0 if there are none.
+
+    An archive is written once the summary of its lines is in the ledger. So the ledger has more
+    lines than this, unless it was set back. Look for archives before you read the ledger: another
+    process may compact it in between.
+    """
+    target = ledger.resolve()
+    found = target.parent.glob(f"{glob.escape(target.name)}{NAME}*")
+    numbers = (archive.name.removeprefix(f"{target.name}{NAME}") for archive in found)
+    return max((int(number) for number in numbers if NUMBER.fullmatch(number)), default=0)
+
+
+def check_not_set_back(ledger: Path, lines: int, archived: int) -> None:
+    """Raises if a ledger of so many lines lacks lines that its archives hold."""
+    if lines <= archived:
+        raise RestoreLedgerError(
+            f"{ledger} has {lines} lines, but {ledger.name}{NAME}{archived} beside it holds "
+            f"{archived} lines of it: the ledger was set back to an old copy, so what was spent "
+            "since is unknown. Restore the ledger that belongs to the archive."
         )
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from bevel.accounting.ledger.anchor import Anchor
 from bevel.accounting.ledger.archive import (
+    archived_lines,
     check_no_archives,
+    check_not_set_back,
     new_archive,
     with_archives,
     write_archive,
@@ -105,7 +107,9 @@ class Ledger:
                 # Whoever can write to the ledger can append a summary that understates it. The
                 # anchor vouches for the lines that it records, and later summaries are checked.
                 trusted = anchor_file.lines() if anchor_file else None
+                archived = archived_lines(file_path)
                 contents = _contents(file.read(), file_path, trusted)
+                check_not_set_back(file_path, len(contents.hashes), archived)
                 contents.header.check_same(header, str(file_path))
                 if anchor_file:
                     anchor_file.check(contents.hashes, file_path)
@@ -134,12 +138,14 @@ class Ledger:
         flag("full", full)
         file_path = Path(checked_path("path", path))
         with explain_file_errors(file_path):
+            archived = archived_lines(file_path)
             try:
                 contents = _contents(file_path.read_bytes(), file_path, 0 if full else None)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 raise FixArgumentsError(
                     f"there is no ledger at {file_path}: check the path."
                 ) from None
+        check_not_set_back(file_path, len(contents.hashes), archived)
         _warn_if_cut_short(file_path, contents)
         return cls(file_path, contents)
 

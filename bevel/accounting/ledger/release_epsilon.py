@@ -3,7 +3,13 @@
 import collections
 import math
 
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NeighboringRelation,
+    SelfComposedDpEvent,
+)
 
 from bevel.accounting.accountants import default_accountant
 from bevel.accounting.arguments import relation_of
@@ -13,9 +19,10 @@ from bevel.accounting.epsilon_curve import (
     gaussian_epsilon,
     only_gaussian,
 )
-from bevel.accounting.ledger.spent import composed_events, epsilon_of, has_noise
+from bevel.accounting.ledger.spent import composed_events, has_noise
 from bevel.accounting.loss_distributions import CachedPLDAccountant, event_counts
 from bevel.accounting.mixture_events import MixtureDpEvent
+from bevel.accounting.spending import epsilon
 from bevel.errors import FixArgumentsError
 
 Counts = collections.Counter[str]
@@ -28,11 +35,21 @@ def release_epsilon(
 
     The result depends on the arguments alone; earlier calls affect only the time. The count of
     `growing` rises from release to release, and `stride_of` chooses the stride. One Gaussian, and
-    events that the RDP accountant composes, take milliseconds. If there is no close bound,
-    `epsilon_of` computes the exact epsilon.
+    events that the RDP accountant composes, take milliseconds. For what has no close bound, this
+    computes the exact epsilon, once for charges that do not change.
     """
-    bound = _bound(counts, growing, stride, delta, relation)
-    return epsilon_of(counts, delta, relation) if bound is None else bound
+    if not has_noise(counts):
+        return math.inf
+    kind, total, bounded = relation_of(relation), 0.0, False
+    events = composed_events(counts, relation)
+    for event in events:
+        share = delta / len(events)
+        bound = None if bounded else _bound(event, growing, stride, share, kind)
+        bounded = bounded or bound is not None  # one of them, because each may be too high
+        if bound is None:
+            bound = epsilon(event, delta=share, neighboring_relation=kind)
+        total += bound
+    return total
 
 
 def stride_of(each: int, most: int) -> int:
@@ -42,25 +59,29 @@ def stride_of(each: int, most: int) -> int:
 
 
 def _bound(
-    counts: Counts, growing: DpEvent | None, stride: int, delta: float, relation: str
+    event: DpEvent,
+    growing: DpEvent | None,
+    stride: int,
+    delta: float,
+    relation: NeighboringRelation,
 ) -> float | None:
-    if not counts or not has_noise(counts):
-        return None
-    events = composed_events(counts, relation)
-    if len(events) > 1 or isinstance(events[0], MixtureDpEvent):
+    if isinstance(event, MixtureDpEvent):
         return None
     try:
-        accountant = default_accountant(events[0], relation_of(relation))
+        accountant = default_accountant(event, relation)
     except FixArgumentsError:
         return None
     if not isinstance(accountant, CachedPLDAccountant):
         return None
-    single, interval = event_counts(events[0]), accountant.interval
-    noise = only_gaussian(single)
-    if noise is not None:
-        return gaussian_epsilon(noise, delta, relation_of(relation), interval)
-    if growing is None or growing not in single:  # Gaussians among others are one event
+    single, interval = event_counts(event), accountant.interval
+    noise, gaussians_grow = only_gaussian(single), isinstance(growing, GaussianDpEvent)
+    if noise is not None and (gaussians_grow or growing is None):
+        return gaussian_epsilon(noise, delta, relation, interval)
+    if gaussians_grow:
+        # Composed Gaussians are one event with less noise. The others are the part to keep.
+        growing, stride = next((e for e in single if isinstance(e, GaussianDpEvent)), None), 2
+    if growing is None or growing not in single:
         return None
     count = single.pop(growing)
     fixed = ComposedDpEvent(tuple(SelfComposedDpEvent(e, n) for e, n in single.items()))
-    return composed_epsilon(fixed, growing, count, delta, relation_of(relation), interval, stride)
+    return composed_epsilon(fixed, growing, count, delta, relation, interval, stride)

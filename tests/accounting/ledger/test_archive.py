@@ -55,6 +55,24 @@ def test_the_archives_and_the_ledger_are_one_chain(path):
     assert Ledger.read(path, full=True).line_count == Ledger.read(path).line_count == 21
 
 
+@pytest.mark.parametrize("kept", [11, 8], ids=["before its last compaction", "with fewer lines"])
+def test_a_ledger_that_was_set_back_is_noticed_beside_its_archives(path, kept):
+    archive = path.with_name("ledger.jsonl.archive-11").read_bytes()
+    path.write_bytes(b"".join(archive.splitlines(keepends=True)[:kept]))
+    held = path.read_bytes()
+    with pytest.raises(RestoreLedgerError, match=r"17 beside it holds 17 lines of it.*set back"):
+        Ledger.read(path)
+    with pytest.raises(RestoreLedgerError, match="set back"):
+        charged(path, range(10, 11), compact=False)
+    assert path.read_bytes() == held
+
+
+def test_an_archive_of_another_ledger_or_without_a_number_does_not_count(path):
+    for name in ("ledger.jsonl.archive-99.new", "ledger.jsonl.archive-x", "other.archive-99"):
+        path.with_name(name).touch()
+    assert Ledger.read(path).line_count == 21
+
+
 def test_a_missing_or_changed_archive_is_named(path):
     archive = path.with_name("ledger.jsonl.archive-11")
     data = archive.read_bytes()

@@ -63,10 +63,10 @@ def test_a_summary_that_was_appended_after_the_anchored_line_is_checked(paths):
 def test_a_forged_compaction_does_not_match_the_anchor(paths, keep_archive):
     path, anchor = paths
     head = charged(path, range(5), anchor=anchor)
-    header = path.read_bytes().splitlines(keepends=True)[0]
+    whole, summary = path.read_bytes(), understated(path)
     if keep_archive:
-        path.with_name("ledger.jsonl.archive-6").write_bytes(path.read_bytes())
-    path.write_bytes(header + understated(path))
+        path.with_name("ledger.jsonl.archive-6").write_bytes(whole)
+    path.write_bytes(whole.splitlines(keepends=True)[0] + summary)
     problem = "line 7 states other totals" if keep_archive else "archive-6, which does not exist"
     with pytest.raises(RestoreLedgerError, match=problem):
         charged(path, [], anchor=anchor)
@@ -211,8 +211,16 @@ def test_an_archive_is_never_replaced(paths):
     path.write_bytes(old)
     archive = path.with_name("ledger.jsonl.archive-8")
     before = archive.read_bytes()
-    with pytest.raises(RestoreLedgerError, match="archive-8 exists already"):
+    with pytest.raises(RestoreLedgerError, match="archive-8 beside it holds 8 lines"):
         charged(path, range(5, 7), compact=True)
+    archive.unlink()
+    with Ledger.open(path, **TERMS) as ledger:
+        run = ledger.run("run", plan="plan", key="a" * 64)
+        for step in (5, 6):
+            run.charge(step, step + 1, EVENT)
+        archive.write_bytes(before)  # such as by a copy of a folder into this one
+        with pytest.raises(RestoreLedgerError, match="archive-8 exists already"):
+            ledger.compact()
     assert archive.read_bytes() == before
     path.unlink()
     with pytest.raises(RestoreLedgerError, match="there are archives of one"):

@@ -6,7 +6,7 @@ import dp_accounting
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from bevel.accounting import balls_in_bins_event, spending
+from bevel.accounting import balls_in_bins_event, epsilon_curve, spending
 from bevel.accounting.epsilon_curve import TOLERANCE
 from bevel.accounting.ledger import release_epsilon as module
 from bevel.accounting.ledger.event_json import event_to_json
@@ -48,13 +48,40 @@ def test_it_is_never_below_what_was_spent_and_close_above(event, relation, other
         assert exact <= stated <= exact + TOLERANCE
 
 
+@pytest.mark.parametrize("others", [(), (OTHER,)], ids=["alone", "with others"])
 @pytest.mark.parametrize("event", [STEP, GaussianDpEvent(30.0)], ids=["poisson", "gaussian"])
-def test_frequent_events_take_no_exact_epsilon(event, monkeypatch):
-    monkeypatch.setattr(module, "epsilon_of", None)
+def test_frequent_events_take_no_exact_epsilon(event, others, monkeypatch):
+    monkeypatch.setattr(module, "epsilon", None)
     for count in (1, 7, 20):
-        assert release_epsilon(
-            counts_of(SelfComposedDpEvent(event, count)), event, 20, 1e-5, "ADD_OR_REMOVE_ONE"
-        )
+        counts = counts_of(SelfComposedDpEvent(event, count), *others)
+        assert release_epsilon(counts, event, 20, 1e-5, "ADD_OR_REMOVE_ONE")
+
+
+def test_others_are_composed_once_while_gaussians_are_added():
+    epsilon_curve.kept_steps.cache_clear()
+    for noise in (9.0, 8.0, 7.0):
+        counts = counts_of(GaussianDpEvent(noise), OTHER)
+        stated = release_epsilon(counts, GaussianDpEvent(7.0), 1, 1e-5, "ADD_OR_REMOVE_ONE")
+        exact = epsilon_of(counts, 1e-5, "ADD_OR_REMOVE_ONE")
+        assert exact <= stated <= exact + TOLERANCE
+    assert epsilon_curve.kept_steps.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("event", [STEP, GaussianDpEvent(30.0)], ids=["poisson", "gaussian"])
+def test_charges_that_cannot_be_composed_have_one_exact_epsilon_for_all_releases(
+    event, monkeypatch
+):
+    """Such as those that are bounded by sampling. The growing ones are bounded as usual."""
+    bins, relation = balls_in_bins_event(8.0, 8, cycle_length=4), "ADD_OR_REMOVE_ONE"
+    earlier = (bins, GaussianDpEvent(40.0))
+    asked, real = [], module.epsilon
+    monkeypatch.setattr(module, "epsilon", lambda e, **k: asked.append(e) or real(e, **k))
+    for count in (3, 50):
+        counts = counts_of(SelfComposedDpEvent(event, count), *earlier)
+        exact = epsilon_of(counts, 1e-3, relation)
+        stated = release_epsilon(counts, event, 20, 1e-3, relation)
+        assert exact <= stated <= exact + TOLERANCE
+    assert asked == [bins, bins]
 
 
 def test_batches_of_a_fixed_size_have_their_exact_epsilon():
@@ -81,7 +108,7 @@ def test_nothing_spent_costs_nothing():
 
 def test_an_event_that_is_sampled_is_not_bounded_here(monkeypatch):
     bins = balls_in_bins_event(2.0, 8, cycle_length=4)
-    monkeypatch.setattr(module, "epsilon_of", lambda *args: 1.25)
+    monkeypatch.setattr(module, "epsilon", lambda event, **kwargs: 1.25)
     assert release_epsilon(counts_of(bins), None, 1, 1e-5, "ADD_OR_REMOVE_ONE") == 1.25
 
 
