@@ -1,13 +1,20 @@
-"""CIFAR-10: makes the data file of `cifar10.toml`, and measures the parts of a training step.
+"""CIFAR-10: makes the data of `cifar10.toml` and `cifar10_features.toml`, and reports their runs.
 
     python benchmarks/cifar10.py prepare FOLDER/cifar10_jpeg.npz build/cifar10.npz
     bevel train benchmarks/cifar10.toml --plan.epsilon=8
     python benchmarks/cifar10.py speed benchmarks/cifar10.toml
 
+    python benchmarks/cifar10.py features build/cifar10.npz build/cifar10_features.npz
+    bevel train benchmarks/cifar10_features.toml
+
+    python benchmarks/cifar10.py table runs/cifar10 runs/cifar10_features
+
 The images are the official split of CIFAR-10, stored as JPEGs of quality 75, so they are not
-exactly the original ones. `speed` times, on one batch: the clipped gradient alone; per-example
+exactly the original ones. `features` transforms each image by fixed features that come from no data
+(`patch_features.py`). `speed` times, on one batch: the clipped gradient alone; per-example
 gradients by `vmap(grad)`, clipped and summed as in JAX Privacy; and the training loop with all of
-it: reading, augmentation, clipping, noise, update and checkpoints.
+it: reading, augmentation, clipping, noise, update and checkpoints. `table` prints a row for each
+run folder: what was spent, and the test accuracy of the final averaged parameters.
 """
 
 import argparse
@@ -37,6 +44,8 @@ from bevel.training.loop import loss_key_data
 from bevel.training.state import split
 
 REPEATS = 5
+PATCHES = 800  # of the fixed features
+VERSIONS = f"jax {jax.__version__}, bevel {bevel.__version__}"
 
 
 def decoded(files: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -57,6 +66,34 @@ def prepare(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     np.savez(target, **arrays)
     print({name: (x.shape, str(x.dtype)) for name, x in arrays.items()})
+
+
+def write_features(source: Path, target: Path) -> None:
+    """Writes the features of all images and the labels, which `bevel train` reads."""
+    from patch_features import PatchFeatures
+
+    begun = time.perf_counter()
+    with np.load(source) as file:
+        arrays = {name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")}
+    size, _, channels = arrays["x_train"].shape[1:]
+    transform = PatchFeatures.of(size, channels, PATCHES, stride=2, grid=2, mirror=True)
+    for name in ("x_train", "x_test"):
+        arrays[name] = transform(arrays[name])
+    np.savez(target, **arrays)
+    print(f"{arrays['x_train'].shape[1]} features, {time.perf_counter() - begun:.0f} seconds")
+
+
+def table(folders: list[Path]) -> None:
+    """Prints one row of Markdown for each finished run."""
+    print("| run | epsilon | delta | steps | test accuracy |\n|" + " --- |" * 5)
+    for folder in folders:
+        run = json.loads((folder / "released/run.json").read_text())
+        last = json.loads((folder / "released/metrics.jsonl").read_text().splitlines()[-1])
+        print(
+            f"| {run['name']} | {last['epsilon']:.3f} | {last['delta']:g} | {last['step']} | "
+            f"{last['test_accuracy']:.2%} |"
+        )
+    print(f"\n{jax.devices()[0].device_kind}, {datetime.date.today()}, {VERSIONS}")
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
@@ -126,9 +163,12 @@ def naive_sum(job: Job, params: Any, batch: Any, key: jax.Array) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    preparing = commands.add_parser("prepare")
-    preparing.add_argument("source", type=Path)
-    preparing.add_argument("target", type=Path)
+    for name in ("prepare", "features"):
+        writing = commands.add_parser(name)
+        writing.add_argument("source", type=Path)
+        writing.add_argument("target", type=Path)
+    tabling = commands.add_parser("table")
+    tabling.add_argument("folders", type=Path, nargs="+")
     measuring = commands.add_parser("speed")
     measuring.add_argument("config", type=Path)
     measuring.add_argument("--steps", type=int, default=40)
@@ -136,9 +176,13 @@ def main() -> None:
     measuring.add_argument("--microbatch-size", type=int)
     measuring.add_argument("--parts", default="clip,naive,loop", help="what to time")
     options = parser.parse_args()
-    if options.command == "prepare":
-        prepare(options.source, options.target)
-        return
+    match options.command:
+        case "prepare":
+            return prepare(options.source, options.target)
+        case "features":
+            return write_features(options.source, options.target)
+        case "table":
+            return table(options.folders)
     config = read_config(options.config)
     run = dataclasses.replace(config.run, checkpoint_every=10)
     if options.microbatch_size:
@@ -153,7 +197,7 @@ def main() -> None:
         "microbatch_size": run.microbatch_size,
         "device": jax.devices()[0].device_kind,
         "date": str(datetime.date.today()),
-        "versions": f"jax {jax.__version__}, bevel {bevel.__version__}",
+        "versions": VERSIONS,
     }
     print(json.dumps(found))
 
