@@ -12,6 +12,7 @@ operating system names one itself. Errors of bevel pass unchanged.
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from bevel.errors import BevelError, FixStorageError, FreeSpaceError
 FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Libraries that write in C++ report only a text. XLA also says "resource_exhausted", for memory.
 FULL_TEXTS = ("no space left", "disk quota", "file too large", "enospc", "edquot", "efbig")
+_REPORTED_NUMBER = re.compile(r"os_error_code='(\d+)'")  # TensorStore
 MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 
 _ADVICE = {
@@ -56,7 +58,7 @@ def explain_file_errors(
     except OSError as error:
         raise file_error(error, path) from error
     except Exception as error:
-        if not is_full(error):
+        if not (is_full(error) or is_storage_fault(error)):
             raise
         raise file_error(error, path) from error
 
@@ -65,7 +67,7 @@ def file_error(error: BaseException, path: str | os.PathLike[str]) -> BevelError
     """The error to raise instead of `error`, which a file operation on `path` raised."""
     named = getattr(error, "filename", None)
     named = named if isinstance(named, str | os.PathLike) and os.path.isabs(named) else path
-    number = error.errno if isinstance(error, OSError) else None
+    number = _number_of(error)
     said = os.strerror(number) if number else in_one_line(error) or type(error).__name__
     if is_full(error):
         return FreeSpaceError(
@@ -79,7 +81,7 @@ def file_error(error: BaseException, path: str | os.PathLike[str]) -> BevelError
 def is_full(error: BaseException | None) -> bool:
     """Returns whether an error, or one of its causes, reports a full disk."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+        if _number_of(error) in FULL_ERRNOS:
             return True
         if any(text in str(error).lower() for text in FULL_TEXTS):
             return True
@@ -89,7 +91,15 @@ def is_full(error: BaseException | None) -> bool:
 
 def is_storage_fault(error: BaseException) -> bool:
     """Returns whether an error may go away, so that it does not show that a file is damaged."""
-    return isinstance(error, OSError) and error.errno in _ADVICE.keys() - MISSING_ERRNOS
+    return _number_of(error) in _ADVICE.keys() - MISSING_ERRNOS
+
+
+def _number_of(error: BaseException) -> int | None:
+    """The error number of the operating system. Libraries in C++ only report it in their text."""
+    if isinstance(error, OSError):
+        return error.errno
+    reported = _REPORTED_NUMBER.search(str(error))
+    return int(reported[1]) if reported else None
 
 
 def check_in_place(descriptor: int, path: Path) -> None:

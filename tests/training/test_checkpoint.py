@@ -1,9 +1,11 @@
 """Checkpoints have two halves that are staged and published together, on any mesh."""
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +15,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from training_runs import same_bits
 
-from bevel.errors import RestoreCheckpointError
+from bevel.errors import FixStorageError, RestoreCheckpointError
 from bevel.sharding import make_mesh
+from bevel.training import checkpoint
 from bevel.training.checkpoint import Checkpoints, StateHalves, digest_of
 from bevel.training.checkpoint_metadata import CheckpointMetadata
 from bevel.training.folder import RunFolder
@@ -122,6 +125,63 @@ def test_nothing_is_released_before_it_is_published(tmp_path):
     assert again.steps() == [5] and again.staged() is None
     assert same_bits(again.restore(5, state(scale=0))[0], state())
     again.close()
+
+
+def test_a_checkpoint_is_on_disk_before_it_is_charged_and_after_it_is_published(
+    tmp_path, monkeypatch
+):
+    """A power failure between charge and publication must not lose what was charged."""
+    synced, real = set(), os.fsync
+
+    def fsync(descriptor):
+        found = os.fstat(descriptor)
+        synced.add((found.st_ino, found.st_mtime_ns))
+        real(descriptor)
+
+    def not_synced(*paths):
+        return [x for x in paths if (x.stat().st_ino, x.stat().st_mtime_ns) not in synced]
+
+    checkpoints, staging = opened(tmp_path), tmp_path / "private" / "staging"
+    monkeypatch.setattr(os, "fsync", fsync)
+    stage(checkpoints, state(), 5)
+    assert len(list(staging.rglob("*"))) > 20
+    assert not not_synced(*staging.rglob("*"), staging)
+    checkpoints.publish(5)
+    halves = [tmp_path / half / "checkpoints" for half in ("private", "released")]
+    assert not not_synced(*halves)
+    checkpoints.close()
+
+
+def test_a_checkpoint_that_cannot_be_staged_is_an_error_at_once(tmp_path):
+    """If threads of Orbax are left that wait for a folder, the process cannot end."""
+    checkpoints, staging = opened(tmp_path), tmp_path / "private" / "staging"
+    staging.rmdir()
+    staging.write_text("a file")
+    before = set(threading.enumerate())
+    with pytest.raises(FixStorageError, match="staging"):
+        stage(checkpoints, state(), 5)
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not {name for name in left if not name.startswith("asyncio")}  # those are idle
+    staging.unlink()
+    staging.mkdir()
+    save(checkpoints, state(), 5)
+    assert checkpoints.steps() == [5]
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+def test_an_array_that_cannot_be_read_now_is_not_damaged(saved, monkeypatch, number):
+    """TensorStore reports what the operating system said only in the text of its error."""
+    said = f"UNKNOWN: Error reading local file: Failed to open [os_error_code='{number}']"
+    with monkeypatch.context() as patched, pytest.raises(ValueError, match="os_error_code"):
+        patched.setattr(checkpoint, "read_arrays", lambda *args: _raise(ValueError(said)))
+        saved.restore_newest(state(), 0, accept)
+    assert saved.steps() == [3, 2] and not saved.damaged_steps()
+    assert same_bits(saved.restore_newest(state(), 0, accept)[0], state(scale=3))
+
+
+def _raise(error):
+    raise error
 
 
 def test_what_is_staged_can_be_gone_on_from(tmp_path):
