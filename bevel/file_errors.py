@@ -59,7 +59,7 @@ def explain_file_errors(
     except OSError as error:
         raise file_error(error, path) from error
     except Exception as error:
-        if not is_full(error):
+        if not (is_full(error) or is_storage_fault(error)):
             raise
         raise file_error(error, path) from error
 
@@ -82,7 +82,7 @@ def file_error(error: BaseException, path: str | os.PathLike[str]) -> BevelError
 def is_full(error: BaseException | None) -> bool:
     """Returns whether an error, or one of its causes, reports a full disk."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+        if _error_number(error) in FULL_ERRNOS:
             return True
         if any(text in str(error).lower() for text in FULL_TEXTS):
             return True

@@ -60,6 +60,24 @@ def test_what_may_go_away_is_no_damage():
     assert not is_storage_fault(ValueError())
 
 
+@pytest.mark.parametrize(
+    ("number", "error", "said"),
+    [
+        (errno.EMFILE, FixStorageError, "Too many open files.*ulimit -n"),
+        (errno.EACCES, FixStorageError, "Permission denied"),
+        (errno.ENOSPC, FreeSpaceError, "disk is full"),
+    ],
+)
+def test_the_number_that_a_library_only_writes_is_understood(tmp_path, number, error, said):
+    text = f"RESOURCE_EXHAUSTED: Error writing local file: no words [os_error_code='{number}']"
+    with pytest.raises(error, match=said), explain_file_errors(tmp_path):
+        raise ValueError(text)
+    assert is_full(ValueError(text)) == (error is FreeSpaceError)
+    missing = ValueError("NOT_FOUND [os_error_code='2']")
+    with pytest.raises(ValueError, match="NOT_FOUND"), explain_file_errors(tmp_path):
+        raise missing
+
+
 def test_a_file_that_is_not_at_its_path_is_noticed(tmp_path):
     path = tmp_path / "file"
     path.write_text("")

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from bevel.accounting.ledger.durable_files import sync_folder, sync_tree
 from bevel.errors import BevelError, FixStorageError, RestoreCheckpointError
 from bevel.file_errors import explain_file_errors, file_error, is_storage_fault
 from bevel.training.array_files import read_arrays, writing_handler
@@ -58,6 +59,13 @@ from bevel.training.state import path_text, shaped
 PyTree = Any
 # Contains the name of the temporary folder that Orbax wrote to, which includes the time.
 ORBAX_COMMIT_FILE = "commit_success.txt"
+# A warning about missing OCDBT files, one about what a failed save left behind, and errors.
+_NOT_LOGGED = (
+    "Skipping merge of OCDBT",
+    "Attempted to create temporary directory",
+    "background save thread",
+    "_SignalingThread.run() raised",
+)
 # Saved for a half without arrays, which Orbax refuses: a run without privacy has no noise state.
 NO_ARRAYS = {"no_arrays": np.zeros(1, np.float32)}
 
@@ -98,7 +106,12 @@ class Checkpoints:
                 make_private_folder(path)
         barrier("bevel: folders of checkpoints")
         halves = {RELEASED: writing_handler(), PRIVATE: writing_handler()}
-        self._writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(**halves))
+        # If a thread creates the folders and fails, others wait for it for five minutes.
+        at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+        handler = ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(async_options=at_once), **halves
+        )
+        self._writer = ocp.AsyncCheckpointer(handler, async_options=at_once)
         logging.getLogger("absl").addFilter(_keep_log_record)
         self._staged: Staged | None = None
 
@@ -161,6 +174,7 @@ class Checkpoints:
                 for half, target in ((PRIVATE, self._private), (RELEASED, self.folder)):
                     if (staged / half).exists():
                         replace_folder(staged / half, target / str(step), self._staging)
+                        sync_folder(target / str(step))
                 self._clear_staging()
                 self._drop_old()
         barrier("bevel: checkpoint published")
@@ -286,12 +300,8 @@ class Checkpoints:
 
 
 def _keep_log_record(record: logging.LogRecord) -> bool:
-    """Returns False for a warning that Orbax logs at every save, and for errors that `wait` raises.
-
-    The warning is about missing OCDBT files.
-    """
-    text = str(record.msg)
-    return "Skipping merge of OCDBT" not in text and "background save thread" not in text
+    """Returns False for what Orbax logs at every save, and about errors that `wait` raises."""
+    return not any(text in str(record.msg) for text in _NOT_LOGGED)
 
 
 def _read_arrays(folder: Path, like: PyTree) -> PyTree:
@@ -312,7 +322,6 @@ def _complete(folder: Path, staged: Staged) -> None:
     """Adds the metadata to a staged checkpoint and removes all traces of when it was written."""
     for half in (RELEASED, PRIVATE):
         (folder / half / ORBAX_COMMIT_FILE).unlink(missing_ok=True)
-    # Neither these files nor the arrays are synced: checksums detect what a power failure loses.
     for path, fields in (
         (folder / RELEASE, staged.release),
         (folder / PRIVATE / CHECKPOINT, dataclasses.asdict(staged.meta)),
@@ -324,6 +333,9 @@ def _complete(folder: Path, staged: Staged) -> None:
     for parent, _, files in os.walk(folder / RELEASED, topdown=False, onerror=_raise):
         for name in (*files, "."):
             os.utime(os.path.join(parent, name), (NO_TIME, NO_TIME))
+    # A power failure after the charge must not lose what was charged.
+    sync_tree(folder)
+    sync_folder(folder)
 
 
 def _raise(error: OSError) -> None:

@@ -1,9 +1,11 @@
 """Checkpoints have two halves that are staged and published together, on any mesh."""
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +126,48 @@ def test_nothing_is_released_before_it_is_published(tmp_path):
     again.close()
 
 
+def test_a_checkpoint_is_on_disk_before_it_is_charged_and_after_it_is_published(
+    tmp_path, monkeypatch
+):
+    """A power failure between charge and publication must not lose what was charged."""
+    synced, real = set(), os.fsync
+
+    def fsync(descriptor):
+        found = os.fstat(descriptor)
+        synced.add((found.st_ino, found.st_mtime_ns))
+        real(descriptor)
+
+    def not_synced(*paths):
+        return [x for x in paths if (x.stat().st_ino, x.stat().st_mtime_ns) not in synced]
+
+    checkpoints, staging = opened(tmp_path), tmp_path / "private" / "staging"
+    monkeypatch.setattr(os, "fsync", fsync)
+    stage(checkpoints, state(), 5)
+    assert len(list(staging.rglob("*"))) > 20
+    assert not not_synced(*staging.rglob("*"), staging)
+    checkpoints.publish(5)
+    halves = [tmp_path / half / "checkpoints" for half in ("private", "released")]
+    assert not not_synced(*halves)
+    checkpoints.close()
+
+
+def test_a_checkpoint_that_cannot_be_staged_is_an_error_at_once(tmp_path):
+    """If threads of Orbax are left that wait for a folder, the process cannot end."""
+    checkpoints, staging = opened(tmp_path), tmp_path / "private" / "staging"
+    staging.rmdir()
+    staging.write_text("a file")
+    before = set(threading.enumerate())
+    with pytest.raises(FixStorageError, match="staging"):
+        stage(checkpoints, state(), 5)
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not {name for name in left if not name.startswith("asyncio")}  # those are idle
+    staging.unlink()
+    staging.mkdir()
+    save(checkpoints, state(), 5)
+    assert checkpoints.steps() == [5]
+    checkpoints.close()
+
+
 def test_what_is_staged_can_be_gone_on_from(tmp_path):
     checkpoints = opened(tmp_path)
     stage(checkpoints, state(), 5)
@@ -206,17 +250,20 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_taken(saved, tmp_path, hal
     assert saved.steps() == [3, 2]
 
 
-def test_arrays_that_cannot_be_read_now_are_not_damaged(saved, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+def test_arrays_that_cannot_be_read_now_are_not_damaged(saved, monkeypatch, number):
     """TensorStore reads them in C++, and says only in a text what the operating system said."""
 
     def fail(*_):
-        text = "PERMISSION_DENIED: Error reading local file \"x/0.0\" [os_error_code='13']"
+        text = f"UNKNOWN: Error reading local file \"x/0.0\" [os_error_code='{number}']"
         raise Exception("Encountered error while reading") from ValueError(text)
 
-    monkeypatch.setattr("bevel.training.checkpoint.read_arrays", fail)
-    with pytest.raises(FixStorageError, match=r"checkpoints/3 .*Permission denied.*start again"):
+    said = rf"checkpoints/3 .*{os.strerror(number)}.*start again"
+    with monkeypatch.context() as patched, pytest.raises(FixStorageError, match=said):
+        patched.setattr("bevel.training.checkpoint.read_arrays", fail)
         saved.restore_newest(state(), 5, accept)
     assert saved.steps() == [3, 2] and not saved.damaged_steps()
+    assert same_bits(saved.restore_newest(state(), 0, accept)[0], state(scale=3))
 
 
 def test_a_released_half_without_its_private_one_is_not_a_checkpoint(saved, tmp_path):
