@@ -26,7 +26,7 @@ from bevel.accounting.ledger.header import LedgerHeader  # noqa: E402
 TERMS = {"unit": "example", "relation": "ADD_OR_REMOVE_ONE"}
 EVENT = {"kind": "GaussianDpEvent", "noise_multiplier": 1.0}
 HEADER = line_of(LedgerHeader(**TERMS).entry(), 0, START)[0]
-HEAVY = ("jax", "numpy", "dp_accounting", "scipy", "optax")
+HEAVY = ("jax", "dp_accounting", "scipy", "optax")
 
 
 def write_until_killed(path, acknowledge, in_pieces):

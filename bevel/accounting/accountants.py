@@ -235,7 +235,7 @@ def cheaper_accountants(
 
 @functools.cache  # epsilons are cached by accountant_fn, so it must be the same object each time
 def _pld_with(interval: float) -> AccountantFn:
-    return functools.partial(CachedPLDAccountant, interval=interval)
+    return functools.partial(CachedPLDAccountant, interval=min(interval, LARGEST_INTERVAL))
 
 
 def rdp_with_few_orders(neighboring_relation: NeighboringRelation) -> PrivacyAccountant:

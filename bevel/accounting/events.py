@@ -87,9 +87,9 @@ def dpsgd_event(
 
 def _mechanism_event(noise_multiplier: float, use_zcdp: bool) -> DpEvent:
     """One step without sampling."""
-    noise = checked_noise(noise_multiplier)
+    noise, use_zcdp = checked_noise(noise_multiplier), flag("use_zcdp", use_zcdp)
     rho = _rho(noise)
-    if noise == 0 or (flag("use_zcdp", use_zcdp) and rho == math.inf):
+    if noise == 0 or (use_zcdp and rho == math.inf):
         return dp_accounting.NonPrivateDpEvent()
     if use_zcdp:
         return dp_accounting.ZCDpEvent(rho=rho)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from bevel.checks import finite_number, flag, instance, one_of, shown, text, whole_number
+from bevel.checks import finite_number, flag, instance, is_real, one_of, shown, text, whole_number
 from bevel.errors import FixArgumentsError
 
 KINDS = ("auto", "image", "tokens", "table")
@@ -79,10 +79,11 @@ class DataTable:
             one_of(name, getattr(self, name), known)
         for name in ("tune", "drop_missing"):
             flag(name, getattr(self, name))
-        if self.test_fraction is not None:
-            hint = "a share between 0 and 1, both excluded"
-            if finite_number("test_fraction", self.test_fraction, hint, 0, 1) in (0, 1):
-                raise FixArgumentsError(f"test_fraction={self.test_fraction}: pass {hint}.")
+        share = self.test_fraction
+        if share is not None and not (is_real(share) and 0 < share < 1):
+            raise FixArgumentsError(
+                f"test_fraction={shown(share)}: pass a share between 0 and 1, both excluded."
+            )
         whole_number("split_seed", self.split_seed, 0, 2**128)
         for name, least in [("vocabulary", 1), ("length", 1), ("padding", 0)]:
             if getattr(self, name) is not None:

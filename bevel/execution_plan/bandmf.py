@@ -95,6 +95,11 @@ class BandMFConfig(PrivateConfig):
             )
         if self.num_examples is not None:
             whole_number("num_examples", self.num_examples, 1)
+            if self.num_examples < self.num_bands and self._has_equal_groups:
+                raise FixArgumentsError(
+                    f"num_examples={self.num_examples} with {self.num_bands} bands: an equal split "
+                    "leaves every group empty. Use fewer bands, or PartitionType.INDEPENDENT."
+                )
         elif self.truncated_batch_size is not None:
             raise FixArgumentsError(
                 "truncated_batch_size needs num_examples, because the event of a truncated batch "
@@ -151,9 +156,14 @@ class BandMFConfig(PrivateConfig):
             return None
         if self.sampling == "balls_in_bins":
             return self.num_examples * self.expected_participations / self.iterations
-        equal = self.partition_type is PartitionType.EQUAL_SPLIT
-        group = self.num_examples // self.num_bands if equal else self.num_examples / self.num_bands
+        groups, equal = self.num_bands, self._has_equal_groups
+        group = self.num_examples // groups if equal else self.num_examples / groups
         return self.sampling_prob * group
+
+    @property
+    def _has_equal_groups(self) -> bool:
+        cyclic = self.sampling == "cyclic_poisson"
+        return cyclic and self.partition_type is PartitionType.EQUAL_SPLIT
 
     @property
     def rmse(self) -> float:

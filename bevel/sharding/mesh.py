@@ -124,7 +124,7 @@ def _fill_open_axis(sizes: dict[str, int], devices: int | None) -> dict[str, int
 
 def _types_of_axes(axis_types: AxisTypes, sizes: Mapping[str, int]) -> dict[str, AxisType]:
     if isinstance(axis_types, Mapping):
-        unknown = sorted(map(shown, set(axis_types) - set(sizes)))
+        unknown = ", ".join(sorted(map(shown, set(axis_types) - set(sizes))))
         if unknown:
             raise FixArgumentsError(f"axis_types names {unknown}, but axes are {tuple(sizes)}.")
         return {name: _axis_type(axis_types.get(name, AxisType.Auto)) for name in sizes}

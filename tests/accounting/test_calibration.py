@@ -130,6 +130,14 @@ def test_the_largest_number_of_steps(accountant):
         calibrate_iterations(lambda t: gaussian_event(0.5, t), epsilon=1.0, **options)
 
 
+def test_an_epsilon_that_is_never_reached_allows_all_steps():
+    def make(steps):
+        return gaussian_event(1.0, steps)
+
+    options = {"delta": 1e-3, "neighboring_relation": ADD, "most": 25_552_178}
+    assert calibrate_iterations(make, epsilon=1e9, **options) == 25_552_178
+
+
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 60))
 def test_the_largest_number_that_fits(last, most, guess):
     asked = []

@@ -36,6 +36,12 @@ def test_zcdp():
     assert events.zcdp_event(0.0, 1) == dp_accounting.NonPrivateDpEvent()
 
 
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_use_zcdp_is_a_bool_with_and_without_noise(noise):
+    with pytest.raises(FixArgumentsError, match="use_zcdp=None: pass True or False"):
+        events.dpsgd_event(noise, 10, sampling_prob=0.1, use_zcdp=None)
+
+
 @pytest.mark.parametrize("use_zcdp", [False, True])
 def test_without_noise_a_step_is_not_private(use_zcdp):
     nothing = dp_accounting.NonPrivateDpEvent()

@@ -102,7 +102,7 @@ def test_a_folder_charges_the_audited_run(tmp_path):
         ({"delta": None}, "the plan has no budget to take delta from"),
         ({"canaries": 4}, "canaries=4: too few for significance 0.05"),
         ({"canaries": 500}, "canaries=500, but the data has only 400 units"),
-        ({"significance": 1.5}, "significance=1.5 must be between 0 and 1"),
+        ({"significance": 1.5}, "significance=1.5 must be at least 1e-300 and below 1"),
         ({"attack": "black box"}, "attack='black box': write 'every step' or 'last model'"),
         ({"runs": 2, "folder": "x"}, "a folder holds one run"),
     ],

@@ -67,7 +67,7 @@ def test_no_user_is_in_both_parts(npz):
     ("changes", "message"),
     [
         ({}, r"has no test set. Write test = 'PATH'.*test_fraction = 0.2"),
-        ({"test_fraction": 1.5}, "test_fraction is 1.5"),
+        ({"test_fraction": 1.5}, "test_fraction=1.5: pass a share between 0 and 1, both excluded"),
         ({"test_fraction": 1e-6}, "leaves one part empty"),
         ({"test_fraction": 0.2, "test": "other.npz"}, "also has test_fraction"),
         ({"source": "digit"}, "there is no file digit. Did you mean 'digits'"),

@@ -66,7 +66,7 @@ def test_axes_are_of_the_kind_that_is_asked_for(given, expected):
         ("data=-1,model=3", {}, "8 devices is not a multiple of the 3"),
         ("data=16", {}, r"needs 16 devices, but there are 8.*jax_num_cpu_devices', 16"),
         ("data=8", {"axis_types": "manual"}, "Manual axes exist only inside jax.shard_map"),
-        ("data=8", {"axis_types": {"dta": AUTO}}, r"names \['dta'\], but axes are \('data',\)"),
+        ("data=8", {"axis_types": {"dta": AUTO}}, r"names 'dta', but axes are \('data',\)"),
         ("data=8", {"between": "data=2"}, "over 1 processes"),
         ("data=8", {"between": "pod=1"}, "name axes of the mesh"),
     ],
