@@ -34,6 +34,7 @@ OPTIONS = runs.options(checkpoint_every=4)
 CONFIGS = {"independent": None, "BandMF": runs.BANDMF}
 
 
+MEGABYTES = 360  # of a state, so that threads and imports of a restoration hardly count
 SMALL = 1000  # batches, keys and metrics, of which more or fewer are prefetched
 
 
@@ -218,9 +219,9 @@ def test_a_checkpoint_makes_no_array_on_the_devices_and_one_copy_on_the_host(tmp
 
 @pytest.mark.full
 def test_a_job_that_fits_can_be_resumed(tmp_path):
-    fresh = _measured("run", tmp_path / "fresh", 8, "DP-SGD", 120)
-    _measured("run", tmp_path / "run", 4, "DP-SGD", 120)
-    resumed = _measured("run", tmp_path / "run", 8, "DP-SGD", 120)
+    fresh = _measured("run", tmp_path / "fresh", 8, "DP-SGD", MEGABYTES)
+    _measured("run", tmp_path / "run", 4, "DP-SGD", MEGABYTES)
+    resumed = _measured("run", tmp_path / "run", 8, "DP-SGD", MEGABYTES)
     assert max(fresh["live"], resumed["live"]) <= 1.02
     assert resumed["peak"] <= 1.2 * fresh["peak"]
 
@@ -228,7 +229,7 @@ def test_a_job_that_fits_can_be_resumed(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("leaves", [1, 3, 12])
 def test_a_checkpoint_takes_at_most_one_and_a_half_states_on_the_host(tmp_path, leaves):
-    found = _measured("checkpoint", tmp_path / "run", leaves, 120)
+    found = _measured("checkpoint", tmp_path / "run", leaves, MEGABYTES)
     assert found["live"] <= 1.01
     assert found["peak"] <= 1.5
 
