@@ -13,8 +13,9 @@ The other libraries need older versions than bevel:
 
     pip install statsmodels diffprivlib interpret-core 'scikit-learn<1.8' 'scipy<1.18'
 
-No setting was chosen on this data. Batch sizes, steps and clip norms are those of `bevel plan`. The
-rest is the best on three made-up tables (examples/private_table.py), which `--choose` prints.
+No setting was chosen on this data. bevel's batch sizes, steps and clip norms are those of `bevel
+plan`. Learning rates, and the settings of the other private models, are the best on three made-up
+tables (examples/private_table.py): `--choose` prints the comparison.
 """
 
 import argparse
@@ -52,7 +53,16 @@ from bevel.datasets.columns import CategoryColumn, columns_of
 CONFIG = read_config(Path(private_table.__file__).with_name("table.toml"))
 EPSILON, DELTA = 1.0, 1e-6
 SEEDS, MADE_UP = 5, 3
-VERSIONS = ("bevel", "jax", "interpret-core", "diffprivlib", "scikit-learn", "statsmodels")
+VERSIONS = (
+    "bevel",
+    "jax",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "statsmodels",
+    "interpret-core",
+    "diffprivlib",
+)
 # The columns of examples/table.toml, by their names in statsmodels.
 NAMES = {
     "person": "zper", "year": "year", "site": "site", "coinsurance": "coins",
