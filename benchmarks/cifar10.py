@@ -45,6 +45,7 @@ from bevel.training.state import split
 
 REPEATS = 5
 PATCHES = 800  # of the fixed features
+LENGTH = 8.0  # of a feature vector, so that its gradient is longer than that of the bias
 VERSIONS = f"jax {jax.__version__}, bevel {bevel.__version__}"
 
 
@@ -78,7 +79,7 @@ def write_features(source: Path, target: Path) -> None:
     size, _, channels = arrays["x_train"].shape[1:]
     transform = PatchFeatures.of(size, channels, PATCHES, stride=2, grid=2, mirror=True)
     for name in ("x_train", "x_test"):
-        arrays[name] = transform(arrays[name])
+        arrays[name] = LENGTH * transform(arrays[name])
     np.savez(target, **arrays)
     print(f"{arrays['x_train'].shape[1]} features, {time.perf_counter() - begun:.0f} seconds")
 
