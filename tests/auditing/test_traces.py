@@ -14,7 +14,8 @@ from bevel.training.secrets import read_secrets
 @pytest.fixture(name="honest", scope="module")
 def fixture_honest(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    state = runs.fit(folder, of=runs.trainer(config=runs.BANDMF.make()))
+    plan = runs.BANDMF.make(secrets=runs.PlanSecrets.for_tests(1))  # its raw values have 9 digits
+    state = runs.fit(folder, of=runs.trainer(config=plan))
     return folder, np.asarray(state.noise_state.buffers[1]["ring"])
 
 
