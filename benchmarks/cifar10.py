@@ -37,6 +37,7 @@ import optax
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import bevel
+from bevel.accounting.rounding import shown_epsilon
 from bevel.cli.config import read_config
 from bevel.cli.job import Job
 from bevel.training.contribution import contribution
@@ -91,8 +92,8 @@ def table(folders: list[Path]) -> None:
         run = json.loads((folder / "released/run.json").read_text())
         last = json.loads((folder / "released/metrics.jsonl").read_text().splitlines()[-1])
         print(
-            f"| {run['name']} | {last['epsilon']:.3f} | {last['delta']:g} | {last['step']} | "
-            f"{last['test_accuracy']:.2%} |"
+            f"| {run['name']} | {shown_epsilon(last['epsilon'])} | {last['delta']:g} | "
+            f"{last['step']} | {last['test_accuracy']:.2%} |"
         )
     print(f"\n{jax.devices()[0].device_kind}, {datetime.date.today()}, {VERSIONS}")
 
